@@ -1,0 +1,1 @@
+"""Policies on tensors: they know no environment and no process."""

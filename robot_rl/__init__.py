@@ -1,0 +1,1 @@
+"""Real-world robot reinforcement learning: environments, replay, algorithms and evaluation."""

@@ -1,0 +1,1 @@
+"""Field names and shapes, episode datasets, and windows over them."""

@@ -1,0 +1,243 @@
+"""The row: the one place that says which fields a transition has, with shape and dtype.
+
+A row is the observation *before* an action, then the action and the reward, terminated and
+truncated *it caused*. An episode of T actions has T + 1 rows; the last one has ``is_last``,
+a zero action, and is never sampled as the start of a transition.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.errors import RobotRLError
+
+SCHEMA_VERSION = 1
+
+Array = npt.NDArray[Any]
+Observation = dict[str, Array]
+Row = dict[str, Array]
+
+SOURCE_DEMONSTRATION = 0
+SOURCE_POLICY = 1
+SOURCE_INTERVENTION = 2
+SOURCE_NAMES = ("demo", "policy", "intervention")
+
+
+class SchemaMismatch(RobotRLError):
+    """Data whose task, fields, shapes, rate or schema version are not the expected ones."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named column: ``shape`` without the time axis, ``dtype`` as NumPy's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+# Written by every actor and recorder, whatever the robot and the task (DESIGN, "Words and shapes").
+_SCALAR_FIELDS = (
+    Field("reward", "float32"),
+    Field("terminated", "bool"),
+    Field("truncated", "bool"),
+    Field("is_last", "bool"),
+    Field("success", "bool"),
+    Field("intervened", "bool"),
+    Field("clamped", "bool"),
+    Field("source", "uint8"),
+    Field("chunk_index", "int16"),
+    Field("episode_step", "int32"),
+    Field("reward_version", "int32"),
+    Field("policy_version", "int64"),
+    Field("stamp_observation", "int64"),
+    Field("stamp_action", "int64"),
+)
+ACTION_FIELDS = ("action", "policy_action", "base_action")
+
+
+@dataclass(frozen=True)
+class RowSchema:
+    """The columns of one task's rows.
+
+    Attributes:
+        task: Name of the task that the rows were recorded on.
+        control_rate_hz: Steps per second of the recording.
+        action_names: One name per action column.
+        fields: All columns; scalars first so that a reader can take them without the images.
+        version: Version of this layout.
+    """
+
+    task: str
+    control_rate_hz: float
+    action_names: tuple[str, ...]
+    fields: tuple[Field, ...]
+    version: int = field(default=SCHEMA_VERSION)
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """Packed structured dtype of one row; field names contain slashes."""
+        return np.dtype([(f.name, np.dtype(f.dtype), f.shape) for f in self.fields])
+
+    @cached_property
+    def observation_names(self) -> tuple[str, ...]:
+        """Names of the observation columns, in order."""
+        return tuple(f.name for f in self.fields if f.name.startswith(("state/", "images/")))
+
+    @property
+    def action_dimension(self) -> int:
+        """Number of action columns d."""
+        return len(self.action_names)
+
+    def pack(self, row: Mapping[str, Any]) -> bytes:
+        """Check a row and turn it into the bytes that go over the wire and into the store.
+
+        Raises:
+            SchemaMismatch: A missing or unknown field, another shape or dtype, a non-finite
+                value, or an action outside [-1, 1].
+        """
+        unknown = row.keys() - set(self.dtype.names or ())
+        if unknown:
+            raise SchemaMismatch(
+                "the row has fields that the schema does not know",
+                got=sorted(unknown),
+                expected=list(self.dtype.names or ()),
+            )
+        record = np.zeros((), self.dtype)
+        for column in self.fields:
+            if column.name not in row:
+                raise SchemaMismatch(f"the row lacks the field {column.name!r}", got=sorted(row))
+            record[column.name] = _checked(column, np.asarray(row[column.name]))
+        return record.tobytes()
+
+    def unpack(self, buffer: bytes | memoryview) -> npt.NDArray[Any]:
+        """View the bytes of n rows as a structured array of shape (n,), without a copy.
+
+        Raises:
+            SchemaMismatch: The length is not a whole number of rows.
+        """
+        size = self.dtype.itemsize
+        if len(buffer) == 0 or len(buffer) % size:
+            raise SchemaMismatch(
+                "packed rows have a wrong length",
+                got=f"{len(buffer)} bytes",
+                expected=f"a multiple of {size} bytes",
+            )
+        return np.frombuffer(buffer, self.dtype)
+
+    def to_json(self) -> str:
+        """Serialise the schema for a store's or a dataset's metadata."""
+        return json.dumps(
+            {
+                "version": self.version,
+                "task": self.task,
+                "control_rate_hz": self.control_rate_hz,
+                "action_names": list(self.action_names),
+                "fields": [[f.name, f.dtype, list(f.shape)] for f in self.fields],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> RowSchema:
+        """Read what `to_json` wrote.
+
+        Raises:
+            SchemaMismatch: The text is not a schema, or of another version.
+        """
+        try:
+            content = json.loads(text)
+            version = int(content["version"])
+            schema = cls(
+                task=str(content["task"]),
+                control_rate_hz=float(content["control_rate_hz"]),
+                action_names=tuple(str(name) for name in content["action_names"]),
+                fields=tuple(
+                    Field(str(name), np.dtype(str(dtype)).name, tuple(int(n) for n in shape))
+                    for name, dtype, shape in content["fields"]
+                ),
+                version=version,
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise SchemaMismatch("the schema cannot be read", got=f"{error!r}") from error
+        if version != SCHEMA_VERSION:
+            raise SchemaMismatch(
+                "the schema version differs",
+                got=version,
+                expected=SCHEMA_VERSION,
+                hint="convert the data with the robot_rl version that wrote it",
+            )
+        return schema
+
+    def compare(self, other: RowSchema, *, what: str = "the data") -> None:
+        """Check that rows of `other` can be used where this schema is expected.
+
+        Args:
+            other: The schema that was met.
+            what: What carries `other`, for the message.
+
+        Raises:
+            SchemaMismatch: Names the first field that differs, expected and got.
+        """
+        pairs: Iterable[tuple[str, object, object]] = (
+            ("schema version", self.version, other.version),
+            ("task", self.task, other.task),
+            ("control_rate_hz", self.control_rate_hz, other.control_rate_hz),
+            ("action_names", self.action_names, other.action_names),
+        )
+        for name, expected, got in pairs:
+            if expected != got:
+                raise SchemaMismatch(f"{what}: {name} differs", got=got, expected=expected)
+        mine = {f.name: f for f in self.fields}
+        theirs = {f.name: f for f in other.fields}
+        for name in [*mine, *theirs]:
+            if mine.get(name) != theirs.get(name):
+                raise SchemaMismatch(
+                    f"{what}: field {name!r} differs",
+                    got=_describe(theirs.get(name)),
+                    expected=_describe(mine.get(name)),
+                )
+
+
+def row_schema(
+    task: str,
+    observation_fields: Iterable[Field],
+    action_names: Iterable[str],
+    control_rate_hz: float,
+) -> RowSchema:
+    """Build the schema of a task: its observation and action columns and the fixed ones."""
+    names = tuple(action_names)
+    observation = sorted(observation_fields, key=lambda f: (f.name.startswith("images/"), f.name))
+    actions = tuple(Field(name, "float32", (len(names),)) for name in ACTION_FIELDS)
+    fields = (*_SCALAR_FIELDS, *actions, *observation)
+    return RowSchema(task, float(control_rate_hz), names, fields)
+
+
+def _describe(column: Field | None) -> str:
+    return "absent" if column is None else f"{column.dtype} {column.shape}"
+
+
+def _checked(column: Field, value: Array) -> Array:
+    if value.shape != column.shape:
+        raise SchemaMismatch(
+            f"field {column.name!r} has another shape", got=value.shape, expected=column.shape
+        )
+    if not np.can_cast(value.dtype, column.dtype, casting="same_kind"):
+        raise SchemaMismatch(
+            f"field {column.name!r} has another dtype", got=value.dtype, expected=column.dtype
+        )
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise SchemaMismatch(
+            f"field {column.name!r} is not finite", got=value, expected="finite numbers"
+        )
+    if column.name in ACTION_FIELDS and np.abs(value).max(initial=0.0) > 1.0:
+        raise SchemaMismatch(
+            f"field {column.name!r} is out of range", got=value, expected="values in [-1, 1]"
+        )
+    return value
