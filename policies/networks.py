@@ -1,0 +1,72 @@
+"""Multi-layer perceptrons whose weights come from a given generator, never from the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """Make a linear layer with PyTorch's default distribution, drawn from `generator`."""
+    # On the meta device first: the constructor would draw from the global generator.
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = inputs**-0.5
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound, generator=generator)
+        layer.bias.uniform_(-bound, bound, generator=generator)
+    return layer
+
+
+def mlp(
+    inputs: int,
+    hidden: Sequence[int],
+    outputs: int,
+    generator: torch.Generator,
+    *,
+    activation: str = "relu",
+    layer_norm: bool = False,
+    zero_last_layer: bool = False,
+) -> nn.Sequential:
+    """Make an MLP (B, inputs) → (B, outputs) with a linear last layer.
+
+    Args:
+        inputs: Width of the input.
+        hidden: Widths of the hidden layers.
+        outputs: Width of the output.
+        generator: Source of the initial weights.
+        activation: One of `ACTIVATIONS`.
+        layer_norm: LayerNorm between each hidden linear layer and its activation.
+        zero_last_layer: Start with an output of exactly zero for every input.
+    """
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers.append(linear(inputs, width, generator))
+        if layer_norm:
+            layers.append(nn.LayerNorm(width))
+        layers.append(ACTIVATIONS[activation]())
+        inputs = width
+    last = linear(inputs, outputs, generator)
+    if zero_last_layer:
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Make a CPU generator with a seed."""
+    return torch.Generator().manual_seed(seed)
+
+
+def standard_normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw N(0, 1) of `shape` with the dtype and device of `like`.
+
+    The draw is made on the generator's device, so one seed gives one noise on every device.
+    """
+    noise = torch.randn(
+        tuple(shape), dtype=like.dtype, generator=generator, device=generator.device
+    )
+    return noise.to(like.device)

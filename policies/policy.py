@@ -1,0 +1,119 @@
+"""What every policy is, and the registry that makes one from JSON."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from policies.encoders import ObservationBatch, StateEncoder
+from policies.errors import PolicyError
+
+
+class Policy(nn.Module, ABC):
+    """An encoder and networks that give one action a step.
+
+    Attributes:
+        kind: Name in the registry and in checkpoints.
+        encoder: What the per-step part sees.
+        base: The chunk policy under it; a chunk policy is its own base; None without one.
+        stochastic: Whether `act` takes noise, that is, can sample.
+    """
+
+    kind: ClassVar[str]
+    stochastic: ClassVar[bool] = True
+    encoder: StateEncoder
+    action_dimension: int
+
+    @property
+    @abstractmethod
+    def base(self) -> ChunkPolicy | None:
+        """The chunk policy whose proposal is `base_action`."""
+
+    @property
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes a policy of the same shape."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Policy:
+        """Make a policy of the configured shape; its weights are then loaded."""
+
+    @abstractmethod
+    def act(
+        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+    ) -> Tensor:
+        """Choose one action.
+
+        Args:
+            observation: Name → (B, n, ...shape).
+            base_action: (B, d) proposal of the base at this step, where there is a base.
+            noise: (B, d) of N(0, 1) to sample with; None for the mean.
+
+        Returns:
+            (B, d) in [-1, 1].
+        """
+
+    @property
+    def observation(self) -> dict[str, int]:
+        """Name → width of every observation that the policy or its base sees."""
+        base = self.base
+        return {**(base.encoder.keys if base else {}), **self.encoder.keys}
+
+    @property
+    def observation_steps(self) -> int:
+        """Largest number of consecutive observations that a part of the policy sees."""
+        base = self.base
+        own = self.encoder.observation_steps
+        return max(own, base.encoder.observation_steps) if base else own
+
+
+class ChunkPolicy(Policy):
+    """A policy that proposes H actions at a time, and so can be a base.
+
+    Attributes:
+        horizon: Number of actions H of a chunk.
+        noise_shape: Shape of the N(0, 1) noise of one plan.
+    """
+
+    horizon: int
+    noise_shape: tuple[int, ...]
+
+    @property
+    def base(self) -> ChunkPolicy:
+        """The policy itself."""
+        return self
+
+    @abstractmethod
+    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
+        """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+
+
+KINDS: dict[str, type[Policy]] = {}
+
+PolicyClass = TypeVar("PolicyClass", bound=type[Policy])
+
+
+def register(policy: PolicyClass) -> PolicyClass:
+    """Class decorator: make a policy known under its `kind`."""
+    KINDS[policy.kind] = policy
+    return policy
+
+
+def build(kind: str, config: Mapping[str, Any]) -> Policy:
+    """Make a policy from its kind and configuration, with arbitrary weights.
+
+    Raises:
+        PolicyError: An unknown kind, or a configuration that does not fit it.
+    """
+    if kind not in KINDS:
+        raise PolicyError(f"unknown policy kind {kind!r}", got=kind, expected=sorted(KINDS))
+    try:
+        return KINDS[kind].from_config(config)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PolicyError(
+            f"the configuration does not fit the policy kind {kind!r}", got=repr(error)
+        ) from error

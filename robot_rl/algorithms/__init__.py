@@ -1,0 +1,1 @@
+"""Losses, critics, and one module per algorithm."""
