@@ -1,0 +1,81 @@
+# `make train` and `make test` do all of their own set-up on a fresh clone; a second call is quick.
+#
+#   make train ARGS="task=reach seed=1"   overrides, as `robot-rl train --help` lists them
+#   make test | lint | bench | clean
+#   PYTHON=/path/to/python3.12            the interpreter of a new .venv
+#   PIP_ARGS="..."                        further arguments of pip, for example an own index
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+PIP_ARGS ?=
+BENCHES ?= env learner policy loop replay
+
+.PHONY: help install system train test lint bench clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+
+# The first interpreter that is 3.11 or 3.12 and can make virtual environments. A pyenv shim may be
+# on the path and still fail, so each candidate is run, not only looked up. A .venv that no longer
+# runs (moved checkout, removed interpreter) is made anew.
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+	  chosen=""; \
+	  for candidate in $(PYTHON) python3.12 python3.11 python3; do \
+	    if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+	      >/dev/null 2>&1; then chosen="$$candidate"; break; fi; \
+	    echo "make: $$candidate is not a Python 3.11 or 3.12 with venv, trying the next"; \
+	  done; \
+	  if [ -z "$$chosen" ]; then \
+	    echo "make: no Python 3.11 or 3.12 with the venv module was found." >&2; \
+	    echo "      Install one (Debian: apt-get install python3.11-venv) or name it: make PYTHON=/path/to/python3.12" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "make: creating $(VENV) with $$("$$chosen" --version) ($$chosen)"; \
+	  rm -rf $(VENV); "$$chosen" -m venv $(VENV); \
+	fi
+	@echo "make: installing robot_rl and its pinned dependencies into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+install: $(STAMP)
+
+# MuJoCo renders video through EGL or OSMesa. Training on states needs neither, so nothing here may
+# fail the job.
+system: $(STAMP)
+	@if [ "$$(uname)" = Linux ] && ! $(BIN)/python -c 'import ctypes.util, sys; sys.exit(not any(map(ctypes.util.find_library, ("EGL", "OSMesa"))))'; then \
+	  command="apt-get install -y --no-install-recommends libegl1 libosmesa6"; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && [ ! -e $(VENV)/.system-tried ] && touch $(VENV)/.system-tried \
+	    && DEBIAN_FRONTEND=noninteractive timeout 120 sh -c "apt-get update && $$command" >/dev/null 2>&1; then \
+	    echo "make: installed libegl1 and libosmesa6 for video"; \
+	  else \
+	    echo "make: no EGL or OSMesa library: going on without video. To have it, run as root: $$command"; \
+	  fi; \
+	fi
+
+train: system
+	@$(BIN)/robot-rl train $(ARGS)
+
+# One thread: a test shares the machine with the processes that it starts.
+test: export OMP_NUM_THREADS := 1
+test: system lint
+	@$(BIN)/python -m pytest -q -m "not slow and not faults and not browser"
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: system
+	@for name in $(BENCHES); do echo "== bench $$name"; $(BIN)/robot-rl bench $$name $(ARGS); done
+
+# Runs are data: they stay.
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
