@@ -82,7 +82,8 @@ class GaussianTanh(nn.Module):
         output: Tensor = self.network(features)
         mean, raw = output.chunk(2, -1)
         # A sigmoid keeps a gradient at the bounds, where a clamp would have none.
-        return mean, self._low + self._span * torch.sigmoid(raw + self._offset)
+        log_std: Tensor = self._low + self._span * torch.sigmoid(raw + self._offset)
+        return mean, log_std
 
     def mean(self, features: Tensor) -> Tensor:
         """Give the squashed mean, (B, d) in (-1, 1)."""
@@ -106,7 +107,7 @@ class GaussianTanh(nn.Module):
         Returns:
             Action (B, d) in (-1, 1) and its log-density (B,), both differentiable.
         """
-        mean, log_std = self(features)
+        mean, log_std = self.forward(features)
         if noise is None:
             if generator is None:
                 raise PolicyError("sampling needs a generator or noise", got="neither")
@@ -117,7 +118,7 @@ class GaussianTanh(nn.Module):
 
     def log_prob(self, features: Tensor, action: Tensor) -> Tensor:
         """Give the log-density (B,) of actions (B, d) in [-1, 1]."""
-        mean, log_std = self(features)
+        mean, log_std = self.forward(features)
         limit = 1 - 1e-6  # atanh(±1) is infinite; a stored float32 action may be ±1
         raw = torch.atanh(action.clamp(-limit, limit))
         density = -0.5 * ((raw - mean) * (-log_std).exp()).square() - log_std - _LOG_SQRT_TWO_PI
@@ -126,7 +127,8 @@ class GaussianTanh(nn.Module):
 
 def _log_slope(raw: Tensor) -> Tensor:
     """Give log(1 - tanh²(raw)) without cancellation for large |raw|."""
-    return 2 * (math.log(2) - raw - functional.softplus(-2 * raw))
+    slope: Tensor = 2 * (math.log(2) - raw - functional.softplus(-2 * raw))
+    return slope
 
 
 @register

@@ -59,7 +59,7 @@ class ResidualPolicy(Policy):
         generator: torch.Generator,
         hidden: Sequence[int] = (256, 256),
         scale: float = 0.5,
-        **actor: Any,  # noqa: ANN401 - the options of GaussianTanh
+        **actor: Any,
     ) -> ResidualPolicy:
         """Make a residual that equals its base; further options are those of `GaussianTanh`."""
         width = base.action_dimension

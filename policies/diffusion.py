@@ -1,0 +1,160 @@
+"""Diffusion policy on state observations (Chi et al. 2023) with an MLP denoiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from policies.encoders import ObservationBatch, StateEncoder
+from policies.errors import PolicyError
+from policies.networks import seeded
+from policies.normalizer import Normalizer
+from policies.policy import ChunkPolicy, register
+from policies.processes.ddim import DDIM
+
+Batch = Mapping[str, npt.NDArray[Any] | Tensor]
+
+
+@register
+class DiffusionPolicy(ChunkPolicy):
+    """Encoder, denoising process and action normaliser.
+
+    Args:
+        encoder: Encodes the observation history.
+        process: Generates normalised chunks.
+        action_normalizer: Over the one key "action".
+    """
+
+    kind: ClassVar[str] = "diffusion"
+    stochastic: ClassVar[bool] = False
+
+    def __init__(self, encoder: StateEncoder, process: DDIM, action_normalizer: Normalizer) -> None:
+        """Join the parts; see the class for the arguments."""
+        super().__init__()
+        if process.denoiser.features != encoder.features:
+            raise PolicyError(
+                "the denoiser's input does not fit the encoder",
+                got=process.denoiser.features,
+                expected=encoder.features,
+            )
+        if action_normalizer.widths != {"action": process.action_dimension}:
+            raise PolicyError(
+                "the action normaliser does not fit the process",
+                got=action_normalizer.widths,
+                expected={"action": process.action_dimension},
+            )
+        self.encoder = encoder
+        self.process = process
+        self.action_normalizer = action_normalizer
+        self.horizon = process.horizon
+        self.action_dimension = process.action_dimension
+        self.noise_shape = process.noise_shape
+
+    @classmethod
+    def create(
+        cls,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        keys: Mapping[str, int],
+        *,
+        generator: torch.Generator,
+        observation_steps: int = 2,
+        horizon: int = 8,
+        train_steps: int = 50,
+        denoiser: Mapping[str, Any] | None = None,
+        identity: tuple[str, ...] = (),
+        range_floor: float = 0.02,
+        **process: Any,
+    ) -> DiffusionPolicy:
+        """Make an untrained policy whose normalisers are fitted on demonstrations.
+
+        Args:
+            arrays: Recorded columns, each (n, ...): the `keys` and "action" (n, d).
+            keys: Observation name → width, in order.
+            generator: Source of the initial weights.
+            observation_steps: Length of the observation history.
+            horizon: Number of actions H of a chunk.
+            train_steps: Number T of diffusion steps in training.
+            denoiser: Options of `MLPDenoiser`: hidden, embedding, activation.
+            identity: Keys, "action" among them, that are not normalised.
+            range_floor: See `Normalizer`.
+            **process: Options of `DDIM`: steps, eta, prediction, schedule, spacing, std_bounds.
+        """
+        own = [key for key in identity if key in keys]
+        normalizer = Normalizer(keys, identity=own, range_floor=range_floor)
+        encoder = StateEncoder(keys, normalizer, observation_steps=observation_steps).fit(arrays)
+        width = int(arrays["action"].shape[-1])
+        action_identity = ("action",) if "action" in identity else ()
+        actions = Normalizer({"action": width}, identity=action_identity, range_floor=range_floor)
+        config = {
+            **process,
+            "train_steps": train_steps,
+            "horizon": horizon,
+            "action_dimension": width,
+            "denoiser": dict(denoiser or {}),
+        }
+        return cls(
+            encoder, DDIM.from_config(config, encoder.features, generator), actions.fit(arrays)
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes a policy of the same shape."""
+        return {
+            "encoder": self.encoder.config,
+            "process": self.process.config,
+            "action_identity": bool(self.action_normalizer.identity),
+            "range_floor": self.action_normalizer.range_floor,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> DiffusionPolicy:
+        """Make a policy of the configured shape; its weights are then loaded."""
+        encoder = StateEncoder.from_config(config["encoder"])
+        process = DDIM.from_config(config["process"], encoder.features, seeded(0))
+        normalizer = Normalizer(
+            {"action": process.action_dimension},
+            identity=("action",) if config["action_identity"] else (),
+            range_floor=config["range_floor"],
+        )
+        return cls(encoder, process, normalizer)
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Give the denoising loss of a batch of windows.
+
+        Args:
+            batch: Observation names (B, n, ...), "action" (B, H, d) in [-1, 1], "valid" (B, H).
+            generator: Source of diffusion steps and noise.
+        """
+        features = self.encoder(batch)
+        action = torch.as_tensor(batch["action"]).to(features)
+        if action.shape[1:] != (self.horizon, self.action_dimension):
+            raise PolicyError(
+                "the batch's action chunks have another shape",
+                got=tuple(action.shape),
+                expected=f"(batch, {self.horizon}, {self.action_dimension})",
+            )
+        valid = torch.as_tensor(batch["valid"]).to(features.device)
+        return self.process.loss(
+            self.action_normalizer.normalize(action), features, valid, generator
+        )
+
+    def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
+        """Draw the noise (batch, *noise_shape) of one plan for each of `batch` observations."""
+        return torch.randn((batch, *self.noise_shape), generator=generator, device=generator.device)
+
+    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
+        """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d) in ±1."""
+        chain = self.process.sample(self.encoder(observation), noise)
+        return self.action_normalizer.denormalize(chain[:, -1]).clamp_(-1, 1)
+
+    def act(
+        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+    ) -> Tensor:
+        """Give the chunk's action at this step (B, d) unchanged; its noise is in the plan."""
+        if base_action is None:
+            raise PolicyError("a chunk policy acts by its planned action", got="none")
+        return base_action

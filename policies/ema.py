@@ -1,0 +1,53 @@
+"""Exponential moving averages of a network's parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Decay = Callable[[int], float]
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
+
+
+def power_decay(power: float = 0.75, maximum: float = 0.9999) -> Decay:
+    """Give decay(step) = min(1 - (1 + step)^-power, maximum), as Diffusion Policy uses it."""
+    return lambda step: min(1 - (1 + step) ** -power, maximum)
+
+
+def constant_rate(rate: float) -> Decay:
+    """Give decay(step) = 1 - rate, for example rate 0.002."""
+    return lambda step: 1 - rate
+
+
+class EMA(Generic[ModuleType]):
+    """An averaged copy of a module: average ← decay · average + (1 - decay) · source.
+
+    Buffers are copied, not averaged. Networks with BatchNorm do not survive averaging; there
+    is none in this package.
+
+    Attributes:
+        model: The averaged copy; its parameters take no gradient.
+        step: Number of updates made.
+    """
+
+    def __init__(self, source: ModuleType, decay: Decay) -> None:
+        """Copy `source`; `decay` maps the number of updates made so far to the decay."""
+        self._source = source
+        self._decay = decay
+        self.step = 0
+        self.model: ModuleType = copy.deepcopy(source).requires_grad_(False)
+        self._averaged: list[Tensor] = list(self.model.parameters())
+        self._current: list[Tensor] = list(source.parameters())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the source's present parameters."""
+        weight = 1 - self._decay(self.step)
+        torch._foreach_lerp_(self._averaged, self._current, weight)
+        for averaged, current in zip(self.model.buffers(), self._source.buffers(), strict=True):
+            averaged.copy_(current)
+        self.step += 1

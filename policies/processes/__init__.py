@@ -1,0 +1,1 @@
+"""Generative processes: one small file each, over one base."""

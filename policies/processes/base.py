@@ -1,0 +1,133 @@
+"""What every generative process is: a chain of Gaussian transitions from noise to a chunk.
+
+A chain has K + 1 entries: `chain[:, 0]` is pure noise (x^K of the papers), `chain[:, K]` the
+clean chunk (x^0). Transition `index` in 0 ... K-1 leads from entry `index` to `index + 1`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from policies.errors import PolicyError
+from policies.networks import standard_normal
+
+_LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Process(nn.Module, ABC):
+    """Sampler and scorer over one `transition`, so that they cannot disagree on the grid.
+
+    Attributes:
+        steps: Number K of transitions.
+        horizon: Number of actions H of a chunk.
+        action_dimension: Number of action columns d.
+        deterministic: Whether every transition has a standard deviation of zero.
+    """
+
+    steps: int
+    horizon: int
+    action_dimension: int
+    deterministic: bool
+
+    @abstractmethod
+    def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the Gaussian of the next entry of the chain.
+
+        Args:
+            x: (B, H, d) entry `index` of the chain.
+            index: 0 ... K-1.
+            features: (B, F) encoded observation.
+
+        Returns:
+            Mean (B, H, d) and standard deviation, broadcastable to it.
+        """
+
+    @abstractmethod
+    def loss(
+        self, actions: Tensor, features: Tensor, valid: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        """Give the imitation loss (scalar) of clean chunks.
+
+        Args:
+            actions: (B, H, d), normalised.
+            features: (B, F).
+            valid: (B, H) bool, the actions that count; None for all.
+            generator: Source of diffusion steps and noise.
+        """
+
+    @property
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """JSON values that describe the process, its network included."""
+
+    @property
+    def noise_shape(self) -> tuple[int, int, int]:
+        """Shape (draws, H, d) of the noise of one sample: the start, then one per transition."""
+        return (1 if self.deterministic else self.steps + 1, self.horizon, self.action_dimension)
+
+    def draw_noise(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the noise (B, *noise_shape) of a batch of samples."""
+        return standard_normal((len(features), *self.noise_shape), features, generator)
+
+    def sample(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Run the chain.
+
+        Args:
+            features: (B, F).
+            noise: (B, *noise_shape) of N(0, 1).
+
+        Returns:
+            Chain (B, K + 1, H, d), noise first.
+        """
+        expected = (len(features), *self.noise_shape)
+        if noise.shape != expected:
+            raise PolicyError(
+                "the noise of the process has another shape",
+                got=tuple(noise.shape),
+                expected=expected,
+            )
+        chain = [noise[:, 0]]
+        for index in range(self.steps):
+            mean, std = self.transition(chain[-1], index, features)
+            chain.append(mean if self.deterministic else mean + std * noise[:, index + 1])
+        return torch.stack(chain, 1)
+
+    def log_prob(self, chain: Tensor, features: Tensor) -> Tensor:
+        """Score every transition of a chain.
+
+        Args:
+            chain: (B, K + 1, H, d) from `sample`.
+            features: (B, F).
+
+        Returns:
+            Log-densities (B, K, H, d), in the chain's order; how to reduce them is the caller's.
+
+        Raises:
+            PolicyError: A transition is deterministic and so has no density.
+        """
+        scores = []
+        for index in range(self.steps):
+            mean, std = self.transition(chain[:, index], index, features)
+            if not bool((std > 0).all()):
+                raise PolicyError(
+                    f"transition {index} is deterministic and has no density",
+                    got="standard deviation 0",
+                    hint="set std_bounds with a positive floor, and eta > 0",
+                )
+            scaled = (chain[:, index + 1] - mean) / std
+            scores.append(-0.5 * scaled.square() - std.log() - _LOG_SQRT_TWO_PI)
+        return torch.stack(scores, 1)
+
+
+def masked_mean_square(error: Tensor, valid: Tensor | None) -> Tensor:
+    """Average the squares of (B, H, d) over the valid (B, H) actions."""
+    if valid is None:
+        return error.square().mean()
+    weight = valid.to(error.dtype)
+    total = (error.square().mean(-1) * weight).sum()
+    return total / weight.sum().clamp(min=1)

@@ -1,0 +1,166 @@
+"""DDIM (Song et al. 2021): η = 0 is the deterministic sampler, η = 1 the DDPM-like one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policies.denoisers import MLPDenoiser
+from policies.errors import PolicyError
+from policies.networks import standard_normal
+from policies.processes.base import Process, masked_mean_square
+
+PREDICTIONS = ("epsilon", "sample")
+
+
+class DDIM(Process):
+    """Denoising with K of the T training steps.
+
+    Noise schedule and timestep table come from diffusers; `transition` equals its
+    `DDIMScheduler.step` (tested at η = 0 and η = 1) where `std_bounds` is None.
+
+    Args:
+        denoiser: The network.
+        steps: Number K of denoising steps at run time.
+        eta: Share of the DDPM standard deviation, in [0, 1].
+        prediction: What the network predicts: "epsilon" or "sample" (x^0).
+        schedule: Name of diffusers' beta schedule.
+        spacing: How diffusers picks K of T timesteps: "leading", "trailing" or "linspace".
+        std_bounds: Clip of the standard deviation, in mean and density alike; RL on the chain
+            needs a floor (RL-100: 0.0067 to 0.1). None leaves DDIM unchanged.
+    """
+
+    _scales: Tensor
+    _noise_scales: Tensor
+    _std: Tensor
+    _timesteps: Tensor
+
+    def __init__(
+        self,
+        denoiser: MLPDenoiser,
+        *,
+        steps: int = 10,
+        eta: float = 0.0,
+        prediction: str = "sample",
+        schedule: str = "squaredcos_cap_v2",
+        spacing: str = "leading",
+        std_bounds: Sequence[float] | None = None,
+    ) -> None:
+        """Tabulate the coefficients; see the class for the arguments."""
+        super().__init__()
+        if prediction not in PREDICTIONS:
+            raise PolicyError("unknown prediction", got=prediction, expected=PREDICTIONS)
+        if not 0 < steps <= denoiser.train_steps or not 0 <= eta <= 1:
+            raise PolicyError(
+                "the process's steps or eta are out of range",
+                got=f"steps {steps}, eta {eta}",
+                expected=f"steps in 1 ... {denoiser.train_steps}, eta in [0, 1]",
+            )
+        self.denoiser = denoiser
+        self.steps = int(steps)
+        self.horizon = denoiser.horizon
+        self.action_dimension = denoiser.action_dimension
+        self.eta = float(eta)
+        self.prediction = prediction
+        self.schedule = schedule
+        self.spacing = spacing
+        self.std_bounds = None if std_bounds is None else (std_bounds[0], std_bounds[1])
+        self.deterministic = self.eta == 0 and self.std_bounds is None
+        self._tabulate()
+
+    def _tabulate(self) -> None:
+        # Here, because the import takes two seconds and policies without a chain need none of it.
+        from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+
+        scheduler = DDIMScheduler(
+            num_train_timesteps=self.denoiser.train_steps,
+            beta_schedule=self.schedule,
+            timestep_spacing=self.spacing,
+            clip_sample=True,
+        )
+        scheduler.set_timesteps(self.steps)
+        alphas = scheduler.alphas_cumprod.double()
+        self.register_buffer("_scales", alphas.sqrt().float(), persistent=False)
+        self.register_buffer("_noise_scales", (1 - alphas).sqrt().float(), persistent=False)
+        timesteps = scheduler.timesteps.long()
+        previous = timesteps - self.denoiser.train_steps // self.steps
+        last = float(scheduler.final_alpha_cumprod)
+        now = alphas[timesteps]
+        after = torch.where(previous >= 0, alphas[previous.clamp(min=0)], last)
+        std = self.eta * ((1 - after) / (1 - now) * (1 - now / after)).clamp(min=0).sqrt()
+        if self.std_bounds is not None:
+            std = std.clamp(*self.std_bounds)
+        # Python floats: as operands they are cheaper than one-element tensors.
+        self._now = [(float(a**0.5), float((1 - a) ** 0.5)) for a in now]
+        self._mean = [
+            (float(a**0.5), float((1 - a - s**2).clamp(min=0) ** 0.5))
+            for a, s in zip(after, std, strict=True)
+        ]
+        self.register_buffer("_std", std.float(), persistent=False)
+        self.register_buffer("_timesteps", timesteps[:, None], persistent=False)
+
+    @property
+    def timesteps(self) -> list[int]:
+        """The K training steps that the chain visits, noisiest first."""
+        return [int(step) for step in self._timesteps]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values that describe the process, its network included."""
+        return {
+            "train_steps": self.denoiser.train_steps,
+            "horizon": self.horizon,
+            "action_dimension": self.action_dimension,
+            "denoiser": self.denoiser.config,
+            "steps": self.steps,
+            "eta": self.eta,
+            "prediction": self.prediction,
+            "schedule": self.schedule,
+            "spacing": self.spacing,
+            "std_bounds": None if self.std_bounds is None else list(self.std_bounds),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], features: int, generator: torch.Generator
+    ) -> DDIM:
+        """Make a process and its network from `config` for `features` input columns."""
+        options = dict(config)
+        shape = [int(options.pop(name)) for name in ("horizon", "action_dimension", "train_steps")]
+        network = options.pop("denoiser")
+        return cls(MLPDenoiser(features, *shape, generator=generator, **network), **options)
+
+    def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the Gaussian of the next entry (Song et al. 2021, eq. 12 and 16).
+
+        The clean chunk is clamped to ±1; the noise estimate is not derived again from it.
+        """
+        output = self.denoiser(x, self._timesteps[index], features)
+        scale, noise_scale = self._now[index]
+        if self.prediction == "epsilon":
+            noise = output
+            clean = (x - noise_scale * output) / scale
+        else:
+            clean = output
+            noise = (x - scale * output) / noise_scale
+        clean_scale, direction_scale = self._mean[index]
+        mean = clean_scale * clean.clamp(-1, 1) + direction_scale * noise
+        return mean, self._std[index]
+
+    def loss(
+        self, actions: Tensor, features: Tensor, valid: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        """Give the denoising loss (Ho et al. 2020, eq. 14) over the valid actions."""
+        timestep = torch.randint(
+            self.denoiser.train_steps, (len(actions),), generator=generator, device=generator.device
+        ).to(actions.device)
+        noise = standard_normal(actions.shape, actions, generator)
+        noisy = (
+            self._scales[timestep, None, None] * actions
+            + self._noise_scales[timestep, None, None] * noise
+        )
+        target = noise if self.prediction == "epsilon" else actions
+        return masked_mean_square(self.denoiser(noisy, timestep, features) - target, valid)
