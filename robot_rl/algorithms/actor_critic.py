@@ -1,0 +1,295 @@
+"""The off-policy core that `rlpd` and `residual` share: soft actor-critic on an ensemble.
+
+RLPD (Ball et al. 2023) with the settings of sparse, short-horizon insertion: no entropy in the
+back-up, targets limited to the range that the return can have, n-step returns, and an average of
+the actor's weights for evaluation.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.encoders import StateEncoder
+from policies.gaussian import GaussianTanh
+from policies.networks import seeded
+from policies.policy import Policy
+from robot_rl.algorithms import losses
+from robot_rl.algorithms.base import Batch, Schedule
+from robot_rl.algorithms.critics import CriticEnsemble, minimum_of_subset, move_towards
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
+
+
+@dataclass(frozen=True)
+class ActorCriticSettings:
+    """Settings of the actor-critic core.
+
+    Attributes:
+        critic_heads: Number of critics E.
+        critic_hidden: Hidden widths of each critic.
+        target_heads: Heads of the random subset whose minimum is the target; 0 takes all.
+        value_range: Range of possible returns that targets are limited to.
+        critic_rate: Adam step size of the critics.
+        actor_rate: Adam step size of the actor.
+        temperature_rate: Adam step size of the temperature.
+        target_rate: Polyak rate τ of the target critics.
+        average_rate: Rate of the actor's average that is evaluated and deployed.
+        initial_temperature: α at the start.
+        target_entropy: Entropy per action column that the temperature aims at.
+        entropy_in_target: Whether the target has SAC's entropy term.
+        actor_every: Updates per actor update.
+        imitation_weight: Weight of the imitation loss on demonstration rows; 0 for none.
+        imitation_updates: Updates over which that weight falls linearly to 0.
+        imitation_pretraining: Train the actor on the demonstrations in the critic-only phase.
+    """
+
+    critic_heads: int
+    critic_hidden: Sequence[int]
+    target_heads: int
+    value_range: tuple[float, float]
+    critic_rate: float
+    actor_rate: float
+    temperature_rate: float
+    target_rate: float
+    average_rate: float
+    initial_temperature: float
+    target_entropy: float
+    entropy_in_target: bool
+    actor_every: int
+    imitation_weight: float
+    imitation_updates: int
+    imitation_pretraining: bool
+
+
+class ActorCritic(ABC):
+    """Soft actor-critic over encoded observations; a subclass says what the actor controls.
+
+    Args:
+        encoder: From observations to features; its statistics are fixed.
+        actor: The actor's network.
+        uses_base: Whether actor and critics see the base policy's proposal.
+        schedule: See `Schedule`.
+        settings: See `ActorCriticSettings`.
+        seed: Seed of the weights of the critics and of all draws.
+    """
+
+    def __init__(
+        self,
+        encoder: StateEncoder,
+        actor: GaussianTanh,
+        uses_base: bool,
+        schedule: Schedule,
+        settings: ActorCriticSettings,
+        seed: int,
+    ) -> None:
+        """See the class."""
+        self.schedule = schedule
+        self.settings = settings
+        self.encoder = encoder
+        self.actor = actor
+        self.average_actor = copy.deepcopy(actor).requires_grad_(False)
+        self.uses_base = uses_base
+        self.updates = 0
+        self._generator = seeded(seed)
+        width = actor.action_dimension
+        inputs = encoder.features + width * (2 if uses_base else 1)
+        self.critics = CriticEnsemble(
+            inputs, settings.critic_hidden, settings.critic_heads, self._generator
+        )
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
+        self._critic_optimizer = _adam(self.critics.parameters(), settings.critic_rate)
+        self._actor_optimizer = _adam(self.actor.parameters(), settings.actor_rate)
+        self._temperature_optimizer = _adam([self.log_temperature], settings.temperature_rate)
+        observed = list(encoder.keys)
+        base = ["base_action"] if uses_base else []
+        self.required_fields = (*observed, *base, "action", "source", "reward", "discount")
+
+    @abstractmethod
+    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
+        """The executed action (B, d) for the actor's output in (-1, 1) (B, d)."""
+
+    @abstractmethod
+    def policy_of(self, actor: GaussianTanh) -> Policy:
+        """A policy around a copy of the actor."""
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update of the critics and, in its turn, of actor and temperature."""
+        settings = self.settings
+        self.updates += 1
+        size = len(batch["reward"])
+        observed = {
+            name: np.concatenate([batch[name], batch[f"next/{name}"]]) for name in self.encoder.keys
+        }
+        with torch.no_grad():
+            features, next_features = self.encoder(observed).split(size)
+        base, next_base = self._base_actions(batch)
+        action = torch.from_numpy(batch["action"])
+        metrics = self._update_critics(batch, features, base, action, next_features, next_base)
+        critic_only = self.updates <= self.schedule.critic_only_updates
+        if critic_only and settings.imitation_pretraining:
+            metrics |= self._imitate(batch, features, base, action)
+        if not critic_only and self.updates % settings.actor_every == 0:
+            metrics |= self._update_actor(batch, features, base, action)
+        return metrics
+
+    def acting_policy(self) -> Policy:
+        """The policy that explores."""
+        return self.policy_of(self.actor)
+
+    def deployed_policy(self) -> Policy:
+        """The policy with the averaged actor."""
+        return self.policy_of(self.average_actor)
+
+    def _base_actions(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        if not self.uses_base:
+            return None, None
+        return torch.from_numpy(batch["base_action"]), torch.from_numpy(batch["next/base_action"])
+
+    def _sample(self, features: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor]:
+        squashed, log_prob = self.actor.sample(_join(features, base), self._generator)
+        return self.act(squashed, base), log_prob
+
+    def _update_critics(
+        self,
+        batch: Batch,
+        features: Tensor,
+        base: Tensor | None,
+        action: Tensor,
+        next_features: Tensor,
+        next_base: Tensor | None,
+    ) -> dict[str, Tensor]:
+        settings = self.settings
+        with torch.no_grad():
+            next_action, log_prob = self._sample(next_features, next_base)
+            values = self.target_critics(_join(next_features, next_base, next_action))
+            heads = settings.target_heads or settings.critic_heads
+            value = minimum_of_subset(values, heads, self._generator)
+            if settings.entropy_in_target:
+                value = value - self.log_temperature.exp() * log_prob
+            value = value.clamp(*settings.value_range)
+            target = torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * value
+        predicted = self.critics(_join(features, base, action))
+        loss = losses.td_loss(predicted, target)
+        _step(self._critic_optimizer, loss)
+        move_towards(self.target_critics, self.critics, settings.target_rate)
+        return {"critic_loss": loss.detach(), "q_mean": predicted.detach().mean()}
+
+    def _update_actor(
+        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
+    ) -> dict[str, Tensor]:
+        settings = self.settings
+        temperature = self.log_temperature.detach().exp()
+        chosen, log_prob = self._sample(features, base)
+        # Gradients reach the actor through the critics' input; the critics' own are not wanted.
+        self.critics.requires_grad_(False)
+        values = self.critics(_join(features, base, chosen))
+        self.critics.requires_grad_(True)
+        loss = losses.actor_loss(values, log_prob, temperature)
+        weight = self._imitation_weight()
+        if weight > 0.0:
+            loss = loss + weight * self._imitation_loss(batch, features, base, action)
+        _step(self._actor_optimizer, loss)
+        move_towards(self.average_actor, self.actor, settings.average_rate)
+        target_entropy = settings.target_entropy * self.actor.action_dimension
+        dual = losses.temperature_loss(self.log_temperature, log_prob, target_entropy)
+        _step(self._temperature_optimizer, dual)
+        return {
+            "actor_loss": loss.detach(),
+            "temperature": temperature,
+            "entropy": -log_prob.detach().mean(),
+        }
+
+    def _imitate(
+        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
+    ) -> dict[str, Tensor]:
+        loss = self._imitation_loss(batch, features, base, action)
+        _step(self._actor_optimizer, loss)
+        move_towards(self.average_actor, self.actor, 0.05)
+        return {"imitation_loss": loss.detach()}
+
+    def _imitation_loss(
+        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
+    ) -> Tensor:
+        mean = self.act(self.actor.mean(_join(features, base)), base)
+        mask = torch.from_numpy(batch["source"] == SOURCE_DEMONSTRATION)
+        return losses.imitation_loss(mean, action, mask.float())
+
+    def _imitation_weight(self) -> float:
+        settings = self.settings
+        if settings.imitation_updates == 0:
+            return settings.imitation_weight
+        done = (self.updates - self.schedule.critic_only_updates) / settings.imitation_updates
+        return settings.imitation_weight * max(0.0, 1.0 - done)
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        return {
+            "actor": self.actor,
+            "average_actor": self.average_actor,
+            "critics": self.critics,
+            "target_critics": self.target_critics,
+        }
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
+        return {
+            "critic": (self._critic_optimizer, list(self.critics.parameters())),
+            "actor": (self._actor_optimizer, list(self.actor.parameters())),
+            "temperature": (self._temperature_optimizer, [self.log_temperature]),
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Networks, optimisers, temperature, counter and generator, as flat named tensors."""
+        state = {
+            "updates": torch.tensor(self.updates),
+            "generator": self._generator.get_state(),
+            "log_temperature": self.log_temperature.detach().clone(),
+        }
+        for name, module in self._modules().items():
+            state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
+        for name, (optimizer, parameters) in self._optimizers().items():
+            for index, parameter in enumerate(parameters):
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    state[f"optimizer/{name}/{index}/{key}"] = value
+        return {key: value.detach().contiguous() for key, value in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.updates = int(state["updates"])
+        self._generator.set_state(state["generator"])
+        with torch.no_grad():
+            self.log_temperature.copy_(state["log_temperature"])
+        for name, module in self._modules().items():
+            start = f"{name}/"
+            module.load_state_dict(
+                {key.removeprefix(start): v for key, v in state.items() if key.startswith(start)}
+            )
+        for name, (optimizer, parameters) in self._optimizers().items():
+            for index, parameter in enumerate(parameters):
+                start = f"optimizer/{name}/{index}/"
+                entries = {
+                    key.removeprefix(start): value.clone()
+                    for key, value in state.items()
+                    if key.startswith(start)
+                }
+                if entries:
+                    optimizer.state[parameter] = entries
+
+
+def _join(*parts: Tensor | None) -> Tensor:
+    return torch.cat([part for part in parts if part is not None], -1)
+
+
+def _adam(parameters: Sequence[Tensor] | object, rate: float) -> torch.optim.Adam:
+    return torch.optim.Adam(parameters, lr=rate, fused=True)  # type: ignore[arg-type]
+
+
+def _step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()

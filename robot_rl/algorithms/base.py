@@ -1,0 +1,66 @@
+"""What the learner needs of an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+from torch import Tensor
+
+from policies.policy import Policy
+
+Batch = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the learner updates, and on what.
+
+    Attributes:
+        warmup_steps: Environment steps with the cloned policy and small noise, before updates.
+        critic_only_updates: Updates of the critics alone when the warm-up ends.
+        updates_per_step: Update-to-data ratio, enforced.
+        batch_size: Transitions of an update.
+        demonstration_share: Share of demonstrations in every batch.
+        n_step: Steps of a return before it bootstraps.
+        discount: γ per control step.
+        warmup_noise: Standard deviation of the noise on the cloned policy in the warm-up.
+    """
+
+    warmup_steps: int
+    critic_only_updates: int
+    updates_per_step: int
+    batch_size: int
+    demonstration_share: float
+    n_step: int
+    discount: float
+    warmup_noise: float
+
+
+class Algorithm(Protocol):
+    """A learning method over batches of transitions.
+
+    A batch maps the names in `required_fields` to arrays (B, …); ``next/<name>`` is the value m
+    steps later, ``reward`` the discounted sum over those m steps, and ``discount`` γ^m, or 0
+    where the episode terminated.
+    """
+
+    schedule: Schedule
+    required_fields: tuple[str, ...]
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update; returns scalar metrics, not yet read back from the device."""
+
+    def acting_policy(self) -> Policy:
+        """The policy that explores: sampled from, its weights as of now."""
+
+    def deployed_policy(self) -> Policy:
+        """The policy that is evaluated and shipped: its mean is taken."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs, random generator included."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state_dict`."""

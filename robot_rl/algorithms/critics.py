@@ -1,0 +1,66 @@
+"""An ensemble of Q-functions as batched matrices: one multiplication a layer for all heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class CriticEnsemble(nn.Module):
+    """E independent MLPs with LayerNorm, Q_e(s, a) for e = 1…E.
+
+    Args:
+        inputs: Width of the concatenated features and action.
+        hidden: Widths of the hidden layers.
+        heads: Number of critics E.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], heads: int, generator: torch.Generator
+    ) -> None:
+        """Draw every head's weights independently; see the class for the arguments."""
+        super().__init__()
+        widths = [inputs, *hidden, 1]
+        self.heads = heads
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        self.scales = nn.ParameterList()
+        self.shifts = nn.ParameterList()
+        for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+            bound = fan_in**-0.5
+            weight = torch.empty(heads, fan_in, fan_out)
+            self.weights.append(nn.Parameter(weight.uniform_(-bound, bound, generator=generator)))
+            self.biases.append(nn.Parameter(torch.zeros(heads, 1, fan_out)))
+        for width in hidden:
+            self.scales.append(nn.Parameter(torch.ones(heads, 1, width)))
+            self.shifts.append(nn.Parameter(torch.zeros(heads, 1, width)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Q-values (E, B) of inputs (B, inputs)."""
+        values = features.expand(self.heads, -1, -1)
+        for layer, (scale, shift) in enumerate(zip(self.scales, self.shifts, strict=True)):
+            values = torch.baddbmm(self.biases[layer], values, self.weights[layer])
+            values = nn.functional.layer_norm(values, values.shape[-1:])
+            values = torch.relu(torch.addcmul(shift, values, scale))
+        return torch.baddbmm(self.biases[-1], values, self.weights[-1]).squeeze(-1)
+
+
+def minimum_of_subset(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Minimum over a random subset of heads (REDQ, Chen et al. 2021, algorithm 1): (E, B) → (B,).
+
+    Args:
+        values: Q-values (E, B).
+        count: Size of the subset.
+        generator: Source of the choice.
+    """
+    chosen = torch.randperm(values.shape[0], generator=generator)[:count]
+    return values[chosen].amin(0)
+
+
+@torch.no_grad()
+def move_towards(target: nn.Module, source: nn.Module, rate: float) -> None:
+    """Move every parameter of `target` by `rate` towards `source` (Polyak averaging)."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), rate)

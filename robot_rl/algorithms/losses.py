@@ -1,0 +1,43 @@
+"""Losses as pure functions."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def td_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """Squared temporal-difference error, summed over heads so that each has its own step size.
+
+    Args:
+        values: Q-values (E, B).
+        targets: y (B,), without gradient.
+    """
+    return (values - targets).square().mean(1).sum()
+
+
+def actor_loss(values: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
+    """SAC's actor objective with the mean of all heads (RLPD, Ball et al. 2023).
+
+    Args:
+        values: Q-values (E, B) of the actor's action.
+        log_prob: Log-density (B,) of that action.
+        temperature: Scalar α, without gradient.
+    """
+    return (temperature * log_prob - values.mean(0)).mean()
+
+
+def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """SAC's dual step (Haarnoja et al. 2018, eq. 18) in the logarithm of the temperature."""
+    return -(log_temperature * (log_prob.detach() + target_entropy).mean())
+
+
+def imitation_loss(actions: Tensor, demonstrated: Tensor, is_demonstration: Tensor) -> Tensor:
+    """Mean squared distance to the demonstrated actions, over demonstration rows only.
+
+    Args:
+        actions: The actor's actions (B, d).
+        demonstrated: The stored actions (B, d).
+        is_demonstration: Mask (B,).
+    """
+    errors = (actions - demonstrated).square().sum(-1)
+    return (errors * is_demonstration).sum() / is_demonstration.sum().clamp(min=1)

@@ -1,0 +1,60 @@
+"""`rlpd`: a tanh-Gaussian actor trained off-policy, half of each batch demonstrations.
+
+Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from policies.diffusion import DiffusionPolicy
+from policies.gaussian import GaussianPolicy, GaussianTanh
+from policies.networks import seeded
+from policies.policy import Policy
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from robot_rl.algorithms.base import Schedule
+
+
+class RLPD(ActorCritic):
+    """The actor chooses the action itself; the cloned policy only collects the warm-up.
+
+    Args:
+        base: The cloned policy; its encoder and statistics are shared.
+        schedule: See `Schedule`.
+        settings: See `ActorCriticSettings`.
+        actor_hidden: Hidden widths of the actor.
+        initial_log_std: Log standard deviation of the actor at the start.
+        seed: Seed of weights and draws.
+    """
+
+    def __init__(
+        self,
+        base: DiffusionPolicy,
+        schedule: Schedule,
+        settings: ActorCriticSettings,
+        actor_hidden: Sequence[int],
+        initial_log_std: float,
+        seed: int,
+    ) -> None:
+        """See the class."""
+        self._base = base
+        actor = GaussianTanh(
+            base.encoder.features,
+            base.action_dimension,
+            actor_hidden,
+            generator=seeded(seed + 1),
+            layer_norm=True,
+            initial_log_std=initial_log_std,
+        )
+        super().__init__(base.encoder, actor, False, schedule, settings, seed)
+
+    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
+        """The actor's output is the action."""
+        return squashed
+
+    def policy_of(self, actor: GaussianTanh) -> Policy:
+        """A Gaussian policy without a base."""
+        return GaussianPolicy(self.encoder, copy.deepcopy(actor))

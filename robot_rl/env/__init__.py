@@ -1,0 +1,1 @@
+"""Environments: one Gymnasium environment over the Robot seam, simulated or real."""

@@ -1,0 +1,44 @@
+"""The seam between environments and robots: simulated, ROS 2, or any Gymnasium environment."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import Field, Observation
+
+Action = npt.NDArray[np.float32]
+
+
+class Applied(NamedTuple):
+    """What became of an action: what was really sent, and whether a limit changed it."""
+
+    action: Action
+    clamped: bool
+
+
+class Robot(Protocol):
+    """What `RobotEnv` needs of a robot. All poses are in the base frame, units are SI."""
+
+    observation_fields: tuple[Field, ...]
+    action_names: tuple[str, ...]
+
+    def reset(self, start_pose: npt.NDArray[np.float64]) -> None:
+        """Bring the TCP to `start_pose` (7,) and forget the last target."""
+
+    def apply(self, action: Action) -> Applied:
+        """Send a checked action (d,) in [-1, 1]; does not wait for the motion."""
+
+    def advance(self, period: float) -> None:
+        """Let `period` seconds of physics pass; a real robot does that by itself."""
+
+    def observe(self) -> Observation:
+        """The newest measured state, keyed by the names of `observation_fields`."""
+
+    def hold(self) -> None:
+        """Stop: the target becomes the measured pose."""
+
+    def close(self) -> None:
+        """Release what the robot holds."""

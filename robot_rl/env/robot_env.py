@@ -1,0 +1,99 @@
+"""The one Gymnasium environment: the same spaces, checks and order of a step for every robot."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from robot_rl.data.schema import Field, Observation, RowSchema, row_schema
+from robot_rl.env.rate import Clock
+from robot_rl.env.robot import Action, Robot
+from robot_rl.env.task import Task
+from robot_rl.safety import check_action
+
+
+class RobotEnv(gymnasium.Env[Observation, Action]):
+    """A task on a robot.
+
+    Observations are flat dictionaries keyed by the field names of `schema`. Actions are float32
+    (d,) in [-1, 1]. The reward is 1 at success and 0 otherwise; success terminates, the time
+    limit truncates. ``info`` carries ``success``, ``clamped``, ``executed_action`` (what was
+    sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], and ``lateness`` [s].
+
+    Args:
+        robot: The robot, simulated or real.
+        task: Where episodes start, what they observe, and when they end.
+        clock: Stepped or realtime.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self, robot: Robot, task: Task, clock: Clock) -> None:
+        """See the class."""
+        self.robot = robot
+        self.task = task
+        self.clock = clock
+        fields = (*robot.observation_fields, *task.observation_fields)
+        self.schema: RowSchema = row_schema(
+            task.name, fields, robot.action_names, 1.0 / clock.period
+        )
+        self.observation_space = spaces.Dict({f.name: _space_of(f) for f in fields})
+        self.action_space = spaces.Box(-1.0, 1.0, (len(robot.action_names),), np.float32)
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode; the seed alone decides the scene and the start pose."""
+        super().reset(seed=seed)
+        start_pose = self.task.reset(self.np_random)
+        self.robot.reset(start_pose)
+        self.clock.start()
+        self._step = 0
+        return self._observe(), {
+            "success": False,
+            "stamp_observation": self.clock.now_ns(),
+        }
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Send the action, let one control period pass, then observe and judge.
+
+        Raises:
+            ActionRefused: The action is not finite, out of range or of another shape; nothing
+                was sent.
+        """
+        applied = self.robot.apply(check_action(action, self.robot.action_names))
+        stamp_action = self.clock.now_ns()
+        self.robot.advance(self.clock.period)
+        lateness = self.clock.wait()
+        observation = self._observe()
+        stamp_observation = self.clock.now_ns()
+        self._step += 1
+        success = self.task.succeeded()
+        truncated = not success and self._step >= self.task.time_limit_steps
+        info = {
+            "success": success,
+            "clamped": applied.clamped,
+            "executed_action": applied.action,
+            "stamp_observation": stamp_observation,
+            "stamp_action": stamp_action,
+            "lateness": lateness,
+        }
+        return observation, float(success), success, truncated, info
+
+    def close(self) -> None:
+        """Hold the robot and release it."""
+        self.robot.hold()
+        self.robot.close()
+
+    def _observe(self) -> Observation:
+        return {**self.robot.observe(), **self.task.observe()}
+
+
+def _space_of(field: Field) -> spaces.Box:
+    if field.dtype == "uint8":
+        return spaces.Box(0, 255, field.shape, np.uint8)
+    return spaces.Box(-np.inf, np.inf, field.shape, np.dtype(field.dtype).type)

@@ -1,0 +1,90 @@
+"""Rotations and poses for the control loop.
+
+Quaternions are xyzw, poses are (7,) = position in metres followed by a quaternion, rotation
+vectors are axis times angle in radians. Written with scalars: for single poses that is several
+times faster than array code, and the control loop works on single poses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+
+def multiply(left: Vector, right: Vector) -> Vector:
+    """Hamilton product of two xyzw quaternions: the rotation `right` followed by `left`."""
+    ax, ay, az, aw = left.tolist()
+    bx, by, bz, bw = right.tolist()
+    return np.array(
+        [
+            aw * bx + ax * bw + ay * bz - az * by,
+            aw * by - ax * bz + ay * bw + az * bx,
+            aw * bz + ax * by - ay * bx + az * bw,
+            aw * bw - ax * bx - ay * by - az * bz,
+        ]
+    )
+
+
+def conjugate(quaternion: Vector) -> Vector:
+    """The inverse rotation of a unit quaternion."""
+    return quaternion * np.array([-1.0, -1.0, -1.0, 1.0])
+
+
+def from_rotation_vector(rotation: Vector) -> Vector:
+    """Quaternion xyzw of a rotation vector [rad]."""
+    x, y, z = rotation.tolist()
+    angle = math.sqrt(x * x + y * y + z * z)
+    if angle < 1e-9:
+        return np.array([0.5 * x, 0.5 * y, 0.5 * z, 1.0])
+    scale = math.sin(0.5 * angle) / angle
+    return np.array([x * scale, y * scale, z * scale, math.cos(0.5 * angle)])
+
+
+def to_rotation_vector(quaternion: Vector) -> Vector:
+    """Rotation vector [rad], the shorter way round (angle at most pi)."""
+    x, y, z, w = quaternion.tolist()
+    if w < 0.0:
+        x, y, z, w = -x, -y, -z, -w
+    sine = math.sqrt(x * x + y * y + z * z)
+    scale = 2.0 if sine < 1e-9 else 2.0 * math.atan2(sine, w) / sine
+    return np.array([x * scale, y * scale, z * scale])
+
+
+def rotate(quaternion: Vector, vector: Vector) -> Vector:
+    """Rotate a vector by a unit quaternion: v + 2w(u x v) + 2u x (u x v)."""
+    x, y, z, w = quaternion.tolist()
+    a, b, c = vector.tolist()
+    tx, ty, tz = 2.0 * (y * c - z * b), 2.0 * (z * a - x * c), 2.0 * (x * b - y * a)
+    return np.array(
+        [
+            a + w * tx + y * tz - z * ty,
+            b + w * ty + z * tx - x * tz,
+            c + w * tz + x * ty - y * tx,
+        ]
+    )
+
+
+def normalize(quaternion: Vector) -> Vector:
+    """Scale to unit length."""
+    return quaternion / math.sqrt(float(quaternion @ quaternion))
+
+
+def compose(parent: Vector, child: Vector) -> Vector:
+    """Pose of `child` (given in the parent's frame) in the frame that `parent` is given in."""
+    position = parent[:3] + rotate(parent[3:], child[:3])
+    return np.concatenate([position, multiply(parent[3:], child[3:])])
+
+
+def relative(frame: Vector, pose: Vector) -> Vector:
+    """The pose seen from `frame`; both given in one common frame."""
+    inverse = conjugate(frame[3:])
+    return np.concatenate([rotate(inverse, pose[:3] - frame[:3]), multiply(inverse, pose[3:])])
+
+
+def about_z(angle: float) -> Vector:
+    """Quaternion xyzw of a rotation about z [rad]."""
+    return np.array([0.0, 0.0, math.sin(0.5 * angle), math.cos(0.5 * angle)])

@@ -1,0 +1,1 @@
+"""Simulation on MuJoCo: the world, the simulated robot, and the tasks."""

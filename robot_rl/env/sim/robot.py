@@ -1,0 +1,106 @@
+"""`SimRobot`: the simulated arm behind the same seam and the same limits as a real one."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env import rotations
+from robot_rl.env.robot import Action, Applied
+from robot_rl.env.sim.world import World
+from robot_rl.safety import CartesianLimiter, CartesianLimits
+
+ACTION_NAMES = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
+# The fingers point down: x of the TCP forward, z towards the table.
+DOWNWARD = np.array([1.0, 0.0, 0.0, 0.0])
+FINGER_STROKE = 0.08
+
+
+class SimRobot:
+    """A 7-joint arm in MuJoCo, driven by Cartesian increments.
+
+    Args:
+        world: The compiled scene.
+        limits: What the arm may be asked for.
+        home_joints: Joint angles (7,) [rad] near which start poses are solved.
+        finger_opening: Distance between the fingers [m], fixed: the tasks hold their tool.
+        action_delay_steps: Control steps that pass before an action takes effect; models the
+            latency of a real arm on the stepped clock.
+    """
+
+    observation_fields = (
+        Field("state/tcp_pose", "float32", (7,)),
+        Field("state/tcp_velocity", "float32", (6,)),
+        Field("state/tcp_wrench", "float32", (6,)),
+        Field("state/target_lead", "float32", (6,)),
+        Field("state/joint_positions", "float32", (7,)),
+        Field("state/joint_velocities", "float32", (7,)),
+        Field("state/gripper_position", "float32", (1,)),
+    )
+    action_names = ACTION_NAMES
+
+    def __init__(
+        self,
+        world: World,
+        limits: CartesianLimits,
+        home_joints: tuple[float, ...],
+        finger_opening: float,
+        action_delay_steps: int = 0,
+    ) -> None:
+        """See the class."""
+        self.world = world
+        self.limiter = CartesianLimiter(limits, DOWNWARD)
+        self._home_joints = np.array(home_joints)
+        self._finger_opening = finger_opening
+        self._delay = action_delay_steps
+        self._pending: deque[npt.NDArray[np.float64]] = deque()
+
+    def reset(self, start_pose: npt.NDArray[np.float64]) -> None:
+        """Put the arm at rest with the TCP at `start_pose` (7,) in the base frame."""
+        self.world.reset(start_pose, self._home_joints)
+        self.world.set_finger_opening(self._finger_opening)
+        self.limiter.reset(start_pose)
+        self._pending = deque([start_pose] * self._delay)
+
+    def apply(self, action: Action) -> Applied:
+        """Move the impedance target by an action (6,); see `CartesianLimiter`."""
+        force = math.sqrt(float(np.square(self.world.tcp_wrench()[:3]).sum()))
+        target, clamped = self.limiter.advance(
+            action.astype(np.float64), self.world.tcp_pose(), force
+        )
+        self._pending.append(target)
+        self.world.set_target(self._pending.popleft())
+        return Applied(action, clamped)
+
+    def advance(self, period: float) -> None:
+        """Simulate one control period [s]."""
+        self.world.step(period)
+
+    def observe(self) -> Observation:
+        """The measured state; the lead is target minus measured pose, m and rad, base frame."""
+        world = self.world
+        pose = world.tcp_pose()
+        target = self.limiter.target
+        turn = rotations.multiply(target[3:], rotations.conjugate(pose[3:]))
+        lead = np.concatenate([target[:3] - pose[:3], rotations.to_rotation_vector(turn)])
+        state = {
+            "state/tcp_pose": pose,
+            "state/tcp_velocity": world.tcp_velocity(),
+            "state/tcp_wrench": world.tcp_wrench(),
+            "state/target_lead": lead,
+            "state/joint_positions": world.joint_positions(),
+            "state/joint_velocities": world.joint_velocities(),
+            "state/gripper_position": np.array([1.0 - self._finger_opening / FINGER_STROKE]),
+        }
+        return {name: value.astype(np.float32) for name, value in state.items()}
+
+    def hold(self) -> None:
+        """Stop where the arm is."""
+        self.world.set_target(self.limiter.reset(self.world.tcp_pose()))
+
+    def close(self) -> None:
+        """Nothing to release: the world goes with its last reference."""

@@ -1,0 +1,158 @@
+"""The base class of simulated tasks and of their scripted experts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env import rotations
+from robot_rl.env.robot import Action
+from robot_rl.env.sim.world import World
+
+Vector = npt.NDArray[np.float64]
+
+
+class SimTask(ABC):
+    """A simulated task: one file that adds bodies, randomises them, observes and judges them.
+
+    Args:
+        name: Name of the task, recorded with every episode.
+        instruction: What the robot is to do, in words.
+        time_limit_steps: Control steps after which an episode is truncated.
+    """
+
+    observation_fields: ClassVar[tuple[Field, ...]]
+    finger_opening: float = 0.0
+
+    def __init__(self, name: str, instruction: str, time_limit_steps: int) -> None:
+        """See the class."""
+        self.name = name
+        self.instruction = instruction
+        self.time_limit_steps = time_limit_steps
+        self.world: World | None = None
+
+    def attach(self, world: World) -> None:
+        """Take the world that was compiled with `build`."""
+        self.world = world
+
+    @abstractmethod
+    def build(self, spec: mujoco.MjSpec) -> None:
+        """Add the task's bodies to the model."""
+
+    @abstractmethod
+    def reset(self, rng: np.random.Generator) -> Vector:
+        """Randomise the scene; returns the TCP start pose (7,), base frame."""
+
+    @abstractmethod
+    def observe(self) -> Observation:
+        """The task's part of the observation, with its noise."""
+
+    @abstractmethod
+    def succeeded(self) -> bool:
+        """Whether the goal is reached, from the true state."""
+
+    @abstractmethod
+    def goal_pose(self) -> Vector:
+        """The true TCP pose (7,) at which the task is done: for experts, never observed."""
+
+
+@dataclass(frozen=True)
+class Imperfections:
+    """How a scripted expert falls short of a perfect one, like a person at a SpaceMouse.
+
+    Attributes:
+        offset: Standard deviation of its error about the goal's position, per axis [m].
+        yaw_offset: Standard deviation of its error about the goal's yaw [rad].
+        correction: Share of the error that remains after each time that it notices being stuck.
+        action_noise: Standard deviation of noise on each action column.
+        hesitation: Probability per step of beginning a pause.
+        hesitation_steps: Length of a pause [control steps].
+        speed_low: Slowest pace of an episode, as a share of the largest action.
+        speed_high: Fastest pace.
+    """
+
+    offset: float
+    yaw_offset: float
+    correction: float
+    action_noise: float
+    hesitation: float
+    hesitation_steps: int
+    speed_low: float
+    speed_high: float
+
+
+class ScriptedExpert(ABC):
+    """Demonstrates a task from the true state, imperfectly.
+
+    Args:
+        task: The task, attached to its world.
+        imperfections: See `Imperfections`.
+        translation_step: Metres that an action of 1 moves the target.
+        rotation_step: Radians that an action of 1 turns the target.
+    """
+
+    def __init__(
+        self,
+        task: SimTask,
+        imperfections: Imperfections,
+        translation_step: float,
+        rotation_step: float,
+    ) -> None:
+        """See the class."""
+        self.task = task
+        self.imperfections = imperfections
+        self._steps = (translation_step, rotation_step)
+        self._pause = 0
+        self.error = np.zeros(3)
+        self.yaw_error = 0.0
+        self.speed = 1.0
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Draw this episode's error and pace."""
+        flaws = self.imperfections
+        self.error = rng.normal(0.0, flaws.offset, 3) * np.array([1.0, 1.0, 0.0])
+        self.yaw_error = float(rng.normal(0.0, flaws.yaw_offset))
+        self.speed = float(rng.uniform(flaws.speed_low, flaws.speed_high))
+        self._pause = 0
+
+    def act(self, rng: np.random.Generator) -> Action:
+        """The expert's action (d,) in [-1, 1] for the present state."""
+        flaws = self.imperfections
+        if self._pause == 0 and rng.random() < flaws.hesitation:
+            self._pause = flaws.hesitation_steps
+        if self._pause > 0:
+            self._pause -= 1
+            wanted = np.zeros(6)
+        else:
+            wanted = self.motion(self.waypoint(rng))
+        noisy = wanted + rng.normal(0.0, flaws.action_noise, wanted.shape)
+        return np.clip(noisy, -1.0, 1.0).astype(np.float32)
+
+    @abstractmethod
+    def waypoint(self, rng: np.random.Generator) -> Vector:
+        """Where the TCP should be next: a pose (7,) in the base frame."""
+
+    def motion(self, waypoint: Vector) -> Vector:
+        """The action (6,) towards a TCP pose (7,), at the episode's pace."""
+        assert self.task.world is not None
+        pose = self.task.world.tcp_pose()
+        turn = rotations.multiply(waypoint[3:], rotations.conjugate(pose[3:]))
+        translation = _shortened((waypoint[:3] - pose[:3]) / self._steps[0], self.speed)
+        rotation = _shortened(rotations.to_rotation_vector(turn) / self._steps[1], self.speed)
+        return np.concatenate([translation, rotation])
+
+    def correct(self) -> None:
+        """Notice being stuck, look again, and come closer to the truth."""
+        self.error = self.error * self.imperfections.correction
+        self.yaw_error *= self.imperfections.correction
+
+
+def _shortened(vector: Vector, length: float) -> Vector:
+    norm = float(np.sqrt(vector @ vector))
+    return vector if norm <= length else vector * (length / norm)

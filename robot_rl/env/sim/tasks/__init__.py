@@ -1,0 +1,1 @@
+"""Simulated tasks, one file each."""

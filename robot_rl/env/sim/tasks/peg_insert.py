@@ -1,0 +1,248 @@
+"""`peg_insert`: put a square peg, held in the gripper, into a square socket seen with an error."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env import rotations
+from robot_rl.env.sim.robot import DOWNWARD
+from robot_rl.env.sim.task import Imperfections, ScriptedExpert, SimTask, Vector
+
+PEG_WIDTH = 0.02
+PEG_LENGTH = 0.07
+PEG_BELOW_TCP = 0.055
+SOCKET_WIDTH = 0.08
+SOCKET_HEIGHT = 0.035
+HOLE_DEPTH = 0.03
+SOCKET_CENTRE = np.array([0.45, 0.0, SOCKET_HEIGHT])
+# The peg's frame has z up, the TCP's has z down: half a turn about x.
+_TIP_IN_TCP = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [1.0, 0.0, 0.0, 0.0]])
+_CONTACT = {"solref": [0.004, 1.0], "solimp": [0.95, 0.99, 0.0005, 0.5, 2.0]}
+
+
+class PegInsert(SimTask):
+    """Insert a 20 mm square peg into a socket whose pose is known with a fixed error.
+
+    The frame of the socket is at the centre of its upper face, z up. The arm sees the socket
+    where the noise puts it, all episode long; only contact tells where it really is.
+
+    Args:
+        name: See `SimTask`.
+        instruction: See `SimTask`.
+        time_limit_steps: See `SimTask`.
+        clearance: Width of the hole minus width of the peg [m].
+        position_range: Half range of the socket's x and y [m].
+        yaw_range: Half range of the socket's yaw [rad].
+        position_noise: Half range of the observation error per axis, fixed per episode [m].
+        yaw_noise: Half range of the observed yaw's error [rad].
+        fine_scale: Distance d of the fine observation tanh(relative position / d) [m].
+        start_height: Height of the peg's tip over the socket at the start [m].
+        start_noise: Half range of the start position per axis [m].
+        success_depth: Depth of the tip below the socket's upper face that counts [m].
+        friction: Sliding friction between peg and socket.
+    """
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (1, 7)),
+        Field("state/relative_pose", "float32", (6,)),
+        Field("state/relative_position_fine", "float32", (3,)),
+    )
+    finger_opening = PEG_WIDTH
+
+    def __init__(
+        self,
+        name: str,
+        instruction: str,
+        time_limit_steps: int,
+        clearance: float,
+        position_range: float,
+        yaw_range: float,
+        position_noise: float,
+        yaw_noise: float,
+        fine_scale: float,
+        start_height: float,
+        start_noise: float,
+        success_depth: float,
+        friction: float,
+    ) -> None:
+        """See the class."""
+        super().__init__(name, instruction, time_limit_steps)
+        self._clearance = clearance
+        self._position_range = position_range
+        self._yaw_range = yaw_range
+        self._position_noise = position_noise
+        self._yaw_noise = yaw_noise
+        self._fine_scale = fine_scale
+        self._start_height = start_height
+        self._start_noise = start_noise
+        self._success_depth = success_depth
+        self._friction = friction
+        self._socket = np.concatenate([SOCKET_CENTRE, rotations.about_z(0.0)])
+        self._observed = self._socket
+
+    def build(self, spec: mujoco.MjSpec) -> None:
+        """Add the peg to the hand and the socket, four walls and a floor, to the table."""
+        box = mujoco.mjtGeom.mjGEOM_BOX
+        friction = [self._friction, 0.005, 0.0001]
+        hand = spec.body("hand")
+        tcp = spec.site("tcp").pos
+        centre = tcp + np.array([0.0, 0.0, PEG_BELOW_TCP - PEG_LENGTH / 2])
+        peg = hand.add_body(name="peg", pos=centre, gravcomp=1)
+        peg.add_geom(
+            name="peg",
+            type=box,
+            size=[PEG_WIDTH / 2, PEG_WIDTH / 2, PEG_LENGTH / 2],
+            mass=0.1,
+            rgba=[0.85, 0.45, 0.1, 1],
+            contype=1,
+            conaffinity=2,
+            friction=friction,
+            **_CONTACT,
+        )
+        socket = spec.worldbody.add_body(name="socket", pos=SOCKET_CENTRE)
+        wall = (SOCKET_WIDTH - PEG_WIDTH - self._clearance) / 4
+        reach = SOCKET_WIDTH / 2 - wall
+        inner = SOCKET_WIDTH / 2 - 2 * wall
+        boxes = {
+            "wall_front": ([reach, 0], [wall, SOCKET_WIDTH / 2]),
+            "wall_back": ([-reach, 0], [wall, SOCKET_WIDTH / 2]),
+            "wall_left": ([0, reach], [inner, wall]),
+            "wall_right": ([0, -reach], [inner, wall]),
+        }
+        for name, (centre_xy, half_xy) in boxes.items():
+            socket.add_geom(
+                name=name,
+                type=box,
+                pos=[*centre_xy, -HOLE_DEPTH / 2],
+                size=[*half_xy, HOLE_DEPTH / 2],
+                rgba=[0.3, 0.45, 0.65, 1],
+                contype=2,
+                conaffinity=1,
+                friction=friction,
+                **_CONTACT,
+            )
+        floor = (SOCKET_HEIGHT - HOLE_DEPTH) / 2
+        socket.add_geom(
+            name="floor",
+            type=box,
+            pos=[0, 0, -HOLE_DEPTH - floor],
+            size=[SOCKET_WIDTH / 2, SOCKET_WIDTH / 2, floor],
+            rgba=[0.2, 0.3, 0.45, 1],
+            contype=2,
+            conaffinity=1,
+        )
+
+    def reset(self, rng: np.random.Generator) -> Vector:
+        """Draw the socket's pose, the error it is seen with, and the start pose."""
+        assert self.world is not None
+        shift = rng.uniform(-self._position_range, self._position_range, 2)
+        yaw = rng.uniform(-self._yaw_range, self._yaw_range)
+        position = SOCKET_CENTRE + np.array([*shift, 0.0])
+        self._socket = np.concatenate([position, rotations.about_z(yaw)])
+        seen = position + rng.uniform(-self._position_noise, self._position_noise, 3)
+        seen_yaw = yaw + rng.uniform(-self._yaw_noise, self._yaw_noise)
+        self._observed = np.concatenate([seen, rotations.about_z(seen_yaw)])
+        self.world.set_body_pose("socket", self._socket)
+
+        tip = SOCKET_CENTRE + np.array([0.0, 0.0, self._start_height])
+        tip = tip + rng.uniform(-self._start_noise, self._start_noise, 3)
+        return np.concatenate([tip + np.array([0.0, 0.0, PEG_BELOW_TCP]), DOWNWARD])
+
+    def tip_pose(self) -> Vector:
+        """Pose (7,) of the peg's lower end, z up, in the base frame."""
+        assert self.world is not None
+        return rotations.compose(self.world.tcp_pose(), _TIP_IN_TCP)
+
+    def socket_pose(self) -> Vector:
+        """The true pose (7,) of the socket: for experts and tests, never observed."""
+        return self._socket
+
+    def goal_pose(self) -> Vector:
+        """TCP pose (7,) with the tip centred in the socket's upper face."""
+        inverse_tip = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [-1.0, 0.0, 0.0, 0.0]])
+        return rotations.compose(self._socket, inverse_tip)
+
+    def observe(self) -> Observation:
+        """The socket as seen, and the tip's pose (m, rad) in the frame of the socket as seen."""
+        offset = rotations.relative(self._observed, self.tip_pose())
+        position = offset[:3]
+        pose = np.concatenate([position, rotations.to_rotation_vector(offset[3:])])
+        return {
+            "state/object_poses": self._observed[None].astype(np.float32),
+            "state/relative_pose": pose.astype(np.float32),
+            "state/relative_position_fine": np.tanh(position / self._fine_scale).astype(
+                np.float32
+            ),
+        }
+
+    def succeeded(self) -> bool:
+        """The tip is deep enough inside the hole."""
+        x, y, z = rotations.relative(self._socket, self.tip_pose())[:3]
+        return bool(z <= -self._success_depth and max(abs(x), abs(y)) < PEG_WIDTH / 2)
+
+
+class PegInsertExpert(ScriptedExpert):
+    """Goes above where it believes the socket is, descends, and corrects itself when stuck.
+
+    Args:
+        task: The task.
+        imperfections: See `Imperfections`.
+        translation_step: See `ScriptedExpert`.
+        rotation_step: See `ScriptedExpert`.
+        hover: Height of the tip over the socket until it is aligned [m].
+        align: Distance at which it begins to descend [m].
+        stuck_steps: Steps without descent in contact before it notices.
+    """
+
+    def __init__(
+        self,
+        task: PegInsert,
+        imperfections: Imperfections,
+        translation_step: float,
+        rotation_step: float,
+        hover: float,
+        align: float,
+        stuck_steps: int,
+    ) -> None:
+        """See the class."""
+        super().__init__(task, imperfections, translation_step, rotation_step)
+        self._hover = hover
+        self._align = align
+        self._stuck_steps = stuck_steps
+        self._peg_task = task
+        self._descending = False
+        self._depths: list[float] = []
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Draw this episode's error and pace."""
+        super().reset(rng)
+        self._descending = False
+        self._depths = []
+
+    def waypoint(self, rng: np.random.Generator) -> Vector:
+        """Above the believed socket until aligned, then down into it."""
+        tip = rotations.relative(self._peg_task.socket_pose(), self._peg_task.tip_pose())
+        believed = rotations.compose(
+            self._peg_task.socket_pose(),
+            np.concatenate([self.error, rotations.about_z(self.yaw_error)]),
+        )
+        lateral = float(np.linalg.norm(tip[:2] - self.error[:2]))
+        if not self._descending and lateral < self._align and tip[2] < 1.5 * self._hover:
+            self._descending = True
+        if self._descending:
+            self._notice_stuck(float(tip[2]))
+        height = -HOLE_DEPTH if self._descending else self._hover
+        lift = np.concatenate([[0.0, 0.0, height], rotations.about_z(0.0)])
+        target = rotations.compose(believed, lift)
+        return rotations.compose(
+            target, np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [-1.0, 0.0, 0.0, 0.0]])
+        )
+
+    def _notice_stuck(self, height: float) -> None:
+        self._depths.append(height)
+        recent = self._depths[-self._stuck_steps :]
+        if len(recent) == self._stuck_steps and recent[0] - recent[-1] < 0.001:
+            self.correct()
+            self._depths = []

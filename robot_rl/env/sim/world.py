@@ -1,0 +1,184 @@
+"""The MuJoCo world: the arm of hardware/ plus what a task adds, with poses in our conventions.
+
+MuJoCo keeps quaternions as wxyz; everything that leaves this module is xyzw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.env import rotations
+from robot_rl.errors import RobotRLError
+
+Vector = npt.NDArray[np.float64]
+
+ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
+_TOOL_ROOT = "hand"
+_WXYZ = [3, 0, 1, 2]
+_XYZW = [1, 2, 3, 0]
+
+
+class World:
+    """One simulated scene with a 7-joint arm under Cartesian impedance control.
+
+    The impedance law runs inside MuJoCo at every physics step, as actuators between the TCP and
+    a mocap body, so that it costs no Python.
+
+    Args:
+        model_path: The arm's MJCF; it must name a site ``tcp``, a mocap body ``target``, joints
+            ``joint1`` to ``joint7`` and a body ``hand`` that carries the tool.
+        build: Adds the task's bodies to the model before it is compiled.
+        wrench_samples: The contact wrench is averaged over this many instants of a period.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        build: Callable[[mujoco.MjSpec], None],
+        wrench_samples: int = 5,
+    ) -> None:
+        """See the class."""
+        spec = mujoco.MjSpec.from_file(str(model_path))
+        build(spec)
+        self.model = spec.compile()
+        self.data = mujoco.MjData(self.model)
+        self._tcp = self.model.site("tcp").id
+        self._wrench_samples = wrench_samples
+        joints = [self.model.joint(name).id for name in ARM_JOINTS]
+        self._qpos = self.model.jnt_qposadr[joints]
+        self._dofs = self.model.jnt_dofadr[joints]
+        self._tool_bodies = _subtree(self.model, self.model.body(_TOOL_ROOT).id)
+        self._wrench = np.zeros(6)
+
+    @property
+    def physics_rate_hz(self) -> float:
+        """Physics and impedance control steps per second."""
+        return 1.0 / float(self.model.opt.timestep)
+
+    def site_pose(self, name: str) -> Vector:
+        """Pose (7,) of a site in the base frame."""
+        return self._site_pose(self.model.site(name).id)
+
+    def tcp_pose(self) -> Vector:
+        """Pose (7,) of the TCP in the base frame."""
+        return self._site_pose(self._tcp)
+
+    def tcp_velocity(self) -> Vector:
+        """Linear [m/s] and angular [rad/s] velocity (6,) of the TCP in the base frame."""
+        velocity = np.zeros(6)
+        mujoco.mj_objectVelocity(
+            self.model, self.data, mujoco.mjtObj.mjOBJ_SITE, self._tcp, velocity, 0
+        )
+        return np.concatenate([velocity[3:], velocity[:3]])
+
+    def tcp_wrench(self) -> Vector:
+        """Contact force [N] and torque about the TCP [Nm] (6,) on the tool, base frame.
+
+        The mean over the last period, as a filtered wrist sensor would report it.
+        """
+        return self._wrench
+
+    def joint_positions(self) -> Vector:
+        """Arm joint angles (7,) [rad]."""
+        return np.array(self.data.qpos[self._qpos])
+
+    def joint_velocities(self) -> Vector:
+        """Arm joint velocities (7,) [rad/s]."""
+        return np.array(self.data.qvel[self._dofs])
+
+    def set_target(self, pose: Vector) -> None:
+        """Set the equilibrium pose (7,) of the impedance controller."""
+        self.data.mocap_pos[0] = pose[:3]
+        self.data.mocap_quat[0] = pose[3:][_WXYZ]
+
+    def set_body_pose(self, name: str, pose: Vector) -> None:
+        """Place a fixed body (one without a joint) at a pose (7,) in its parent's frame."""
+        body = self.model.body(name).id
+        self.model.body_pos[body] = pose[:3]
+        self.model.body_quat[body] = pose[3:][_WXYZ]
+
+    def set_finger_opening(self, opening: float) -> None:
+        """Place both fingers `opening` metres apart and keep them there."""
+        for name in ("finger_left", "finger_right"):
+            self.data.qpos[self.model.joint(name).qposadr[0]] = 0.5 * opening
+        self.data.ctrl[self.model.actuator("gripper").id] = 0.5 * opening
+
+    def reset(self, pose: Vector, joint_guess: Vector) -> None:
+        """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (7,)."""
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[self._qpos] = self.solve_inverse_kinematics(pose, joint_guess)
+        self.model.qpos_spring[self._qpos] = self.data.qpos[self._qpos]
+        self.set_target(pose)
+        mujoco.mj_forward(self.model, self.data)
+        self._wrench = np.zeros(6)
+
+    def step(self, duration: float) -> None:
+        """Let `duration` seconds pass."""
+        steps = max(1, round(duration * self.physics_rate_hz))
+        samples = min(self._wrench_samples, steps)
+        total = np.zeros(6)
+        for sample in range(samples):
+            share = steps * (sample + 1) // samples - steps * sample // samples
+            mujoco.mj_step(self.model, self.data, share)
+            mujoco.mj_rnePostConstraint(self.model, self.data)
+            total += self._contact_wrench()
+        self._wrench = total / samples
+        # mj_step leaves poses of the state before its last integration; observe the newest.
+        mujoco.mj_forward(self.model, self.data)
+
+    def solve_inverse_kinematics(
+        self, pose: Vector, joint_guess: Vector, tolerance: float = 1e-5
+    ) -> Vector:
+        """Joint angles (7,) that put the TCP at `pose` (7,), by damped least squares.
+
+        Raises:
+            RobotRLError: The pose cannot be reached from the guess.
+        """
+        model, data = self.model, self.data
+        low, high = model.jnt_range[: len(ARM_JOINTS)].T
+        joints = np.array(joint_guess, np.float64)
+        jacobian = np.zeros((6, model.nv))
+        for _ in range(100):
+            data.qpos[self._qpos] = joints
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            reached = self.tcp_pose()
+            turn = rotations.multiply(pose[3:], rotations.conjugate(reached[3:]))
+            error = np.concatenate([pose[:3] - reached[:3], rotations.to_rotation_vector(turn)])
+            if np.abs(error).max() < tolerance:
+                return joints
+            mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], self._tcp)
+            arm = jacobian[:, self._dofs]
+            joints += arm.T @ np.linalg.solve(arm @ arm.T + 1e-4 * np.eye(6), error)
+            joints = np.clip(joints, low, high)
+        raise RobotRLError(
+            "the arm cannot reach the pose",
+            got=np.round(pose, 4).tolist(),
+            expected=f"a pose within reach of joints {np.round(joint_guess, 3).tolist()}",
+        )
+
+    def _site_pose(self, site: int) -> Vector:
+        quaternion = np.zeros(4)
+        mujoco.mju_mat2Quat(quaternion, self.data.site_xmat[site])
+        return np.concatenate([self.data.site_xpos[site], quaternion[_XYZW]])
+
+    def _contact_wrench(self) -> Vector:
+        # cfrc_ext is (torque, force) about the centre of mass of the whole kinematic tree.
+        external = self.data.cfrc_ext[self._tool_bodies].sum(axis=0)
+        root = self.model.body_rootid[self._tool_bodies[0]]
+        arm = self.data.subtree_com[root] - self.data.site_xpos[self._tcp]
+        force = external[3:]
+        return np.concatenate([force, external[:3] + np.cross(arm, force)])
+
+
+def _subtree(model: mujoco.MjModel, root: int) -> list[int]:
+    inside = {root}
+    for body in range(root + 1, model.nbody):
+        if int(model.body_parentid[body]) in inside:
+            inside.add(body)
+    return sorted(inside)
