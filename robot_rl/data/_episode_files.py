@@ -1,0 +1,208 @@
+"""The files of an episode dataset: layout, opening, locking, damage. Private to `episodes`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import ZstdCodec
+from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore
+
+from robot_rl.data.schema import RowSchema
+from robot_rl.errors import RobotRLError
+
+_FORMAT: Final = "robot_rl episodes"
+_CHUNK_BYTES: Final = 1 << 20
+_CHUNK_ROWS: Final = 1024
+_META_CHUNK: Final = 4096
+ENDS: Final = "meta/episode_ends"
+META: Final[tuple[tuple[str, str], ...]] = (
+    (ENDS, "int64"),
+    ("meta/seed", "int64"),
+    ("meta/success", "bool"),
+    ("meta/source", "uint8"),
+    ("meta/task", "string"),
+    ("meta/instruction", "string"),
+)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DatasetError(RobotRLError):
+    """An episode dataset that cannot be opened, read or written."""
+
+
+class NotADataset(DatasetError):
+    """The path holds no episode dataset."""
+
+
+class DatasetDamaged(DatasetError):
+    """Committed rows are missing or fail their checksum; the message names the field."""
+
+
+class DatasetBusy(DatasetError):
+    """Another writer has the dataset open."""
+
+
+class DatasetWriteFailed(DatasetError):
+    """The episode was not added; the episodes before it are untouched."""
+
+
+class StorageFull(DatasetWriteFailed):
+    """No space is left for the episode; the episodes before it are untouched."""
+
+
+class InvalidEpisode(DatasetError):
+    """The rows are no whole episode, or its description is not valid."""
+
+
+def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
+    """Build an empty dataset beside `path` and rename it, so that none is ever half made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.creating")
+    parent = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)  # two creators must not share the temporary name
+        if path.exists() and not is_empty_directory(path):
+            return
+        shutil.rmtree(temporary, ignore_errors=True)
+        attributes = {"format": _FORMAT, "schema": schema.to_json(), "metadata": metadata}
+        group = zarr.create_group(LocalStore(temporary), attributes=attributes)
+        for name, dtype in META:
+            _create_array(group, name, dtype, (), _META_CHUNK)
+        for column in schema.fields:
+            row_bytes = max(1, np.dtype(column.dtype).itemsize * int(np.prod(column.shape)))
+            rows = min(max(1, _CHUNK_BYTES // row_bytes), _CHUNK_ROWS)
+            _create_array(group, f"data/{column.name}", column.dtype, column.shape, rows)
+        os.rename(temporary, path)
+    finally:
+        os.close(parent)
+
+
+def _create_array(
+    group: zarr.Group, name: str, dtype: str, shape: tuple[int, ...], chunk_rows: int
+) -> None:
+    group.create_array(
+        name,
+        shape=(0, *shape),
+        chunks=(chunk_rows, *(max(1, n) for n in shape)),
+        dtype=dtype,
+        compressors=ZstdCodec(level=1, checksum=True),
+        fill_value="" if dtype == "string" else 0,
+    )
+
+
+def open_array(
+    store: LocalStore, name: str, path: Path, *, mode: Literal["r", "r+"] = "r"
+) -> zarr.Array[Any]:
+    """Open one array of the dataset, `name` with slashes."""
+    with read_errors(path, name):
+        return zarr.open_array(store, path=name, mode=mode)
+
+
+def committed_ends(array: zarr.Array[Any], path: Path) -> npt.NDArray[np.int64]:
+    """Read the ends of the finished episodes; only one entry may be grown but not committed."""
+    with read_errors(path, ENDS):
+        stored = np.asarray(array[:], np.int64)
+    ends = stored[: int(np.count_nonzero(stored))]
+    if len(stored) > len(ends) + 1 or np.diff(ends, prepend=0).min(initial=2) < 2:
+        raise DatasetDamaged(
+            f"{path}: {ENDS!r} has gaps",
+            got=stored,
+            hint="a file of it is missing; restore it from a copy",
+        )
+    return ends
+
+
+def check_chunks(array: zarr.Array[Any], directory: Path, start: int, stop: int) -> None:
+    """Report absent chunk files, which zarr would silently read as fill values."""
+    if stop <= start:
+        return
+    rows, rest = array.chunks[0], (0,) * (len(array.shape) - 1)
+    for chunk in range(start // rows, (stop - 1) // rows + 1):
+        file = directory / array.metadata.encode_chunk_key((chunk, *rest))
+        if not file.exists():
+            raise DatasetDamaged(
+                f"rows {chunk * rows} to {(chunk + 1) * rows} of {directory} are missing",
+                expected=f"the file {file}",
+                hint="restore it from a copy",
+            )
+
+
+def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
+    """Read schema and metadata; refuse what is no dataset of this program."""
+    hint = "give the directory that `robot-rl collect` wrote"
+    if not path.is_dir():
+        raise NotADataset(f"there is no episode dataset at {path}", hint=hint)
+    try:
+        content = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
+        attributes = content["attributes"]
+        if attributes["format"] != _FORMAT:
+            raise ValueError(f"format {attributes['format']!r}")
+        schema, metadata = str(attributes["schema"]), dict(attributes["metadata"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotADataset(f"{path} is no episode dataset", got=f"{error!r}", hint=hint) from error
+    return RowSchema.from_json(schema), metadata
+
+
+def lock(path: Path) -> int:
+    """Lock the directory for one writer; the lock ends with the descriptor or the process."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise DatasetBusy(
+            f"another writer has {path} open",
+            hint="wait until that recording ends, or record to another path",
+        ) from error
+    return descriptor
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete the temporary files of killed appends; only the holder of the lock may."""
+    for leftover in path.rglob("*.partial"):
+        leftover.unlink(missing_ok=True)
+
+
+def is_empty_directory(path: Path) -> bool:
+    """Whether `path` is a directory that holds nothing."""
+    return path.is_dir() and not any(path.iterdir())
+
+
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while writing into the dataset's errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull(
+                f"no space left to write to {path}; nothing that was recorded is lost",
+                got=str(error),
+                hint="free some space and append the episode again",
+            ) from error
+        raise DatasetWriteFailed(
+            f"cannot write to {path}; nothing that was recorded is lost", got=str(error)
+        ) from error
+
+
+@contextlib.contextmanager
+def read_errors(path: Path, name: str) -> Iterator[None]:
+    """Turn what goes wrong while reading the array `name` into `DatasetDamaged`."""
+    try:
+        yield
+    except (BaseZarrError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise DatasetDamaged(
+            f"{path}: {name!r} cannot be read", got=repr(error), hint="restore it from a copy"
+        ) from error

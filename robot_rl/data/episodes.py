@@ -1,0 +1,343 @@
+"""Episodes in zarr 3: one writer, any number of readers, and whole episodes only.
+
+Layout (n episodes, N rows in all, an episode of T actions has T + 1 rows)::
+
+    zarr.json                attributes: format, schema (RowSchema.to_json), metadata
+    data/<field>             (N, ...) every field of the schema; slashes make nested groups
+    meta/episode_ends        (n,) int64, exclusive and cumulative over rows: the commit record
+    meta/seed                (n,) int64
+    meta/success             (n,) bool
+    meta/source              (n,) uint8, a SOURCE code of `robot_rl.data.schema`
+    meta/task                (n,) string
+    meta/instruction         (n,) string
+
+Commit point. zarr's `LocalStore` writes each file to a temporary name and renames it, so that one
+file is replaced as a whole, but an append touches several files. The writer therefore appends
+the rows to every data array, then the other per-episode columns, and `meta/episode_ends` last.
+That array grows first (new entries read as 0, its fill value, which no real end can be) and the
+rename of its one chunk commits the episode. Readers trust only the non-zero ends. Whatever lies
+behind the last end is the remainder of a killed or failed append, and the next append overwrites
+it. There is nothing to repair, and rows of finished episodes never change.
+
+This survives the death of the process at any instant. It does not ask the disk to synchronise, so
+a power cut shortly after an append can lose or damage the file that was being replaced; checksums
+make the damage visible. The replay store is the one that survives power cuts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.storage import LocalStore
+
+from robot_rl.data import _episode_files as files
+from robot_rl.data._episode_files import (
+    ENDS,
+    META,
+    DatasetBusy,
+    DatasetDamaged,
+    DatasetError,
+    DatasetWriteFailed,
+    InvalidEpisode,
+    NotADataset,
+    StorageFull,
+)
+from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
+
+__all__ = [
+    "DatasetBusy",
+    "DatasetDamaged",
+    "DatasetError",
+    "DatasetWriteFailed",
+    "EpisodeDataset",
+    "EpisodeWriter",
+    "InvalidEpisode",
+    "NotADataset",
+    "StorageFull",
+]
+
+
+class EpisodeWriter:
+    """Appends whole episodes to a dataset, creating it where there is none.
+
+    One writer at a time: the directory is locked until `close`, or until the process dies.
+
+    Args:
+        path: Directory of the dataset.
+        schema: Columns of the rows.
+        metadata: JSON values kept with a dataset that is created now (robot or simulation,
+            operator, ...); an existing dataset keeps its own.
+
+    Raises:
+        SchemaMismatch: The existing dataset has another task, rate, version or field.
+        NotADataset: The path exists and holds something else.
+        DatasetBusy: Another writer has the dataset open.
+        StorageFull: There is no space to create it.
+    """
+
+    def __init__(
+        self, path: str | Path, schema: RowSchema, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Open or create the dataset; see the class for arguments and errors."""
+        self.path = Path(path)
+        self.schema = schema
+        if not self.path.exists() or files.is_empty_directory(self.path):
+            with files.write_errors(self.path):
+                files.create(self.path, schema, dict(metadata or {}))
+        stored = files.read_attributes(self.path)[0]
+        schema.compare(stored, what=f"the dataset {self.path}")
+        self._lock: int | None = files.lock(self.path)
+        files.remove_leftovers(self.path)
+        self._columns: dict[str, zarr.Array[Any]] | None = None
+        self._ends: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._open_columns()
+
+    def __len__(self) -> int:
+        """Return the number of committed episodes."""
+        return len(self._ends)
+
+    def append(
+        self,
+        rows: Sequence[Row],
+        *,
+        seed: int,
+        instruction: str = "",
+        success: bool,
+        source: int,
+    ) -> int:
+        """Add one finished episode; it is committed when this returns.
+
+        Args:
+            rows: T + 1 rows, T >= 1, of which exactly the final one has `is_last`.
+            seed: Seed that the episode was reset with.
+            instruction: What the robot was told to do.
+            success: Whether the episode reached its goal.
+            source: SOURCE code of the episode: 0 demo, 1 policy, 2 intervention.
+
+        Returns:
+            Index of the episode.
+
+        Raises:
+            SchemaMismatch: A row has a wrong, missing, non-finite or out-of-range field.
+            InvalidEpisode: The rows are no whole episode, or the description is not valid.
+            StorageFull: No space is left. Make room and append the same rows again.
+            DatasetWriteFailed: The episode could not be written for another reason.
+        """
+        if self._lock is None:
+            raise DatasetWriteFailed(
+                f"the writer of {self.path} is closed", hint="open a new EpisodeWriter"
+            )
+        records = self._validated(rows)
+        description = self._description(seed, instruction, success, source)
+        if self._columns is None:
+            self._open_columns()
+        columns = self._columns
+        assert columns is not None
+        episode, start = len(self._ends), int(self._ends[-1]) if len(self._ends) else 0
+        stop = start + len(records)
+        # Until the last statement succeeds, the arrays in memory may disagree with the files.
+        self._columns = None
+        for field in self.schema.fields:
+            self._put(columns, f"data/{field.name}", start, records[field.name])
+        for name, value in description.items():
+            self._put(columns, name, episode, value)
+        self._put(columns, ENDS, episode, np.array([stop], np.int64))
+        self._columns = columns
+        self._ends = np.append(self._ends, np.int64(stop))
+        return episode
+
+    def close(self) -> None:
+        """Release the dataset for other writers; a second call does nothing."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> EpisodeWriter:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the writer."""
+        self.close()
+
+    def _open_columns(self) -> None:
+        store = LocalStore(self.path)
+        names = [name for name, _ in META] + [f"data/{f.name}" for f in self.schema.fields]
+        # A chunk of zeros becomes a file too: an absent file is then always a loss, and reported.
+        # Arrays take this setting when they are opened, and `open_array` has no argument for it.
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            columns = {name: files.open_array(store, name, self.path, mode="r+") for name in names}
+        self._ends = files.committed_ends(columns[ENDS], self.path)
+        self._columns = columns
+
+    def _put(
+        self, columns: dict[str, zarr.Array[Any]], name: str, start: int, values: Array
+    ) -> None:
+        """Replace everything from `start` on by `values`."""
+        array, stop = columns[name], start + len(values)
+        # The chunk at the boundary is read, completed and replaced: it must be there and whole.
+        files.check_chunks(array, self.path / name, start - 1 if start else 0, start)
+        with files.read_errors(self.path, name), files.write_errors(self.path):
+            array.resize((stop, *values.shape[1:]))
+            array[start:stop] = values
+
+    def _validated(self, rows: Sequence[Row]) -> npt.NDArray[Any]:
+        if len(rows) < 2:
+            raise InvalidEpisode(
+                "an episode needs at least one action and its final observation",
+                got=f"{len(rows)} rows",
+                expected="T + 1 rows with T >= 1",
+            )
+        records = self.schema.unpack(b"".join(self.schema.pack(row) for row in rows))
+        last = np.flatnonzero(records["is_last"])
+        if last.tolist() != [len(rows) - 1]:
+            raise InvalidEpisode(
+                "field 'is_last' must mark the final row and no other",
+                got=f"is_last at rows {last.tolist()} of {len(rows)}",
+                expected=f"[{len(rows) - 1}]",
+            )
+        if records["action"][-1].any():
+            raise InvalidEpisode(
+                "the final row carries only the observation: its 'action' must be zero",
+                got=records["action"][-1],
+            )
+        return records
+
+    def _description(
+        self, seed: int, instruction: str, success: bool, source: int
+    ) -> dict[str, Array]:
+        if not -(2**63) <= seed < 2**63:
+            raise InvalidEpisode("the seed is out of range", got=seed, expected="a 64-bit integer")
+        if not 0 <= source < len(SOURCE_NAMES):
+            raise InvalidEpisode(
+                "unknown source code", got=source, expected=dict(enumerate(SOURCE_NAMES))
+            )
+        return {
+            "meta/seed": np.array([seed], np.int64),
+            "meta/success": np.array([success], np.bool_),
+            "meta/source": np.array([source], np.uint8),
+            "meta/task": np.array([self.schema.task], np.dtypes.StringDType()),
+            "meta/instruction": np.array([instruction], np.dtypes.StringDType()),
+        }
+
+
+class EpisodeDataset:
+    """Reads the committed episodes of a dataset, also while a writer adds to it.
+
+    The view is fixed when the dataset is opened; `refresh` takes in what was added since.
+
+    Attributes:
+        schema: Columns of the rows.
+        metadata: What the dataset was created with.
+        episode_ends: (n,) int64, exclusive and cumulative; T + 1 rows per episode.
+        seeds: (n,) int64.
+        successes: (n,) bool.
+        sources: (n,) uint8 SOURCE codes.
+        tasks: n names.
+        instructions: n texts.
+
+    Args:
+        path: Directory of the dataset.
+
+    Raises:
+        NotADataset: The path is missing or holds something else.
+        SchemaMismatch: The dataset was written with another schema version.
+        DatasetDamaged: The per-episode columns cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the dataset; see the class for arguments and errors."""
+        self.path = Path(path)
+        self.schema, self.metadata = files.read_attributes(self.path)
+        self._store = LocalStore(self.path, read_only=True)
+        self.refresh()
+
+    def __len__(self) -> int:
+        """Return the number of episodes in view."""
+        return len(self.episode_ends)
+
+    @property
+    def rows_total(self) -> int:
+        """Number of rows in view, final observations included."""
+        return int(self.episode_ends[-1]) if len(self) else 0
+
+    def refresh(self) -> int:
+        """Take in the episodes that were committed since; return the number of all."""
+        # The ends come first: what is committed then has its other columns complete.
+        ends = files.committed_ends(files.open_array(self._store, ENDS, self.path), self.path)
+        count = len(ends)
+        columns = {name: self._rows(name, 0, count) for name, _ in META[1:]}
+        self.episode_ends = ends
+        self.seeds: npt.NDArray[np.int64] = columns["meta/seed"]
+        self.successes: npt.NDArray[np.bool_] = columns["meta/success"]
+        self.sources: npt.NDArray[np.uint8] = columns["meta/source"]
+        self.tasks = [str(text) for text in columns["meta/task"]]
+        self.instructions = [str(text) for text in columns["meta/instruction"]]
+        return count
+
+    def expect(self, schema: RowSchema) -> EpisodeDataset:
+        """Check that the rows are those of `schema`, and return the dataset.
+
+        Raises:
+            SchemaMismatch: Names the field, what was expected and what the dataset has.
+        """
+        schema.compare(self.schema, what=f"the dataset {self.path}")
+        return self
+
+    def read(self, field: str) -> Array:
+        """Read one column of all episodes in view, shape (rows_total, ...).
+
+        Raises:
+            DatasetError: The schema has no such field; the message lists the fields.
+            DatasetDamaged: Rows are missing or fail their checksum.
+        """
+        self._check_field(field)
+        return self._rows(f"data/{field}", 0, self.rows_total)
+
+    def arrays(self, fields: Iterable[str] | None = None) -> dict[str, Array]:
+        """Read several columns (default: all) of all episodes in view, by field name."""
+        names = [f.name for f in self.schema.fields] if fields is None else list(fields)
+        return {name: self.read(name) for name in names}
+
+    def episode(self, index: int) -> dict[str, Array]:
+        """Read every column of one episode, each of shape (T + 1, ...).
+
+        Raises:
+            IndexError: There is no such episode in view.
+            DatasetDamaged: Rows are missing or fail their checksum.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"episode {index} of {self.path}, which shows {len(self)} episodes")
+        start = int(self.episode_ends[index - 1]) if index else 0
+        stop = int(self.episode_ends[index])
+        return {f.name: self._rows(f"data/{f.name}", start, stop) for f in self.schema.fields}
+
+    def _check_field(self, field: str) -> None:
+        names = [f.name for f in self.schema.fields]
+        if field not in names:
+            raise DatasetError(f"{self.path} has no field {field!r}", expected=names)
+
+    def _rows(self, name: str, start: int, stop: int) -> Array:
+        array = files.open_array(self._store, name, self.path)
+        if array.shape[0] < stop:
+            raise DatasetDamaged(
+                f"{self.path}: {name!r} is cut short",
+                got=f"{array.shape[0]} rows",
+                expected=f"at least {stop}",
+                hint="restore it from a copy",
+            )
+        files.check_chunks(array, self.path / name, start, stop)
+        with files.read_errors(self.path, name):
+            return np.asarray(array[start:stop])
