@@ -1,0 +1,353 @@
+"""Compose, check, save and compare configurations: Hydra, with messages that name the way out.
+
+Hydra composes `configs/config.yaml`, its groups and the overrides of the command line. Added here:
+an unknown choice or key is answered with the valid names and the nearest one, a value keeps the
+type of its default, and a run directory's configuration is compared with what the user asks for.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from robot_rl.errors import RobotRLError
+from robot_rl.resources import find_resource
+
+CONFIG_NAME = "config.yaml"
+# A run may be continued or evaluated with other values of these; all else made it what it is.
+MAY_DIFFER = (
+    "choices.replay",
+    "environment_steps",
+    "evaluation",
+    "replay",
+    "resume",
+    "run",
+    "runs_directory",
+)
+# Strings of which only some are valid.
+VALUES = {"clock": ("stepped", "realtime")}
+_NO_VALUE = object()
+
+
+class ConfigError(RobotRLError):
+    """An override, a configuration file or a run's configuration that cannot be used."""
+
+
+def group_choices() -> dict[str, tuple[str, ...]]:
+    """Return the valid choices of each configuration group, for example of `task`."""
+    folders = sorted(path for path in find_resource("configs").iterdir() if path.is_dir())
+    names = {f.name: tuple(sorted(path.stem for path in f.glob("*.yaml"))) for f in folders}
+    return {group: choices for group, choices in names.items() if choices}
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the default configuration with overrides such as `task=reach` or `seed=3`.
+
+    Args:
+        overrides: In Hydra's grammar. Later ones win.
+
+    Returns:
+        The configuration with all interpolations resolved. `choices` holds the name chosen in each
+        group. Reading a key that does not exist raises, as does adding one.
+
+    Raises:
+        ConfigError: An override that does not parse, an unknown group choice or key, a value of
+            another type than its default, or a value that must be given and is not.
+    """
+    groups = group_choices()
+    parsed = [_parse(text) for text in overrides]
+    for override in parsed:
+        if override.key_or_group in groups:
+            _check_choice(override, groups[override.key_or_group])
+    chosen = [o for o in parsed if o.key_or_group in groups]
+    defaults = _resolved(_compose([_text(o) for o in chosen]))
+    del defaults["choices"]
+    values = [o for o in parsed if o.key_or_group not in groups]
+    for override in values:
+        if not (override.is_add() or override.is_force_add() or override.is_delete()):
+            _check_key(override.key_or_group, override.value(), defaults)
+    config = _compose(overrides) if values else _compose([_text(o) for o in chosen])
+    resolved = _resolved(config)
+    _check_missing(resolved)
+    for override in values:
+        _keep_type(override.key_or_group, defaults, resolved)
+    for key, names in VALUES.items():
+        _check_value(key, resolved.get(key), names)
+    result = OmegaConf.create(resolved)
+    OmegaConf.set_struct(result, True)
+    return result
+
+
+def compose_for_run(overrides: Sequence[str], run_config: DictConfig) -> DictConfig:
+    """Apply overrides to the configuration of an existing run.
+
+    Args:
+        overrides: What the user typed; keys that are not mentioned keep the run's value.
+        run_config: The run's configuration, from `load_resolved`.
+
+    Raises:
+        ConfigError: As `compose`, and an override that would make it another run.
+    """
+    given = [_parse(text).key_or_group for text in overrides]
+    kept = [f"{g}={c}" for g, c in run_config.choices.items() if c is not None and g not in given]
+    composed = compose([*kept, *overrides])
+    result = copy.deepcopy(run_config)
+    OmegaConf.set_struct(result, False)
+    for key in given:
+        if key not in composed.choices:
+            OmegaConf.update(result, key, OmegaConf.select(composed, key), merge=False)
+        elif composed.choices[key] != run_config.choices.get(key):
+            result[key], result.choices[key] = composed[key], composed.choices[key]
+    compare_run(result, run_config)
+    OmegaConf.set_struct(result, True)
+    return result
+
+
+def compare_run(
+    config: DictConfig, run_config: DictConfig, *, may_differ: Iterable[str] = MAY_DIFFER
+) -> None:
+    """Check that a run directory was made with this configuration.
+
+    Args:
+        config: What is asked for.
+        run_config: What the run directory holds.
+        may_differ: Keys, or prefixes of keys, that do not make it another run.
+
+    Raises:
+        ConfigError: Names the first keys that differ, with both values.
+    """
+    ours, theirs = flatten(config), flatten(run_config)
+    prefixes = tuple(may_differ)
+    keys = [
+        key
+        for key in {**ours, **theirs}
+        if not any(key == p or key.startswith(f"{p}.") for p in prefixes)
+        and ours.get(key, _NO_VALUE) != theirs.get(key, _NO_VALUE)
+    ]
+    if not keys:
+        return
+    # The choice explains all values below it: name it first, and not its hundred consequences.
+    groups = [key.removeprefix("choices.") for key in keys if key.startswith("choices.")]
+    shown = groups or keys[:5]
+    lookup = [f"choices.{key}" for key in groups] or shown
+    raise ConfigError(
+        f"the run was made with another configuration: {', '.join(shown)} differ"
+        + (f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""),
+        got=", ".join(f"{s}={ours.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)),
+        expected=", ".join(
+            f"{s}={theirs.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)
+        ),
+        hint="leave these overrides out to go on with the run, or start a new run with them",
+    )
+
+
+def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a configuration by dotted key; a list is one value."""
+    plain = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
+    flat: dict[str, Any] = {}
+    for key, value in dict(plain).items():  # type: ignore[arg-type]
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def save_resolved(config: DictConfig, run: Path) -> None:
+    """Write the configuration to `<run>/config.yaml`; an older one is replaced atomically."""
+    temporary = run / f".{CONFIG_NAME}.partial"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(OmegaConf.to_yaml(config, resolve=True))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(run / CONFIG_NAME)
+
+
+def load_resolved(run: Path) -> DictConfig:
+    """Read the configuration of a run directory.
+
+    Raises:
+        ConfigError: There is none, or it is not a configuration that `save_resolved` wrote.
+    """
+    path = run / CONFIG_NAME
+    try:
+        config = OmegaConf.load(path)
+    except Exception as error:  # OSError, or whatever YAML and OmegaConf raise on a cut file
+        raise ConfigError(f"the configuration {path} cannot be read", got=error) from error
+    if not isinstance(config, DictConfig) or "choices" not in config:
+        raise ConfigError(
+            f"{path} is not the configuration of a run",
+            got=type(config).__name__,
+            expected="a mapping with the key `choices`",
+        )
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that is spelled most like a name; None without choices."""
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
+    return close[0] if close else None
+
+
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    folder = find_resource("configs")
+    try:
+        with initialize_config_dir(str(folder), job_name="robot_rl", version_base="1.3"):
+            config = hydra_compose(CONFIG_NAME, list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(
+            "the configuration cannot be composed", got=" ".join(str(error).split())
+        ) from error
+    choices = {
+        str(group): choice
+        for group, choice in config.hydra.runtime.choices.items()
+        if not str(group).startswith("hydra/")
+    }
+    OmegaConf.set_struct(config, False)
+    del config["hydra"]
+    config.choices = choices
+    return config
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            "a value of the configuration refers to another that does not exist",
+            got=" ".join(str(error).split()),
+        ) from error
+    return {str(key): value for key, value in dict(plain).items()}  # type: ignore[arg-type]
+
+
+def _parse(text: str) -> Override:
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"the override {text!r} cannot be read",
+            got=" ".join(str(error).split()),
+            expected="key=value",
+            hint=f"put a value that holds spaces, = or , in two pairs of quotes: {_quoted(text)}",
+        ) from error
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"the override {text!r} gives several values",
+            expected="one value",
+            hint="start one run for each value",
+        )
+    return override
+
+
+def _quoted(text: str) -> str:
+    key, equal, value = text.partition("=")
+    return f"\"{key}='{value}'\"" if equal else "\"key='value'\""
+
+
+def _text(override: Override) -> str:
+    return str(override.input_line)
+
+
+def _check_choice(override: Override, choices: tuple[str, ...]) -> None:
+    if not override.is_delete():
+        _check_value(override.key_or_group, override.value(), choices)
+
+
+def _check_value(key: str, value: object, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise ConfigError(
+            f"unknown {key} {value!r}",
+            got=f"{key}={value}",
+            expected=f"one of {', '.join(valid)}",
+            hint=f"did you mean {key}={nearest(str(value), valid)}?",
+        )
+
+
+def _check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
+    """Walk down a dotted key and name the valid ones where it leaves the configuration."""
+    level: Any = defaults
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(level, Mapping) or part not in level:
+            above = ".".join(parts[:depth])
+            names = sorted(level) if isinstance(level, Mapping) else []
+            close = nearest(part, names)
+            suggestion = ".".join([*parts[:depth], close or ""])
+            raise ConfigError(
+                f"unknown override {key!r}",
+                got=part if names else f"{above} is one value and has no parts",
+                expected=f"{f'below {above}, ' if above else ''}one of {', '.join(names)}"
+                if names
+                else None,
+                hint=f"did you mean {suggestion}?" if close else None,
+            )
+        level = level[part]
+    if isinstance(value, Mapping) and isinstance(level, Mapping):
+        for name, item in value.items():
+            _check_key(f"{key}.{name}", item, defaults)
+
+
+def _check_missing(resolved: Mapping[str, Any]) -> None:
+    missing = sorted(key for key, value in flatten(resolved).items() if value == "???")
+    if missing:
+        raise ConfigError(
+            f"these values have no default and must be given: {', '.join(missing)}",
+            hint=f"add {missing[0]}=VALUE",
+        )
+
+
+def _keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -> None:
+    """Check that an overridden value has its default's type; whole numbers serve as float."""
+    *path, last = key.split(".")
+    old: Any = defaults
+    new: Any = resolved
+    for part in path:
+        old = old.get(part) if isinstance(old, Mapping) else None
+        new = new.get(part) if isinstance(new, dict) else None
+    if isinstance(old, Mapping) and last in old and isinstance(new, dict) and last in new:
+        new[last] = _of_same_type(key, old[last], new[last])
+
+
+def _of_same_type(key: str, default: Any, value: Any) -> Any:
+    if default is None or default == "???":
+        return value
+    if isinstance(default, Mapping) and isinstance(value, Mapping):
+        return {k: _of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
+    if isinstance(default, list) and isinstance(value, list):
+        same = len({type(item) for item in default}) == 1
+        first = default[0] if same else None
+        return [_of_same_type(f"{key}[{i}]", first, item) for i, item in enumerate(value)]
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is type(default):
+        return value
+    composite = isinstance(default, Mapping | list)
+    hint = None
+    if type(default) is int and isinstance(value, float) and value.is_integer():
+        hint = f"write {key}={int(value)}"
+    elif isinstance(default, str) and value is not None:
+        hint = f"put it in two pairs of quotes: \"{key}='{value}'\""
+    raise ConfigError(
+        f"{key} has another type than its default",
+        got=f"{'null' if value is None else value} ({_type_name(value)})",
+        expected=_type_name(default) + ("" if composite else f", as in {key}={default}"),
+        hint=hint,
+    )
+
+
+def _type_name(value: object) -> str:
+    names = {dict: "mapping", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
