@@ -166,13 +166,20 @@ def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[st
 
 
 def save_resolved(config: DictConfig, run: Path) -> None:
-    """Write the configuration to `<run>/config.yaml`; an older one is replaced atomically."""
+    """Write the configuration to `<run>/config.yaml`; an older one is replaced in one step.
+
+    Raises:
+        ConfigError: The disk is full or the folder cannot be written.
+    """
     temporary = run / f".{CONFIG_NAME}.partial"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(OmegaConf.to_yaml(config, resolve=True))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(run / CONFIG_NAME)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(OmegaConf.to_yaml(config, resolve=True))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(run / CONFIG_NAME)
+    except OSError as error:
+        raise ConfigError(f"{run / CONFIG_NAME} cannot be written", got=error) from error
 
 
 def load_resolved(run: Path) -> DictConfig:

@@ -1,0 +1,304 @@
+"""The run directory: where one training run keeps its data, checkpoints, curves and report.
+
+    runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the newest
+        config.yaml                    the resolved configuration
+        demonstrations.zarr/           episodes
+        store/                         the replay store (LMDB)
+        checkpoints/bc/                the cloned policy
+        checkpoints/step_0000500/      the policy at an evaluation
+        checkpoints/last/              the learner's full state
+        episodes.jsonl learner.jsonl evaluations.jsonl
+        summary.json  report.html
+
+Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.
+Folders likewise, see `robot_rl.run.RunDirectory.atomic_folder`. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from robot_rl._checkpoint_files import check_manifest, flush_to_disk, write_manifest
+from robot_rl.errors import RobotRLError
+
+LATEST = "latest"
+CONFIG_FILE = "config.yaml"
+
+
+class RunError(RobotRLError):
+    """A run directory that does not exist, is not one, or cannot be written."""
+
+
+class RunDirectory:
+    """The paths and files of one run.
+
+    Attributes:
+        path: Absolute path of the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use an existing directory as it is; see `create` and `open`."""
+        self.path = path.resolve()
+
+    @classmethod
+    def create(
+        cls, task: str, runs_directory: str | Path = "runs", *, now: datetime | None = None
+    ) -> RunDirectory:
+        """Make `<runs_directory>/<task>/<YYYYmmdd-HHMMSS>` and point `latest` to it.
+
+        Args:
+            task: Name of the task.
+            runs_directory: Folder of all runs; made if it does not exist.
+            now: Local time that names the run; None takes the clock's. Two runs in one second get
+                the suffixes `-2`, `-3`, ...
+
+        Raises:
+            RunError: The folder cannot be written.
+        """
+        runs = Path(runs_directory).absolute()
+        stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
+        with _reported(f"the run directory below {runs} cannot be made"):
+            (runs / task).mkdir(parents=True, exist_ok=True)
+            number = 1
+            while True:
+                path = runs / task / (stamp if number == 1 else f"{stamp}-{number}")
+                try:
+                    path.mkdir()
+                    break
+                except FileExistsError:
+                    number += 1
+            _point(runs / LATEST, path.relative_to(runs))
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | Path, runs_directory: str | Path = "runs") -> RunDirectory:
+        """Open an existing run.
+
+        Args:
+            path: A run directory, absolute or relative to the working directory or to
+                `runs_directory`; or `latest`.
+            runs_directory: Folder of all runs.
+
+        Raises:
+            RunError: There is no such directory, or it is not a run.
+        """
+        runs = Path(runs_directory)
+        candidates = [runs / LATEST] if str(path) == LATEST else [Path(path), runs / path]
+        found = next((candidate for candidate in candidates if candidate.is_dir()), None)
+        if found is None:
+            raise RunError(
+                f"there is no run {str(path)!r}",
+                got="searched " + ", ".join(str(c.absolute()) for c in candidates),
+                expected=_recent_runs(runs),
+                hint="name one of them, or start one: robot-rl train",
+            )
+        if not (found / CONFIG_FILE).is_file():
+            raise RunError(
+                f"{found} is not a run directory",
+                got="no config.yaml in it",
+                expected="a folder that `robot-rl train` or `robot-rl collect` made",
+            )
+        return cls(found)
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, YAML."""
+        return self.path / CONFIG_FILE
+
+    @property
+    def demonstrations(self) -> Path:
+        """The zarr group of the run's demonstrations."""
+        return self.path / "demonstrations.zarr"
+
+    @property
+    def store(self) -> Path:
+        """The folder of the replay store."""
+        return self.path / "store"
+
+    @property
+    def summary(self) -> Path:
+        """The run's figures, JSON."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The self-contained report, HTML."""
+        return self.path / "report.html"
+
+    @staticmethod
+    def snapshot_name(environment_steps: int) -> str:
+        """Return the folder name of the policy at an evaluation, for `atomic_folder`."""
+        return f"checkpoints/step_{environment_steps:07d}"
+
+    def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
+        """Append one record as one line to `<name>.jsonl`; each file has one writer.
+
+        The line is written by one system call. A last line that a killed writer left unfinished is
+        removed first.
+
+        Raises:
+            RunError: The disk is full or the folder cannot be written.
+        """
+        line = json.dumps(record).encode() + b"\n"
+        path = self._jsonl(name)
+        with _reported(f"{path} cannot be written"), path.open("ab+", buffering=0) as file:
+            _remove_unfinished_line(file.fileno())
+            written = file.write(line)
+            if written != len(line):  # a disk that fills up takes part of a line
+                file.truncate(file.tell() - (written or 0))
+                raise RunError(f"{path} cannot be written", got="the disk is full", hint=_FREE)
+
+    def read_jsonl(self, name: str) -> list[dict[str, Any]]:
+        """Return the records of `<name>.jsonl`, none if there is no such file.
+
+        A last line without its end, as a killed writer leaves it, is not returned.
+
+        Raises:
+            RunError: A line in the middle is not a JSON object.
+        """
+        path = self._jsonl(name)
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`; an older one is replaced at once.
+
+        Raises:
+            RunError: The disk is full or the folder cannot be written.
+        """
+        temporary = self.path / ".summary.json.partial"
+        with _reported(f"{self.summary} cannot be written"):
+            temporary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            flush_to_disk(temporary)
+            temporary.replace(self.summary)
+            flush_to_disk(self.path)
+
+    @contextmanager
+    def atomic_folder(self, name: str) -> Iterator[Path]:
+        """Write a folder that is there whole or not at all.
+
+        The caller fills the temporary folder that it is given. On leaving, sizes and SHA-256 sums
+        of all files are noted in `manifest.json`, everything is flushed to the disk, and `<name>`,
+        a symbolic link to the newest generation, is switched to it in one step: at each moment
+        `<name>` is a complete folder. The generation before stays, since another process may be
+        reading it; older ones are removed. On an exception the old folder stays as it is.
+
+        Args:
+            name: Relative path below the run, for example `checkpoints/last`.
+
+        Raises:
+            RunError: The disk is full or the folder cannot be written.
+        """
+        link = self.path / name
+        number = max(_generations(link), default=0) + 1
+        resolved_copy = link.is_dir() and not link.is_symlink()  # as scp -r makes of a run
+        if resolved_copy:
+            number += 1
+        partial = link.with_name(f".{link.name}-{number:08d}.partial")
+        with _reported(f"{link} cannot be written; the one before is kept"):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            for rest in link.parent.glob(f".{link.name}-*.partial"):
+                shutil.rmtree(rest)
+            partial.mkdir()
+            try:
+                yield partial
+                write_manifest(partial)
+                generation = partial.with_suffix("")
+                partial.rename(generation)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            if resolved_copy:
+                link.rename(link.with_name(f".{link.name}-{number - 1:08d}"))
+            _point(link, Path(generation.name))
+            for old in sorted(_generations(link).items())[:-2]:
+                shutil.rmtree(old[1])
+
+    def complete_folder(self, name: str) -> Path:
+        """Return the folder that `atomic_folder` wrote last, after checking its files.
+
+        The path is that of one generation: it stays valid while the next one is written.
+
+        Raises:
+            CheckpointError: There is none, or a file of it is missing, cut or changed.
+        """
+        link = self.path / name
+        if not link.exists():
+            generations = _generations(link)
+            # The link is missing only after a stop between the two renames of a resolved copy.
+            link = generations[max(generations)] if generations else link
+        return check_manifest(link.resolve())
+
+    def has_folder(self, name: str) -> bool:
+        """Return whether `atomic_folder` has written this folder before."""
+        link = self.path / name
+        return link.exists() or bool(_generations(link))
+
+    def _jsonl(self, name: str) -> Path:
+        return self.path / f"{name}.jsonl"
+
+
+_FREE = "free some space and resume the run: robot-rl train resume=RUN"
+
+
+@contextmanager
+def _reported(problem: str) -> Iterator[None]:
+    """Turn the operating system's errors into one that names the file and the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(problem, got=error, hint=_FREE if error.errno == 28 else None) from error
+
+
+def _point(link: Path, target: Path) -> None:
+    """Make or switch a symbolic link in one step."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.link")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+    flush_to_disk(link.parent)
+
+
+def _generations(link: Path) -> dict[int, Path]:
+    """Return the complete generations of a folder by number."""
+    found = link.parent.glob(f".{link.name}-" + "[0-9]" * 8)
+    return {int(path.name[-8:]): path for path in found}
+
+
+def _recent_runs(runs: Path) -> str:
+    paths = sorted(runs.glob(f"*/*/{CONFIG_FILE}"), key=lambda p: p.stat().st_mtime, reverse=True)
+    return ", ".join(str(p.parent) for p in paths[:5]) or f"a run below {runs.absolute()}"
+
+
+def _remove_unfinished_line(descriptor: int) -> None:
+    """Cut a file back to the end of its last whole line."""
+    size = os.fstat(descriptor).st_size
+    end = size
+    while end > 0:
+        start = max(0, end - 65536)
+        position = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if position >= 0:
+            end = start + position + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(descriptor, end)
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RunError(f"{path}, line {number}, is not JSON", got=line[:80]) from error
+    if not isinstance(record, dict):
+        raise RunError(f"{path}, line {number}, is not a JSON object", got=line[:80])
+    return record
