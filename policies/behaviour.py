@@ -1,0 +1,202 @@
+"""What an actor runs: a policy, how it explores, and what it was trained for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Imported for their registration under their kinds.
+import policies.diffusion
+import policies.gaussian
+import policies.residual  # noqa: F401
+from policies.errors import PolicyError
+from policies.policy import Policy, build
+
+MODES = ("mean", "sample", "base")
+NOISES = ("none", "normal", "uniform")
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """How the executed action departs from the policy's best guess.
+
+    Attributes:
+        mode: "mean" of the policy, a "sample" of it, or the action of its "base" alone.
+        noise: Extra noise on the action, before the clip to ±1: "none", "normal", "uniform".
+        noise_scale: Standard deviation or half width of the extra noise, in action units.
+    """
+
+    mode: str = "mean"
+    noise: str = "none"
+    noise_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the names and the scale."""
+        for name, value, known in (("mode", self.mode, MODES), ("noise", self.noise, NOISES)):
+            if value not in known:
+                raise PolicyError(f"unknown exploration {name}", got=value, expected=known)
+        if not (math.isfinite(self.noise_scale) and self.noise_scale >= 0):
+            raise PolicyError(
+                "the exploration's noise_scale is out of range",
+                got=self.noise_scale,
+                expected="a finite number >= 0",
+            )
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a policy was trained for.
+
+    Attributes:
+        task: Name of the task.
+        control_rate_hz: Steps per second at which its actions are meant.
+        action_names: One name per action column.
+    """
+
+    task: str
+    control_rate_hz: float
+    action_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """A policy with everything that an actor must know to run it; it holds no seed.
+
+    Attributes:
+        policy: The networks with their normalisers.
+        interface: What it was trained for.
+        execute_steps: Actions of a chunk that are executed before the next plan; 1 without chunks.
+        exploration: How the executed action departs from the policy's best guess.
+        version: Gradient updates behind it, strictly increasing within a run.
+    """
+
+    policy: Policy
+    interface: Interface
+    execute_steps: int = 1
+    exploration: Exploration = field(default_factory=Exploration)
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit each other."""
+        base = self.policy.base
+        longest = 1 if base is None else base.horizon
+        if not 1 <= self.execute_steps <= longest:
+            raise PolicyError(
+                "execute_steps does not fit the chunk",
+                got=self.execute_steps,
+                expected=f"1 ... {longest}",
+            )
+        if len(self.interface.action_names) != self.policy.action_dimension:
+            raise PolicyError(
+                "action_names do not fit the policy",
+                got=self.interface.action_names,
+                expected=f"{self.policy.action_dimension} names",
+            )
+        if self.exploration.mode == "base" and base is None:
+            raise PolicyError(
+                "exploration mode 'base' needs a policy with a base", got=self.policy.kind
+            )
+
+    @property
+    def kind(self) -> str:
+        """The policy's kind in the registry."""
+        return self.policy.kind
+
+    def exploring(self, mode: str, noise: str = "none", noise_scale: float = 0.0) -> Behaviour:
+        """Give the same behaviour with another exploration; the networks are shared."""
+        exploration = Exploration(mode, noise, noise_scale)
+        return dataclasses.replace(self, exploration=exploration)
+
+    def to_json(self) -> dict[str, Any]:
+        """Describe the behaviour as JSON values; the weights travel apart."""
+        return {
+            "format": FORMAT_VERSION,
+            "kind": self.kind,
+            "version": self.version,
+            "task": self.interface.task,
+            "control_rate_hz": self.interface.control_rate_hz,
+            "action_names": list(self.interface.action_names),
+            "observation": self.policy.observation,
+            "execute_steps": self.execute_steps,
+            "exploration": dataclasses.asdict(self.exploration),
+            "config": self.policy.config,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Behaviour:
+        """Make a behaviour from what `to_json` gave, with arbitrary weights.
+
+        Raises:
+            PolicyError: Another format, an unknown kind, or a key that is missing or wrong.
+        """
+        if content.get("format") != FORMAT_VERSION:
+            raise PolicyError(
+                "the policy's format differs",
+                got=content.get("format"),
+                expected=FORMAT_VERSION,
+                hint="load it with the robot_rl version that wrote it",
+            )
+        try:
+            interface = Interface(
+                str(content["task"]),
+                float(content["control_rate_hz"]),
+                tuple(str(name) for name in content["action_names"]),
+            )
+            exploration = Exploration(**content["exploration"])
+            kind, config = str(content["kind"]), content["config"]
+            execute_steps, version = int(content["execute_steps"]), int(content["version"])
+        except (KeyError, TypeError) as error:
+            raise PolicyError("the policy's description is damaged", got=repr(error)) from error
+        return cls(build(kind, config), interface, execute_steps, exploration, version)
+
+    def expect(
+        self,
+        *,
+        task: str | None = None,
+        control_rate_hz: float | None = None,
+        action_names: Iterable[str] | None = None,
+        observation: Mapping[str, int] | None = None,
+    ) -> Behaviour:
+        """Check that the policy fits where it shall run; what is None is not checked.
+
+        Args:
+            task: Name of the task.
+            control_rate_hz: Steps per second of the loop.
+            action_names: Names of the environment's action columns.
+            observation: Name → width of everything the environment gives; it may give more
+                than the policy uses.
+
+        Returns:
+            The behaviour itself.
+
+        Raises:
+            PolicyError: Names the first field that differs, with got and expected.
+        """
+        names = None if action_names is None else tuple(action_names)
+        for name, wanted in (
+            ("task", task),
+            ("control_rate_hz", control_rate_hz),
+            ("action_names", names),
+        ):
+            mine = getattr(self.interface, name)
+            if wanted is not None and mine != wanted:
+                raise PolicyError(
+                    f"the policy's {name} differs",
+                    got=mine,
+                    expected=wanted,
+                    hint="use a policy that was trained for this configuration",
+                )
+        for name, width in self.policy.observation.items() if observation is not None else ():
+            given = observation.get(name) if observation is not None else None
+            if given != width:
+                raise PolicyError(
+                    f"the policy's observation {name!r} differs",
+                    got=f"width {width}",
+                    expected="absent" if given is None else f"width {given}",
+                    hint="use a policy that was trained for this configuration",
+                )
+        return self

@@ -1,0 +1,335 @@
+"""The only owner of observation history, chunk queue and random numbers of a running policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from policies.behaviour import Behaviour
+from policies.errors import PolicyError
+from policies.history import ObservationHistory, Rows, episode_windows
+from policies.policy import ChunkPolicy
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Acted:
+    """One step of all slots; rows of inactive slots are zero.
+
+    Attributes:
+        action: (slots, d) float32 in [-1, 1], exploration included.
+        base_action: (slots, d) float32, the base's proposal; zero without a base.
+        chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
+        version: (slots,) int64, version of the behaviour that acted.
+    """
+
+    action: Floats
+    base_action: Floats
+    chunk_index: npt.NDArray[np.int16]
+    version: npt.NDArray[np.int64]
+
+
+@dataclass
+class _Episode:
+    """What belongs to one running episode."""
+
+    behaviour: Behaviour
+    plan_noise: np.random.Generator
+    step_noise: np.random.Generator
+    chunk: Floats | None = None
+    position: int = 0
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the queue is empty, so that the next step starts something new."""
+        return self.chunk is None or self.position >= self.behaviour.execute_steps
+
+    @property
+    def queued(self) -> Floats:
+        """The next action of the chunk, (d,)."""
+        if self.chunk is None:
+            raise PolicyError("nothing was planned", hint="plan where at_boundary holds")
+        return np.asarray(self.chunk[self.position])
+
+
+class PolicyRunner:
+    """Runs a behaviour in several episodes (slots) side by side, with a receding horizon.
+
+    Each slot draws from generators seeded by its own episode seed, so an episode's noise does
+    not depend on the other slots. Planning of all slots that need it is one network call.
+
+    Args:
+        behaviour: What to run.
+        slots: Number of episodes B side by side.
+    """
+
+    def __init__(self, behaviour: Behaviour, slots: int = 1) -> None:
+        """Prepare the slots; `reset` starts their episodes."""
+        self.slots = slots
+        self._latest = behaviour
+        self._history = ObservationHistory(slots)
+        self._running: list[_Episode | None] = [None] * slots
+        self._all = np.arange(slots)
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """The newest behaviour, which slots switch to at their next boundary."""
+        return self._latest
+
+    def set_behaviour(self, behaviour: Behaviour) -> None:
+        """Switch to new weights at each slot's next chunk or episode boundary.
+
+        Without chunks every step is a boundary. May be called from another thread.
+
+        Raises:
+            PolicyError: The new behaviour has other action columns.
+        """
+        behaviour.expect(action_names=self._latest.interface.action_names)
+        self._latest = behaviour
+
+    def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
+        """Start episodes: history and chunk queue are emptied, after a truncation too.
+
+        Args:
+            slots: Which slots; None for all.
+            seeds: One episode seed per slot, non-negative.
+        """
+        rows = self._all if slots is None else np.asarray(slots, np.intp)
+        if len(seeds) != len(rows):
+            raise PolicyError("one seed per slot is needed", got=len(seeds), expected=len(rows))
+        self._history.forget(rows)
+        for row, seed in zip(rows, seeds, strict=True):
+            self._running[row] = _Episode(self._latest, *_generators(seed))
+
+    def act(
+        self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
+    ) -> Acted:
+        """Choose the actions of one step.
+
+        Args:
+            observation: Name → (slots, ...shape); rows of inactive slots are not read.
+            active: (slots,) bool; None for all.
+
+        Raises:
+            PolicyError: A slot was not reset, or the observation does not fit the policy.
+        """
+        rows = self._all if active is None else np.flatnonzero(active)
+        dimension = self._latest.policy.action_dimension
+        acted = Acted(
+            np.zeros((self.slots, dimension), np.float32),
+            np.zeros((self.slots, dimension), np.float32),
+            np.zeros(self.slots, np.int16),
+            np.zeros(self.slots, np.int64),
+        )
+        if not len(rows):
+            return acted
+        episodes = self._episodes(rows)
+        self._switch(episodes)
+        windows = self._history.shifted(observation, rows)
+        with torch.inference_mode():
+            for part in _groups(episodes):
+                members = [episodes[index] for index in part]
+                _act_group(members, _take(windows, part), rows[part], acted)
+        self._history.keep(windows, rows)
+        return acted
+
+    def observe_override(self, executed: Floats, slots: Sequence[int] | None = None) -> None:
+        """Tell that an operator's actions were executed in place of the policy's.
+
+        The chunk was planned for another course, so it is dropped: while the take-over lasts
+        `act` plans anew at every step, and the hand-back starts from the fresh history.
+
+        Args:
+            executed: (slots given, d) actions that were sent.
+            slots: Which slots; None for all.
+        """
+        rows = self._all if slots is None else np.asarray(slots, np.intp)
+        expected = (len(rows), self._latest.policy.action_dimension)
+        if np.shape(executed) != expected or not np.isfinite(executed).all():
+            raise PolicyError(
+                "the executed actions do not fit",
+                got=f"shape {np.shape(executed)}",
+                expected=f"finite, shape {expected}",
+            )
+        for episode in self._episodes(rows):
+            episode.chunk = None
+
+    def base_action_at(
+        self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
+    ) -> Floats:
+        """Give the base's proposals for an observation that is not acted on.
+
+        It is for the final observation of an episode, whose row needs a true base action. It
+        changes nothing: history, queue and generators stay as they are.
+
+        Args:
+            observation: Name → (slots, ...shape).
+            active: (slots,) bool; None for all.
+
+        Returns:
+            (slots, d); zero in inactive slots and without a base.
+        """
+        rows = self._all if active is None else np.flatnonzero(active)
+        proposals = np.zeros((self.slots, self._latest.policy.action_dimension), np.float32)
+        # Copies: planning for them draws from copied generators and fills copied queues.
+        episodes = [copy.copy(episode) for episode in self._episodes(rows)]
+        for episode in episodes:
+            episode.plan_noise = copy.deepcopy(episode.plan_noise)
+        self._require(episodes)
+        windows = self._history.shifted(observation, rows)
+        with torch.inference_mode():
+            for part in _groups(episodes):
+                members = [episodes[index] for index in part]
+                base = members[0].behaviour.policy.base
+                if base is not None:
+                    proposals[rows[part]] = _advance(base, members, _take(windows, part))
+        return proposals
+
+    def label(self, observations: Mapping[str, Array], seed: int) -> Floats:
+        """Give the base's proposals along a recorded episode, at the deployed cadence.
+
+        It equals running the base from a reset with `seed` while the observations come from
+        the recording; all plans are one network call.
+
+        Args:
+            observations: Name → (T + 1, ...shape), the final observation included.
+            seed: Episode seed.
+
+        Returns:
+            (T + 1, d) float32.
+
+        Raises:
+            PolicyError: The policy has no base, or the recording lacks an observation.
+        """
+        behaviour = self._latest
+        base = behaviour.policy.base
+        if base is None:
+            raise PolicyError("the policy has no base to label with", got=behaviour.kind)
+        names = base.encoder.keys
+        rows = min((len(observations[name]) for name in names if name in observations), default=0)
+        at = np.arange(0, rows, behaviour.execute_steps)
+        windows = episode_windows(observations, names, at, base.encoder.observation_steps)
+        source = _generators(seed)[0]
+        with torch.inference_mode():
+            chunks = _plan(base, windows, [source] * len(at))
+        labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
+        return np.ascontiguousarray(labels[:rows])
+
+    def _episodes(self, rows: Rows) -> list[_Episode]:
+        episodes = []
+        for row in rows:
+            episode = self._running[row]
+            if episode is None:
+                raise PolicyError(
+                    f"slot {row} has no episode", hint="call reset(seeds=...) before act"
+                )
+            episodes.append(episode)
+        return episodes
+
+    def _switch(self, episodes: Sequence[_Episode]) -> None:
+        latest = self._latest
+        for episode in episodes:
+            if episode.behaviour is not latest and episode.at_boundary:
+                episode.behaviour = latest
+                episode.chunk = None
+        self._require(episodes)
+
+    def _require(self, episodes: Sequence[_Episode]) -> None:
+        for behaviour in {id(e.behaviour): e.behaviour for e in episodes}.values():
+            self._history.require(behaviour.policy.observation, behaviour.policy.observation_steps)
+
+
+def _groups(episodes: Sequence[_Episode]) -> list[Rows]:
+    """Split the positions of episodes by behaviour; one group except around a switch."""
+    groups: dict[int, list[int]] = {}
+    for index, episode in enumerate(episodes):
+        groups.setdefault(id(episode.behaviour), []).append(index)
+    return [np.asarray(part) for part in groups.values()]
+
+
+def _act_group(
+    episodes: Sequence[_Episode], windows: dict[str, Array], rows: Rows, acted: Acted
+) -> None:
+    """Act in the slots `rows` that run one behaviour; fills their rows of `acted`."""
+    behaviour = episodes[0].behaviour
+    policy, exploration = behaviour.policy, behaviour.exploration
+    proposal = None
+    if policy.base is not None:
+        proposal = _advance(policy.base, episodes, windows)
+        acted.base_action[rows] = proposal
+        acted.chunk_index[rows] = [episode.position - 1 for episode in episodes]
+    if proposal is not None and (exploration.mode == "base" or policy.base is policy):
+        action = proposal
+    else:
+        noise = None
+        if exploration.mode == "sample" and policy.stochastic:
+            noise = torch.from_numpy(
+                _normal([e.step_noise for e in episodes], (policy.action_dimension,))
+            )
+        given = None if proposal is None else torch.from_numpy(proposal)
+        action = policy.act(_last(windows, policy.encoder.observation_steps), given, noise).numpy()
+    if exploration.noise != "none":
+        action = action + _extra_noise(behaviour, episodes)
+    acted.action[rows] = action.clip(-1, 1)
+    acted.version[rows] = behaviour.version
+
+
+def _advance(base: ChunkPolicy, episodes: Sequence[_Episode], windows: dict[str, Array]) -> Floats:
+    """Plan where a chunk is used up, and take the next proposal (r, d) of each episode."""
+    due = np.array([episode.at_boundary for episode in episodes])
+    if due.any():
+        planning = [episode for episode in episodes if episode.at_boundary]
+        seen = windows if due.all() else _take(windows, due)
+        chunks = _plan(base, seen, [episode.plan_noise for episode in planning])
+        for episode, chunk in zip(planning, chunks, strict=True):
+            episode.chunk, episode.position = chunk, 0
+    proposal = np.stack([episode.queued for episode in episodes])
+    for episode in episodes:
+        episode.position += 1
+    return proposal
+
+
+def _extra_noise(behaviour: Behaviour, episodes: Sequence[_Episode]) -> Floats:
+    scale = np.float32(behaviour.exploration.noise_scale)
+    sources = [episode.step_noise for episode in episodes]
+    dimension = behaviour.policy.action_dimension
+    if behaviour.exploration.noise == "normal":
+        return scale * _normal(sources, (dimension,))
+    return scale * (2 * np.stack([s.random(dimension, np.float32) for s in sources]) - 1)
+
+
+def _generators(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
+    """Make the generators of plans and of steps; plans alone can be repeated along a recording."""
+    plan, step = np.random.SeedSequence(int(seed)).spawn(2)
+    return np.random.default_rng(plan), np.random.default_rng(step)
+
+
+def _normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
+    return np.stack([source.standard_normal(shape, np.float32) for source in sources])
+
+
+def _plan(
+    base: ChunkPolicy,
+    windows: dict[str, Array],
+    sources: Sequence[np.random.Generator],
+) -> Floats:
+    noise = torch.from_numpy(_normal(sources, base.noise_shape))
+    seen = _last(windows, base.encoder.observation_steps)
+    chunk: Floats = base.plan(seen, noise).cpu().numpy()
+    return chunk
+
+
+def _last(windows: dict[str, Array], steps: int) -> dict[str, Array]:
+    return {name: window[:, -steps:] for name, window in windows.items()}
+
+
+def _take(windows: dict[str, Array], part: Array) -> dict[str, Array]:
+    return {name: window[part] for name, window in windows.items()}
