@@ -1,4 +1,4 @@
-"""What a person sees while `collect` and `train` work: a live display, or a line every ten seconds."""
+"""What a person sees while `collect` and `train` work: a display, or a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _RATE_WINDOW_S = 60.0
 class WorkProgress:
     """Shows how far a long job is; a context manager.
 
-    On a terminal it is a display that is redrawn in place; elsewhere (CI, a log file) one plain line
-    is printed about every ten seconds, on a call of `update`.
+    On a terminal it is a display that is redrawn in place; elsewhere (CI, a log file) one plain
+    line is printed about every ten seconds, on a call of `update`.
 
     Args:
         total: The amount of work, in the unit that `label` names.

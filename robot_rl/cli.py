@@ -1,0 +1,273 @@
+"""The command `robot-rl`: one word per stage, configuration overrides after it.
+
+Stages are imported when they are asked for, so that help and errors do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import json
+import pkgutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from policies.errors import PolicyError
+from robot_rl.errors import RobotRLError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+_NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class UsageError(RobotRLError):
+    """A command line that names no stage, or gives it the wrong arguments."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One word of the command line.
+
+    Attributes:
+        target: `module:function` that does the work; it is called with the configuration.
+        summary: One line for the list of stages.
+        details: What the stage reads and writes.
+        run_key: The configuration key that names the run directory to work on. The configuration
+            of that run is used, and overrides that would make it another run are refused.
+        default_run: The run when that key is not given; None when the stage makes its own.
+        argument: Name of the positional argument that comes before the overrides.
+        takes_overrides: Whether the stage has a configuration.
+    """
+
+    target: str
+    summary: str
+    details: str
+    run_key: str | None = None
+    default_run: str | None = None
+    argument: str | None = None
+    takes_overrides: bool = True
+
+
+STAGES: dict[str, Stage] = {
+    "collect": Stage(
+        "robot_rl.stages.collect:run",
+        "Record demonstrations with the task's scripted expert.",
+        "Runs the expert until `demonstrations` episodes have succeeded and writes them to"
+        " demonstrations.zarr in a new run directory. An interrupted recording keeps all"
+        " finished episodes.",
+    ),
+    "pretrain": Stage(
+        "robot_rl.stages.pretrain:run",
+        "Clone the demonstrations into a policy.",
+        "Trains the policy on the demonstrations of `run=RUN` or of `dataset=PATH` and writes"
+        " checkpoints/bc.",
+        run_key="run",
+    ),
+    "train": Stage(
+        "robot_rl.stages.train:run",
+        "The whole pipeline: collect, pretrain, online learning, evaluation, report.",
+        "Starts the replay server, the actor and the learner as processes of their own. Ends with"
+        " summary.json and report.html in runs/<task>/<time>, which runs/latest points to. Ctrl-C"
+        " stops everything with data and checkpoint saved; resume=RUN goes on.",
+        run_key="resume",
+    ),
+    "replay": Stage(
+        "robot_rl.replay.main:run",
+        "The replay server of a run, alone.",
+        "The only writer of the run's store, and the mailbox of weights.",
+        run_key="run",
+        default_run="latest",
+    ),
+    "actor": Stage(
+        "robot_rl.actor:run",
+        "The actor of a run, alone: steps the robot with the newest policy.",
+        "Sends every transition to the replay server and takes new weights from it.",
+        run_key="run",
+        default_run="latest",
+    ),
+    "learner": Stage(
+        "robot_rl.learner:run",
+        "The learner of a run, alone: updates the policy from the store.",
+        "Reads the store through its memory map and publishes weights to the replay server.",
+        run_key="run",
+        default_run="latest",
+    ),
+    "evaluate": Stage(
+        "robot_rl.stages.evaluate:run",
+        "Measure the success rate of a run's last checkpoint.",
+        "Runs seeded episodes that training never used; prints the success rate with its exact"
+        " 95 % interval, the mean time to success and the longest run of successes, and writes"
+        " JSON.",
+        run_key="run",
+        default_run="latest",
+    ),
+    "inspect": Stage(
+        "robot_rl.inspection:run",
+        "Say what a dataset, store, checkpoint or run directory holds.",
+        "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
+        " changed.",
+        argument="PATH",
+        takes_overrides=False,
+    ),
+    "bench": Stage(
+        "robot_rl.bench",
+        "Measure one part on this machine.",
+        "Prints one JSON object as its last line: medians, and the machine they were measured on.",
+        argument="NAME",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one stage.
+
+    Args:
+        argv: The words after `robot-rl`; None takes those of the process.
+
+    Returns:
+        The exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _dispatch(words)
+    except (RobotRLError, PolicyError) as error:
+        return _fail(str(error))
+    except OSError as error:
+        if error.errno not in _NO_SPACE_OR_ACCESS:
+            raise
+        return _fail(f"the system refused to read or write; got: {error}")
+    except KeyboardInterrupt:
+        print("robot-rl: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def bench_names() -> tuple[str, ...]:
+    """Return the names that `robot-rl bench` knows, without importing them."""
+    package = importlib.util.find_spec("robot_rl.bench")
+    folders = package.submodule_search_locations if package else None
+    modules = pkgutil.iter_modules(folders or [])
+    return tuple(sorted(m.name for m in modules if not m.name.startswith("_")))
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        from robot_rl._cli_help import print_overview
+
+        print_overview(STAGES)
+        return 0
+    if words[0] == "--version":
+        print(f"robot-rl {version('robot_rl')}")
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in STAGES:
+        raise UsageError(
+            f"unknown stage {name!r}",
+            expected=f"one of {', '.join(STAGES)}",
+            hint=f"did you mean robot-rl {_nearest(name, STAGES)}? See robot-rl --help",
+        )
+    stage = STAGES[name]
+    if any(word in ("-h", "--help") for word in rest):
+        from robot_rl._cli_help import print_stage
+
+        overrides = [word for word in rest if "=" in word]
+        print_stage(name, stage, overrides, bench_names() if name == "bench" else ())
+        return 0
+    options = [word for word in rest if word.startswith("--")]
+    if options:
+        raise UsageError(
+            f"{name} has no option {options[0]!r}",
+            expected="--help, or overrides of the form key=value",
+        )
+    return _run_stage(name, stage, rest)
+
+
+def _run_stage(name: str, stage: Stage, words: list[str]) -> int:
+    if name == "bench":
+        return _run_bench(words)
+    if not stage.takes_overrides:
+        if len(words) != 1:
+            raise UsageError(
+                f"{name} takes one {stage.argument}",
+                got=" ".join(words) or "nothing",
+                hint=f"robot-rl {name} runs/latest",
+            )
+        _load(stage.target)(words[0])
+        return 0
+    config = _stage_config(stage, words)  # before the import: a mistyped word is answered at once
+    _load(stage.target)(config)
+    return 0
+
+
+def _run_bench(words: list[str]) -> int:
+    names = bench_names()
+    if not words or words[0] not in names:
+        got = words[0] if words else ""
+        raise UsageError(
+            f"unknown bench {got!r}" if words else "bench needs a NAME",
+            expected=f"one of {', '.join(names)}",
+            hint=f"did you mean robot-rl bench {_nearest(got, names)}?",
+        )
+    from robot_rl.config import compose
+    from robot_rl.machine import describe_machine
+
+    config = compose(words[1:])
+    machine = describe_machine()  # before the measurement, as it notes the load
+    result: dict[str, Any] = _load(f"robot_rl.bench.{words[0]}:run")(config)
+    print(json.dumps({"bench": words[0], **result, "machine": machine}), flush=True)
+    return 0
+
+
+def _stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
+    """Compose the configuration, or take that of the run directory that the overrides name."""
+    from robot_rl.config import compose, compose_for_run, load_resolved
+    from robot_rl.run import RunDirectory
+
+    if stage.run_key is None:
+        return compose(overrides)
+    places = (f"{stage.run_key}=", "runs_directory=")
+    where = compose([override for override in overrides if override.startswith(places)])
+    named = where[stage.run_key] or stage.default_run
+    if named is None:
+        return compose(overrides)
+    run = RunDirectory.open(named, where.runs_directory)
+    config = compose_for_run(overrides, load_resolved(run.path))
+    config[stage.run_key] = str(run.path)
+    return config
+
+
+def _load(target: str) -> Callable[..., Any]:
+    module, _, function = target.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _nearest(name: str, choices: Sequence[str] | dict[str, Stage]) -> str | None:
+    from robot_rl.config import nearest
+
+    return nearest(name, choices)
+
+
+def _fail(message: str) -> int:
+    print(f"robot-rl: {message}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Let a request to end (SIGTERM) take the same clean way out as Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
