@@ -158,3 +158,7 @@ class DiffusionPolicy(ChunkPolicy):
         if base_action is None:
             raise PolicyError("a chunk policy acts by its planned action", got="none")
         return base_action
+
+
+create = DiffusionPolicy.create
+"""The `_target_` of configs/policy/diffusion.yaml."""

@@ -137,7 +137,8 @@ class PolicyRunner:
         with torch.inference_mode():
             for part in _groups(episodes):
                 members = [episodes[index] for index in part]
-                _act_group(members, _take(windows, part), rows[part], acted)
+                seen = windows if len(part) == len(rows) else _take(windows, part)
+                _act_group(members, seen, rows[part], acted)
         self._history.keep(windows, rows)
         return acted
 

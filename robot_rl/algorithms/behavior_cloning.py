@@ -1,0 +1,211 @@
+"""Behaviour cloning of a diffusion policy (Chi et al. 2023; ALGORITHMS, "Diffusion Policy")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from policies.diffusion import DiffusionPolicy
+from policies.ema import EMA, power_decay
+from robot_rl.data.windows import WindowSampler
+from robot_rl.errors import RobotRLError
+
+Progress = Callable[[int, dict[str, float]], None]
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class CloningError(RobotRLError):
+    """A batch or a state that behaviour cloning cannot use."""
+
+
+@dataclass(frozen=True)
+class CloningOptions:
+    """Constants of the training.
+
+    Attributes:
+        updates: Number of gradient updates; the cosine ends there.
+        batch_size: Windows per update.
+        learning_rate: Peak learning rate of AdamW.
+        betas: AdamW's decays.
+        weight_decay: AdamW's weight decay.
+        warm_up: Updates of linear warm-up.
+        gradient_clip: Largest norm of the gradient.
+        ema_power: See `policies.ema.power_decay`.
+        ema_maximum: See `policies.ema.power_decay`.
+    """
+
+    updates: int = 4000
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.95, 0.999)
+    weight_decay: float = 1e-6
+    warm_up: int = 100
+    gradient_clip: float = 1.0
+    ema_power: float = 0.75
+    ema_maximum: float = 0.9999
+
+
+class BehaviorCloning:
+    """AdamW on the denoising loss, with an averaged policy for deployment.
+
+    Args:
+        policy: An untrained policy with fitted normalisers; trained in place.
+        options: Constants of the training.
+        generator: Source of diffusion steps and noise.
+
+    Attributes:
+        step: Number of updates made.
+    """
+
+    def __init__(
+        self, policy: DiffusionPolicy, options: CloningOptions, generator: torch.Generator
+    ) -> None:
+        """Make the optimiser and the average; see the class for the arguments."""
+        self.policy = policy
+        self.options = options
+        self.step = 0
+        self._generator = generator
+        self._ema = EMA(policy, power_decay(options.ema_power, options.ema_maximum))
+        self._parameters = dict(policy.named_parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=options.learning_rate,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        """Names of the batch columns that `update` reads."""
+        return (*self.policy.encoder.keys, "action", "valid")
+
+    @property
+    def averaged(self) -> DiffusionPolicy:
+        """The averaged policy, which is the one to deploy."""
+        return self._ema.model
+
+    def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+        """Make one gradient update.
+
+        Args:
+            batch: Observation names (B, n, ...), "action" (B, H, d), "valid" (B, H).
+
+        Returns:
+            Metrics: `bc_loss` and `learning_rate`.
+
+        Raises:
+            CloningError: A field is missing.
+        """
+        for name in self.required_fields:
+            if name not in batch:
+                raise CloningError(f"the batch lacks {name!r}", got=sorted(batch), expected=name)
+        rate = self.options.learning_rate * warm_up_cosine(
+            self.step, self.options.warm_up, self.options.updates
+        )
+        self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.policy.loss(batch, self._generator)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(
+            self._parameters.values(), self.options.gradient_clip, foreach=True
+        )
+        self._optimizer.step()
+        self._ema.update()
+        self.step += 1
+        return {"bc_loss": float(loss.detach()), "learning_rate": rate}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give everything that resuming needs as flat named tensors."""
+        state = {
+            "step": torch.tensor(self.step),
+            "ema_step": torch.tensor(self._ema.step),
+            "generator": self._generator.get_state(),
+        }
+        for prefix, module in (("policy/", self.policy), ("average/", self._ema.model)):
+            state |= {prefix + name: tensor for name, tensor in module.state_dict().items()}
+        for name, parameter in self._parameters.items():
+            for entry, tensor in self._optimizer.state[parameter].items():
+                state[f"optimizer/{name}/{entry}"] = tensor
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            CloningError: An entry is missing or does not fit.
+        """
+        try:
+            for prefix, module in (("policy/", self.policy), ("average/", self._ema.model)):
+                module.load_state_dict(_below(prefix, state))
+            for name, parameter in self._parameters.items():
+                entries = _below(f"optimizer/{name}/", state)
+                self._optimizer.state[parameter] = {k: t.clone() for k, t in entries.items()}
+            self.step = int(state["step"])
+            self._ema.step = int(state["ema_step"])
+            self._generator.set_state(state["generator"])
+        except (KeyError, RuntimeError) as error:
+            raise CloningError("the training state does not fit", got=repr(error)) from error
+
+
+def train(
+    policy: DiffusionPolicy,
+    sampler: WindowSampler,
+    options: CloningOptions,
+    seed: int,
+    on_progress: Progress | None = None,
+) -> DiffusionPolicy:
+    """Clone demonstrations.
+
+    Args:
+        policy: An untrained policy with fitted normalisers; trained in place.
+        sampler: Windows with the policy's observation_steps and horizon.
+        options: Constants of the training.
+        seed: Seed of batches, diffusion steps and noise.
+        on_progress: Called after every update with the number of updates made and the metrics.
+
+    Returns:
+        The averaged policy.
+
+    Raises:
+        CloningError: The windows do not fit the policy.
+    """
+    got = (sampler.observation_steps, sampler.horizon)
+    expected = (policy.encoder.observation_steps, policy.horizon)
+    if got != expected:
+        raise CloningError(
+            "the windows do not fit the policy",
+            got=f"observation_steps {got[0]}, horizon {got[1]}",
+            expected=f"observation_steps {expected[0]}, horizon {expected[1]}",
+        )
+    batches = np.random.default_rng(seed)
+    algorithm = BehaviorCloning(policy, options, torch.Generator().manual_seed(seed))
+    for update in range(1, options.updates + 1):
+        chosen = batches.choice(sampler.indices, options.batch_size)
+        metrics = algorithm.update(sampler.batch(chosen))
+        if on_progress is not None:
+            on_progress(update, metrics)
+    return algorithm.averaged
+
+
+def warm_up_cosine(step: int, warm_up: int, updates: int) -> float:
+    """Give the factor of the learning rate at an update: linear from 0, then a cosine to 0."""
+    if step < warm_up:
+        return (step + 1) / warm_up
+    progress = (step - warm_up) / max(updates - warm_up, 1)
+    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
