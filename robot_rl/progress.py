@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -85,7 +85,7 @@ class WorkProgress:
 
     def note(self, text: str) -> None:
         """Print a line that stays, for example the result of an evaluation."""
-        self._console.print(text)
+        self._console.print(text, markup=False, highlight=False)
 
     def episode(self, success: bool) -> None:
         """Count a finished episode into the success of the last 20."""
@@ -137,7 +137,10 @@ class WorkProgress:
         for name, value in self._rows().items():
             table.add_row(name, value)
         bar = ProgressBar(total=max(1, self._total), completed=self._done, width=60)
-        return Group(self._phase or self._label, bar, table)
+        page = Table.grid()
+        for part in (self._phase or self._label, bar, table):
+            page.add_row(part)
+        return page
 
     def _print_line_if_due(self) -> None:
         if self._live is None and self._clock() >= self._next_line:

@@ -1,0 +1,45 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+# Before anything imports torch or NumPy: several processes share two cores in the tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import settings
+
+# A busy machine is slow by chance; examples are derandomised so that a failure comes back.
+settings.register_profile("robot_rl", deadline=None, derandomize=True)
+settings.load_profile("robot_rl")
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of the checkout that the tests belong to."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def robot_rl_command(tmp_path: Path) -> Command:
+    """Run `robot-rl` as a user does, in an empty working directory."""
+
+    def run(*words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "robot_rl.cli", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "COLUMNS": "80"},
+            check=False,
+        )
+
+    return run

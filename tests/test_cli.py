@@ -1,0 +1,310 @@
+"""What a person who types `robot-rl` sees, mistakes included."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from robot_rl import cli
+from robot_rl.config import (
+    ConfigError,
+    compare_run,
+    compose,
+    compose_for_run,
+    flatten,
+    group_choices,
+    load_resolved,
+    save_resolved,
+)
+from robot_rl.devices import DeviceError, make
+from robot_rl.errors import RobotRLError
+from robot_rl.machine import describe_machine
+from robot_rl.progress import WorkProgress
+from robot_rl.run import RunDirectory
+
+
+def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
+    start = time.monotonic()
+    done = robot_rl_command("--help")
+    assert time.monotonic() - start < 1.0
+    assert done.returncode == 0
+    assert all(stage in done.stdout for stage in cli.STAGES)
+
+
+@pytest.mark.parametrize("stage", list(cli.STAGES))
+def test_help_of_each_stage_lists_choices_and_defaults(robot_rl_command, stage):
+    done = robot_rl_command(stage, "--help")
+    assert done.returncode == 0, done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    if not cli.STAGES[stage].takes_overrides:
+        return
+    for group, choices in group_choices().items():
+        assert group in done.stdout
+        assert all(choice in done.stdout for choice in choices)
+    missing = [key for key in flatten(compose()) if f" {key} " not in done.stdout]
+    assert [key for key in missing if not key.startswith("choices.")] == []
+
+
+def test_help_shows_the_values_of_a_choice(capsys):
+    assert cli.main(["train", "task=reach", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith(" task.name ")]
+    assert line.split() == ["task.name", "reach"]
+
+
+def test_help_and_mistakes_load_no_torch(tmp_path: Path):
+    for words in (["train", "--help"], ["train", "task=nothing"], ["bench", "nothing"]):
+        code = f"import sys, robot_rl.cli as c; c.main({words}); print('torch' in sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.endswith("False\n"), words
+
+
+@pytest.mark.parametrize(
+    ("words", "valid", "nearest"),
+    [
+        (["trian"], "collect, pretrain, train", "did you mean robot-rl train"),
+        (["train", "task=peg_insret"], "peg_insert, peg_insert_hard", "mean task=peg_insert?"),
+        (["train", "policy=difusion"], "diffusion", "did you mean policy=diffusion?"),
+        (["train", "algorithm=rpld"], "residual, rlpd", "did you mean algorithm=rlpd?"),
+        (["train", "algoritm.lr=1"], "algorithm, block_steps", "did you mean algorithm?"),
+        (["train", "evaluation.episods=5"], "episodes, every_steps", "mean evaluation.episodes?"),
+        (["train", "evaluation={episods: 5}"], "episodes, every", "mean evaluation.episodes?"),
+        (["train", "clock=steped"], "stepped, realtime", "did you mean clock=stepped?"),
+        (["train", "seed"], "key=value", "next:"),
+        (["train", "seed=1,2"], "one value", "one run for each"),
+        (["train", "dataset=a=b"], "key=value", "\"dataset='a=b'\""),
+        (["train", "--seed=1"], "key=value", "--help"),
+        (["inspect"], "takes one PATH", "robot-rl inspect runs/latest"),
+        (["evaluate", "run=nothing"], "there is no run 'nothing'", "robot-rl train"),
+        (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
+    ],
+)
+def test_mistakes_are_answered_with_what_is_valid(
+    capsys, tmp_path, monkeypatch, words, valid, nearest
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == cli.EXIT_ERROR
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    assert valid in output.err
+    assert nearest in output.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("seed=one", "expected: int, as in seed=0"),
+        ("seed=1.0", "next: write seed=1"),
+        ("seed=true", "got: True (bool)"),
+        ("seed=null", "got: null"),
+        ("evaluation=5", "expected: mapping"),
+        ("runs_directory=2024", "\"runs_directory='2024'\""),
+        ("task.observation=state", "expected: list"),
+        ("robot.home_joints=[1,2,x]", "robot.home_joints[2]"),
+        ("seed.x=1", "seed is one value"),
+        ("seed=${nothing}", "refers to another that does not exist"),
+    ],
+)
+def test_a_value_keeps_the_type_of_its_default(override, expected):
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert expected in str(caught.value)
+
+
+def test_a_whole_number_serves_as_float():
+    (key, value) = next((k, v) for k, v in flatten(compose()).items() if isinstance(v, float))
+    changed = flatten(compose([f"{key}=2"]))[key]
+    assert changed == 2.0
+    assert isinstance(changed, float)
+    assert value != changed
+
+
+def test_configuration_is_resolved_and_closed():
+    config = compose(["task=peg_insert_hard", "seed=3", "+note=hello"])
+    assert config.task.name == config.choices.task == "peg_insert_hard"
+    assert config.seed == 3
+    assert config.note == "hello"
+    assert not any("${" in str(value) for value in flatten(config).values())
+    with pytest.raises(AttributeError):
+        _ = config.sede
+
+
+@pytest.mark.parametrize("group", list(group_choices()))
+def test_every_choice_composes(group):
+    for choice in group_choices()[group]:
+        assert compose([f"{group}={choice}"]).choices[group] == choice
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    created = RunDirectory.create("reach", tmp_path / "runs")
+    config = compose(["task=reach", "seed=3", f"runs_directory={tmp_path}/runs"])
+    save_resolved(config, created.path)
+    return created
+
+
+def test_saved_configuration_reads_back_the_same(run: RunDirectory, tmp_path: Path):
+    config = compose(["task=reach", "seed=3", f"runs_directory={tmp_path}/runs"])
+    loaded = load_resolved(run.path)
+    assert flatten(loaded) == flatten(config)
+    kinds = {key: type(value) for key, value in flatten(config).items()}
+    assert {key: type(value) for key, value in flatten(loaded).items()} == kinds
+    compare_run(config, loaded)
+
+
+def test_a_cut_configuration_is_reported(run: RunDirectory):
+    run.config.write_text(run.config.read_text()[:60] + "\n  [")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_resolved(run.path)
+    run.config.write_text("seed: 1\n")
+    with pytest.raises(ConfigError, match="not the configuration of a run"):
+        load_resolved(run.path)
+
+
+def test_a_run_keeps_its_configuration(run: RunDirectory):
+    kept = load_resolved(run.path)
+    config = compose_for_run(["environment_steps=9000", "evaluation.episodes=7", "seed=3"], kept)
+    assert (config.task.name, config.seed) == ("reach", 3)
+    assert (config.environment_steps, config.evaluation.episodes) == (9000, 7)
+    for override, got, expected in (
+        ("seed=4", "seed=4", "seed=3"),
+        ("task=peg_insert", "task=peg_insert", "task=reach"),
+        ("task.environment.time_limit_steps=9", "=9", "=50"),
+    ):
+        with pytest.raises(ConfigError, match="made with another configuration") as caught:
+            compose_for_run([override], kept)
+        assert f"got: {override.partition('=')[0]}" in str(caught.value)
+        assert got in str(caught.value)
+        assert expected in str(caught.value)
+    with pytest.raises(ConfigError, match="task differ"):
+        compare_run(compose(), kept)
+
+
+def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path, monkeypatch):
+    folder = tmp_path / "own_stage"
+    folder.mkdir()
+    (folder / "own_stage.py").write_text("seen = []\ndef run(config): seen.append(config)\n")
+    monkeypatch.syspath_prepend(str(folder))
+    stage = cli.Stage("own_stage:run", "", "", run_key="run", default_run="latest")
+    monkeypatch.setitem(cli.STAGES, "own", stage)
+    assert cli.main(["own", f"runs_directory={tmp_path}/runs", "evaluation.episodes=4"]) == 0
+    seen = sys.modules["own_stage"].seen
+    assert seen[0].task.name == "reach"
+    assert seen[0].run == str(run.path)
+    assert seen[0].evaluation.episodes == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("from robot_rl.errors import RobotRLError as E; raise E('no peg', got=1)", 2, "no peg"),
+        ("from policies.errors import PolicyError as E; raise E('no net')", 2, "no net"),
+        ("raise KeyboardInterrupt", 130, "stopped"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 130, "stopped"),
+        ("raise OSError(28, 'No space left on device', 'x')", 2, "No space left on device"),
+    ],
+)
+def test_exit_codes(tmp_path, monkeypatch, capsys, body, code, message):
+    (tmp_path / "failing_stage.py").write_text(f"def run(config):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "failing_stage", raising=False)
+    monkeypatch.setitem(cli.STAGES, "failing", cli.Stage("failing_stage:run", "", ""))
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["failing"]) == code
+    assert message in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_machine_is_described():
+    machine = describe_machine()
+    assert json.loads(json.dumps(machine)) == machine
+    assert machine["cores"] >= 1
+    assert machine["cpu"]
+
+
+def test_make_builds_nested_targets_and_checks_arguments():
+    made = make({"_target_": "datetime.timedelta", "minutes": 2}, seconds=3)
+    assert made.total_seconds() == 123
+    nested = make(
+        {
+            "_target_": "types.SimpleNamespace",
+            "inner": {"_target_": "datetime.timedelta", "days": 1},
+        }
+    )
+    assert nested.inner.days == 1
+    assert make({"_target_": "fractions.Fraction", "numerator": 1}, numerator=4) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"minutes": 2}, "a key `_target_`"),
+        ({"_target_": "Robot"}, "not a dotted name"),
+        ({"_target_": "robot_rl.nothing.Arm"}, "no module named 'robot_rl.nothing'"),
+        ({"_target_": "robot_rl.run.RunDirektory"}, "did you mean 'RunDirectory'?"),
+        ({"_target_": "robot_rl.run.RunDirectory", "pth": 1}, "did you mean 'path'?"),
+        ({"_target_": "robot_rl.run.RunDirectory"}, "missing a required argument: 'path'"),
+    ],
+)
+def test_make_explains_what_does_not_fit(config, message):
+    with pytest.raises(DeviceError) as caught:
+        make(config)
+    assert message in str(caught.value)
+    assert isinstance(caught.value, RobotRLError)
+
+
+class _Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys):
+    clock = _Clock()
+    with WorkProgress(1000, clock=clock) as progress:
+        progress.phase("online learning")
+        assert progress.seconds_left() is None
+        for step in range(0, 401, 10):
+            clock.now = step / 20.0
+            progress.episode(step % 20 == 0)
+            progress.update(
+                step, updates_per_second=60.0, update_to_data=3.0, replay_transitions=step + 2000
+            )
+        assert progress.seconds_left() == pytest.approx(30.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3  # after 10 s, 20 s and at the end
+    for part in (
+        "online learning",
+        "environment steps 400 of 1,000",
+        "success of the last 20 episodes 50 %",
+        "updates/s 60.0",
+        "update-to-data ratio 3.00",
+        "replay transitions 2,400",
+        "time left 0:30",
+    ):
+        assert part in lines[-1]
+
+
+def test_progress_on_a_terminal_redraws_and_leaves_the_last_state():
+    output = StringIO()
+    console = Console(file=output, force_terminal=True, width=80)
+    with WorkProgress(20, "demonstrations", console=console) as progress:
+        progress.update(20)
+        progress.note("97 of 100")
+    text = output.getvalue()
+    assert "20 of 20" in text
+    assert text.index("97 of 100") < text.rindex("20 of 20")

@@ -1,0 +1,210 @@
+"""The run directory keeps what it was given, whatever was killed while writing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from robot_rl._checkpoint_files import CheckpointError
+from robot_rl.config import compose, save_resolved
+from robot_rl.run import RunDirectory, RunError
+
+LAST = "checkpoints/last"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create("reach", tmp_path / "runs")
+
+
+def _write(run: RunDirectory, text: str, name: str = LAST) -> None:
+    with run.atomic_folder(name) as folder:
+        (folder / "policy.json").write_text(text)
+        (folder / "more").mkdir()
+        (folder / "more" / "policy.bin").write_bytes(text.encode() * 1000)
+
+
+def _write_half(run: RunDirectory, error: Exception) -> None:
+    with run.atomic_folder(LAST) as folder:
+        (folder / "policy.json").write_text("two")
+        raise error
+
+
+def test_runs_are_named_by_time_and_latest_points_to_the_newest(tmp_path: Path):
+    now = datetime(2025, 3, 4, 5, 6, 7)
+    runs = [RunDirectory.create("reach", tmp_path, now=now) for _ in range(3)]
+    assert [r.path.name for r in runs] == [
+        "20250304-050607",
+        "20250304-050607-2",
+        "20250304-050607-3",
+    ]
+    assert (tmp_path / "latest").resolve() == runs[-1].path
+    assert not os.path.isabs(os.readlink(tmp_path / "latest"))  # runs/ can be moved
+
+
+def test_open_finds_a_run_by_path_by_name_and_as_latest(run, tmp_path, monkeypatch):
+    save_resolved(compose(), run.path)
+    runs = tmp_path / "runs"
+    monkeypatch.chdir(tmp_path)
+    for name in (run.path, f"reach/{run.path.name}", f"runs/reach/{run.path.name}", "latest"):
+        assert RunDirectory.open(name, runs).path == run.path
+    assert RunDirectory.open("runs/latest").path == run.path
+
+
+def test_what_is_no_run_is_refused(run: RunDirectory, tmp_path: Path):
+    with pytest.raises(RunError, match=r"is not a run directory; got: no config\.yaml"):
+        RunDirectory.open(run.path)
+    save_resolved(compose(), run.path)
+    with pytest.raises(RunError, match="there is no run 'nothing'") as caught:
+        RunDirectory.open("nothing", tmp_path / "runs")
+    assert str(run.path) in str(caught.value)  # the runs that there are
+    with pytest.raises(RunError, match="there is no run 'latest'"):
+        RunDirectory.open("latest", tmp_path / "elsewhere")
+
+
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(RunError, match="cannot be made"):
+        RunDirectory.create("reach", tmp_path / "runs")
+
+
+def test_jsonl_survives_a_cut_last_line(run: RunDirectory):
+    assert run.read_jsonl("learner") == []
+    for number in range(3):
+        run.append_jsonl("learner", {"number": number, "loss": 0.5})
+    path = run.path / "learner.jsonl"
+    whole = path.read_bytes()
+    for cut in range(1, 20):
+        path.write_bytes(whole[:-cut])
+        assert [r["number"] for r in run.read_jsonl("learner")] == [0, 1]
+        run.append_jsonl("learner", {"number": 7})
+        assert [r["number"] for r in run.read_jsonl("learner")] == [0, 1, 7]
+    path.write_bytes(b'{"numb')
+    run.append_jsonl("learner", {"number": 8})
+    assert run.read_jsonl("learner") == [{"number": 8}]
+
+
+@pytest.mark.parametrize("line", [b"{broken", b"[1, 2]"])
+def test_jsonl_with_a_broken_line_in_the_middle_is_reported(run: RunDirectory, line: bytes):
+    (run.path / "learner.jsonl").write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
+    with pytest.raises(RunError, match=r"learner\.jsonl, line 2"):
+        run.read_jsonl("learner")
+
+
+def test_summary_is_replaced(run: RunDirectory):
+    run.save_summary({"task": "reach", "rl_success_rate": 0.1})
+    run.save_summary({"task": "reach", "rl_success_rate": 0.9})
+    assert '"rl_success_rate": 0.9' in run.summary.read_text()
+    assert [p.name for p in run.path.iterdir()] == ["summary.json"]
+
+
+def test_checkpoint_is_replaced_and_the_reader_of_the_old_one_can_finish(run: RunDirectory):
+    assert not run.has_folder(LAST)
+    _write(run, "one")
+    old = run.complete_folder(LAST)
+    _write(run, "two")
+    new = run.complete_folder(LAST)
+    assert (new / "policy.json").read_text() == "two"
+    assert (run.path / LAST / "policy.json").read_text() == "two"
+    assert (old / "more" / "policy.bin").read_bytes() == b"one" * 1000
+    _write(run, "three")
+    assert not old.exists()
+    assert run.has_folder(LAST)
+
+
+def test_failure_while_writing_keeps_the_checkpoint(run: RunDirectory):
+    _write(run, "one")
+    with pytest.raises(ZeroDivisionError):
+        _write_half(run, ZeroDivisionError())
+    with pytest.raises(RunError, match="the one before is kept") as caught:
+        _write_half(run, OSError(28, "No space left on device"))
+    assert "free some space" in str(caught.value)
+    assert (run.complete_folder(LAST) / "policy.json").read_text() == "one"
+    assert not list((run.path / "checkpoints").glob("*.partial"))
+
+
+@pytest.mark.parametrize("name", ["policy.json", "more/policy.bin", "manifest.json"])
+def test_a_cut_file_is_never_loaded(run: RunDirectory, name: str):
+    _write(run, "one")
+    path = run.path / LAST / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match=name):
+        run.complete_folder(LAST)
+
+
+def test_a_changed_or_missing_file_is_named(run: RunDirectory):
+    _write(run, "one")
+    (run.path / LAST / "policy.json").write_text("two")  # the same length
+    with pytest.raises(CheckpointError, match=r"policy\.json has changed"):
+        run.complete_folder(LAST)
+    (run.path / LAST / "policy.json").unlink()
+    with pytest.raises(CheckpointError, match=r"policy\.json is missing"):
+        run.complete_folder(LAST)
+    with pytest.raises(CheckpointError, match="there is no complete checkpoint"):
+        run.complete_folder("checkpoints/bc")
+
+
+def test_a_copied_run_whose_links_became_folders_goes_on(run: RunDirectory, tmp_path: Path):
+    _write(run, "one")
+    shutil.copytree(run.path, tmp_path / "copy", symlinks=False)
+    copy = RunDirectory(tmp_path / "copy")
+    assert (copy.complete_folder(LAST) / "policy.json").read_text() == "one"
+    for text in ("two", "three", "four"):
+        _write(copy, text)
+        assert (copy.complete_folder(LAST) / "policy.json").read_text() == text
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from robot_rl.run import RunDirectory
+run = RunDirectory(Path(sys.argv[1]))
+for number in range(10**6):
+    with run.atomic_folder("checkpoints/last") as folder:
+        for name in ("a", "b", "c"):
+            (folder / name).write_text(str(number) * 2000)
+    run.append_jsonl("learner", {"number": number})
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(run: RunDirectory):
+    """Kill -9 at moments spread over the write; what is then loaded is of one generation."""
+    newest = -1
+    for attempt in range(8):
+        writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(run.path)])
+        deadline = time.monotonic() + 20
+        before = len(run.read_jsonl("learner"))
+        while len(run.read_jsonl("learner")) < before + 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.0013 * attempt)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        folder = run.complete_folder(LAST)
+        texts = {(folder / name).read_text() for name in ("a", "b", "c")}
+        assert len(texts) == 1
+        assert len(run.read_jsonl("learner")) >= before + 2
+        newest = max(newest, attempt)
+    assert newest == 7
+    assert len(list((run.path / "checkpoints").glob(".last-*"))) <= 4
+
+
+def test_a_reader_beside_a_writer_always_gets_one_generation(run: RunDirectory):
+    _write(run, "first")
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(run.path)])
+    try:
+        while not run.read_jsonl("learner") and writer.poll() is None:
+            time.sleep(0.01)
+        for _ in range(100):
+            folder = run.complete_folder(LAST)
+            assert len({(folder / name).read_text() for name in ("a", "b", "c")}) == 1
+    finally:
+        writer.kill()
+        writer.wait()
