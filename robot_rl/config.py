@@ -48,7 +48,8 @@ class ConfigError(RobotRLError):
 def group_choices() -> dict[str, tuple[str, ...]]:
     """Return the valid choices of each configuration group, for example of `task`."""
     folders = sorted(path for path in find_resource("configs").iterdir() if path.is_dir())
-    names = {f.name: tuple(sorted(path.stem for path in f.glob("*.yaml"))) for f in folders}
+    # A leading underscore marks what several choices share; it is no choice itself.
+    names = {f.name: tuple(sorted(path.stem for path in f.glob("[!_]*.yaml"))) for f in folders}
     return {group: choices for group, choices in names.items() if choices}
 
 
