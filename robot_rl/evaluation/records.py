@@ -1,0 +1,180 @@
+"""Reading the records of a run, which may have been interrupted in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.statistics import EvaluationResult, StatisticsError
+
+Record = dict[str, Any]
+
+
+class ReportError(RobotRLError):
+    """The run directory cannot be reported on."""
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What a run has written so far, read leniently.
+
+    Attributes:
+        directory: The run directory.
+        configuration: Text of `config.yaml`, empty if there is none.
+        config: The same as plain containers, empty if it cannot be read.
+        summary: `summary.json`, empty while the run goes on.
+        evaluations: In order of time, without those that a resumed run repeated.
+        episodes: Training episodes, likewise.
+        learner: The learner's records, likewise.
+        notes: What is missing or unreadable, as sentences for the reader.
+    """
+
+    directory: Path
+    configuration: str
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    evaluations: list[EvaluationResult]
+    episodes: list[Record]
+    learner: list[Record]
+    notes: list[str]
+
+    def final(self, policy: str) -> EvaluationResult | None:
+        """Return the last final evaluation of a policy; for want of one, the last periodic."""
+        mine = [e for e in self.evaluations if e.policy == policy]
+        finals = [e for e in mine if e.seed_set == "final"]
+        chosen = finals or mine
+        return chosen[-1] if chosen else None
+
+    def periodic(self) -> list[EvaluationResult]:
+        """Return the evaluations of the learning curve, the cloned policy's at step 0 included."""
+        return [e for e in self.evaluations if e.seed_set == "periodic"]
+
+
+def read_json_lines(path: Path) -> tuple[list[Record], int]:
+    """Read the objects of a file with one JSON object a line.
+
+    A process that is killed leaves a cut line, and a resumed one goes on behind it, so that
+    unreadable lines are no error here; but they are counted, for the caller to report.
+
+    Args:
+        path: The file; a missing one reads as empty.
+
+    Returns:
+        The objects in order, and the number of lines that could not be read.
+    """
+    if not path.exists():
+        return [], 0
+    records: list[Record] = []
+    unreadable = 0
+    for line in path.read_bytes().splitlines():
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except ValueError:  # no JSON, or bytes that are no UTF-8
+            unreadable += 1
+            continue
+        if isinstance(content, dict):
+            records.append(content)
+        else:
+            unreadable += 1
+    return records, unreadable
+
+
+def without_superseded(records: Sequence[Record], key: str) -> list[Record]:
+    """Drop what a resumed run did again: records that later ones with a lower `key` replace.
+
+    Args:
+        records: Records in the order of writing; those without the key are dropped.
+        key: Name of a number that grows during a run, and falls back when it is resumed.
+    """
+    kept: list[Record] = []
+    lowest = float("inf")
+    for record in reversed(records):
+        value = record.get(key)
+        if isinstance(value, int | float) and value <= lowest:
+            lowest = value
+            kept.append(record)
+    return kept[::-1]
+
+
+def read_run(directory: Path) -> RunRecords:
+    """Read the records of a run; see `write_report` for the errors."""
+    files = ("config.yaml", "summary.json", "evaluations.jsonl", "episodes.jsonl", "learner.jsonl")
+    if not any((directory / name).is_file() for name in files):
+        raise ReportError(
+            f"{directory} is no run directory",
+            got="none of its files" if directory.is_dir() else "no such directory",
+            expected=f"some of {', '.join(files)}",
+            hint="give a directory below runs/, or runs/latest",
+        )
+    notes: list[str] = []
+    lines = {name: _lines(directory / name, notes) for name in files[2:]}
+    configuration, config = _configuration(directory / "config.yaml", notes)
+    return RunRecords(
+        directory=directory.resolve(),
+        configuration=configuration,
+        config=config,
+        summary=_summary(directory / "summary.json", notes),
+        evaluations=_evaluations(lines["evaluations.jsonl"], notes),
+        episodes=without_superseded(lines["episodes.jsonl"], "environment_steps"),
+        learner=without_superseded(lines["learner.jsonl"], "environment_steps"),
+        notes=notes,
+    )
+
+
+def _lines(path: Path, notes: list[str]) -> list[Record]:
+    records, unreadable = read_json_lines(path)
+    if unreadable:
+        notes.append(
+            f"{path.name}: {unreadable} of {len(records) + unreadable} lines could not be read "
+            "(a killed process leaves a cut line)."
+        )
+    return records
+
+
+def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        notes.append("This run has not finished: there is no summary.json. All figures are so far.")
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        notes.append(f"summary.json could not be read: {error}")
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _configuration(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
+    if not path.is_file():
+        return "", {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        notes.append(f"config.yaml could not be read: {error}")
+        return text, {}
+    return text, {str(k): v for k, v in content.items()} if isinstance(content, dict) else {}
+
+
+def _evaluations(records: Sequence[Record], notes: list[str]) -> list[EvaluationResult]:
+    results, incomplete = [], 0
+    for policy in ("bc", "rl"):
+        for seeds in ("periodic", "final"):
+            mine = [r for r in records if (r.get("policy"), r.get("seed_set")) == (policy, seeds)]
+            for record in without_superseded(mine, "environment_steps"):
+                try:
+                    results.append(EvaluationResult.from_json(record))
+                except StatisticsError:
+                    incomplete += 1
+    if incomplete:
+        notes.append(f"evaluations.jsonl: {incomplete} lines lack keys and were left out.")
+    return sorted(results, key=lambda e: (e.environment_steps, e.seed_set == "final"))

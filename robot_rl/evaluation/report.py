@@ -1,0 +1,313 @@
+"""The report of one run: `report.html`, one file that opens anywhere, prints, and needs no network.
+
+It reads what the processes of a run have written so far (`config.yaml`, `summary.json`,
+`evaluations.jsonl`, `episodes.jsonl`, `learner.jsonl`), so that a run that is still going on, or
+that was killed, gets a report as well. What is missing is said in the report.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from robot_rl.evaluation import charts
+from robot_rl.evaluation.charts import Learning, Series
+from robot_rl.evaluation.records import Record, RunRecords, read_run
+from robot_rl.evaluation.statistics import EvaluationResult, clopper_pearson, first_confirmed
+
+_ROLLING_EPISODES = 20
+_PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "diffusers", "zarr", "lmdb")
+_ABSENT = "\N{EN DASH}"
+_NOT_METRICS = {"environment_steps", "gradient_updates"}
+_TITLES = {
+    "critic_loss": "Critic loss",
+    "actor_loss": "Actor loss",
+    "imitation_loss": "Imitation loss",
+    "temperature": "Temperature",
+    "entropy": "Policy entropy",
+    "update_to_data": "Update-to-data ratio",
+    "updates_per_second": "Updates per second",
+    "replay_transitions": "Transitions in replay",
+}
+
+
+def write_report(run_directory: str | Path) -> Path:
+    """Write `report.html` into a run directory, replacing an older one as a whole.
+
+    Args:
+        run_directory: Directory of a finished, running or interrupted run.
+
+    Returns:
+        Path of the report.
+
+    Raises:
+        ReportError: There is no such directory, or it holds no record of a run.
+    """
+    records = read_run(Path(run_directory))
+    template = resources.files(__package__).joinpath("report.html.jinja")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(template.read_text(encoding="utf-8")).render(_content(records))
+    path = records.directory / "report.html"
+    temporary = path.with_name(".report.html.partial")
+    temporary.write_text(page, encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _content(run: RunRecords) -> dict[str, Any]:
+    task = _text(run.summary.get("task"), _named(run.config.get("task")), "unknown task")
+    algorithm = _text(
+        run.summary.get("algorithm"), _named(run.config.get("algorithm")), "unknown algorithm"
+    )
+    seed = run.summary.get("seed", run.config.get("seed", "unknown"))
+    learning = _learning(run)
+    drawn = learning.steps or learning.training
+    return {
+        "title": f"{task} · {algorithm}",
+        "subtitle": f"Run {run.directory.name}, seed {seed}",
+        "notes": run.notes,
+        "bc": _success(run, "bc"),
+        "rl": _success(run, "rl"),
+        "figures": _figures(run),
+        "rolling": _ROLLING_EPISODES,
+        "learning_curve_wide": _curve(learning, 9.6, 3.7) if drawn else None,
+        "learning_curve_narrow": _curve(learning, 3.75, 3.3) if drawn else None,
+        "charts": _charts(run),
+        "evaluations": [_row(e) for e in run.evaluations],
+        "facts": _facts(run),
+        "configuration": run.configuration,
+        "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z"),
+    }
+
+
+def _named(group: Any) -> str | None:
+    """Name of a configuration group: itself, its `name`, or the class that it makes."""
+    if isinstance(group, dict):
+        name = group.get("name") or str(group.get("_target_", "")).rpartition(".")[2]
+        return str(name) or None
+    return None if group is None else str(group)
+
+
+def _text(*candidates: object) -> str:
+    return next(str(c) for c in candidates if c)
+
+
+def _success(run: RunRecords, policy: str) -> dict[str, str]:
+    result = run.final(policy)
+    if result is not None:
+        low, high, count = result.confidence_low, result.confidence_high, result.episodes
+        rate, successes = result.success_rate, result.successes
+        seeds = "" if result.seed_set == "final" else " (periodic)"
+    elif _is_number(run.summary.get(f"{policy}_success_rate")):
+        rate, seeds = float(run.summary[f"{policy}_success_rate"]), ""
+        count = int(run.summary.get("evaluation_episodes") or 0)
+        successes = round(rate * count)
+        low, high = clopper_pearson(successes, count)
+    else:
+        return {"rate": _ABSENT, "count": "not evaluated yet", "interval": ""}
+    return {
+        "rate": _percent(rate),
+        "count": f"{successes} of {count} episodes{seeds}",
+        "interval": f"95 % interval {100 * low:.1f} to {100 * high:.1f} %",
+    }
+
+
+def _figures(run: RunRecords) -> list[dict[str, str]]:
+    summary, final = run.summary, run.final("rl")
+    curve = [e for e in run.periodic() if e.policy == "rl"]
+    confirmed = summary.get("steps_to_97", _confirmed(curve))
+    written = [*run.episodes, *run.learner, *(e.to_json() for e in run.evaluations)]
+    steps = summary.get("environment_steps", _largest(written, "environment_steps"))
+    updates = summary.get("gradient_updates", _largest(written, "gradient_updates"))
+    demonstrations = summary.get("demonstrations", run.config.get("demonstrations"))
+    memory = summary.get("peak_memory_bytes")
+    figures = [
+        ("Steps to 97 %", "not reached" if confirmed is None else _count(confirmed)),
+        ("Environment steps", _count(steps)),
+        ("Gradient updates", _count(updates)),
+        ("Demonstrations", _count(demonstrations)),
+        ("Mean time to success", _seconds(final.mean_seconds_to_success if final else None)),
+        ("Longest run of successes", _count(final.longest_success_run if final else None)),
+        ("Wall time", _duration(summary.get("wall_seconds"))),
+        ("Peak memory", _ABSENT if memory is None else f"{memory / 2**30:.2f} GiB"),
+    ]
+    return [{"name": name, "value": value} for name, value in figures]
+
+
+def _largest(records: Iterable[Record], name: str) -> float | None:
+    return max((r[name] for r in records if _is_number(r.get(name))), default=None)
+
+
+def _confirmed(results: Sequence[EvaluationResult]) -> int | None:
+    return first_confirmed(
+        [e.environment_steps for e in results], [e.success_rate for e in results]
+    )
+
+
+def _learning(run: RunRecords) -> Learning:
+    periodic = run.periodic()
+    curve = [e for e in periodic if e.policy == "rl"]
+    confirmed = run.summary.get("steps_to_97", _confirmed(curve))
+    baseline, final = run.final("bc"), run.final("rl")
+    steps, won = _columns(run.episodes, "environment_steps", "success")
+    # The first means would be of few episodes and jump.
+    full = min(_ROLLING_EPISODES, len(won)) - 1
+    rolling = charts.rolling_mean(won, _ROLLING_EPISODES)
+    training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
+    return Learning(
+        steps=[e.environment_steps for e in curve],
+        rates=[e.success_rate for e in curve],
+        lows=[e.confidence_low for e in curve],
+        highs=[e.confidence_high for e in curve],
+        baseline=run.summary.get("bc_success_rate") if baseline is None else baseline.success_rate,
+        training=training if steps else None,
+        confirmed=confirmed,
+        final=None
+        if final is None or final.seed_set != "final"
+        else (
+            final.environment_steps,
+            final.success_rate,
+            final.confidence_low,
+            final.confidence_high,
+        ),
+    )
+
+
+def _curve(learning: Learning, width: float, height: float) -> Markup:
+    return Markup(charts.learning_curve(learning, width=width, height=height))
+
+
+def _charts(run: RunRecords) -> list[dict[str, Any]]:
+    drawn: list[tuple[str, list[Series], str]] = []
+    times = [
+        (e.environment_steps, e.mean_seconds_to_success)
+        for e in run.periodic()
+        if e.policy == "rl" and e.mean_seconds_to_success is not None
+    ]
+    if times:
+        seconds = Series("evaluation", [t[0] for t in times], [t[1] for t in times])
+        drawn.append(("Mean time to success", [seconds], "seconds"))
+    drawn += [(title, series, "") for title, series in _metrics(run.learner)]
+    stop = max((x for _, lines, _ in drawn for line in lines for x in line.x), default=0.0)
+    return [
+        {"title": title, "svg": Markup(charts.line_chart(title, series, stop=stop, unit=unit))}
+        for title, series, unit in drawn
+    ]
+
+
+def _metrics(learner: Sequence[Record]) -> Iterable[tuple[str, list[Series]]]:
+    """Group the learner's numbers: Q values share a chart, every other metric has its own."""
+    names = {k for r in learner for k, v in r.items() if _is_number(v)} - _NOT_METRICS
+    values = sorted(n for n in names if n == "q" or n.startswith("q_"))
+    known = [n for n in _TITLES if n in names]
+    others = sorted(names - set(values) - set(known))
+    losses = [n for n in (*known, *others) if n.endswith("loss")]
+    rest = [n for n in (*known, *others) if n not in losses]
+    groups = [[n] for n in losses] + ([values] if values else []) + [[n] for n in rest]
+    for group in groups:
+        title = "Q values" if group is values else _TITLES.get(group[0], _words(group[0]))
+        yield (
+            title,
+            [Series(_words(name), *_columns(learner, "environment_steps", name)) for name in group],
+        )
+
+
+def _columns(records: Sequence[Record], x: str, y: str) -> tuple[list[float], list[float]]:
+    pairs = [
+        (float(r[x]), float(r[y]))
+        for r in records
+        if _is_number(r.get(x)) and y in r and isinstance(r[y], int | float)
+    ]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _words(name: str) -> str:
+    words = name.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _row(result: EvaluationResult) -> dict[str, Any]:
+    low, high = 100 * result.confidence_low, 100 * result.confidence_high
+    return {
+        "policy": f"{'cloned' if result.policy == 'bc' else 'RL'}"
+        f"{', final' if result.seed_set == 'final' else ''}",
+        "final": result.seed_set == "final",
+        "steps": _count(result.environment_steps),
+        "updates": _count(result.gradient_updates),
+        "successes": f"{result.successes} / {result.episodes}",
+        "rate": _percent(result.success_rate),
+        "interval": f"{low:.1f} to {high:.1f} %",
+        "low": f"{low:.2f}",
+        "span": f"{high - low:.2f}",
+        "at": f"{100 * result.success_rate:.2f}",
+        "longest": result.longest_success_run,
+        "seconds": _seconds(result.mean_seconds_to_success),
+        "took": _seconds(result.wall_seconds),
+    }
+
+
+def _facts(run: RunRecords) -> list[tuple[str, str]]:
+    """Say on what the run was made; the summary's own record wins over this machine's."""
+    recorded = run.summary.get("machine")
+    facts = (
+        {_words(str(k)): str(v) for k, v in recorded.items()}
+        if isinstance(recorded, dict)
+        else {
+            "System": platform.platform(),
+            "Processor": f"{_processor()}, {os.cpu_count()} cores",
+            "Python": platform.python_version(),
+        }
+    )
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
+    return [*facts.items(), ("Packages", ", ".join(versions))]
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.1f} %".replace(".0 %", " %")
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if _is_number(value) else _ABSENT
+
+
+def _seconds(value: float | None) -> str:
+    return _ABSENT if value is None else f"{value:.1f} s"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return _ABSENT
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -1,0 +1,256 @@
+"""The report of a run, as a person opens it: finished, interrupted, resumed, or barely begun."""
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from robot_rl.evaluation.records import ReportError, read_json_lines, without_superseded
+from robot_rl.evaluation.report import write_report
+from robot_rl.evaluation.statistics import EvaluationResult
+
+CONFIG = """\
+seed: 3
+task:
+  name: peg_insert
+  clearance: 0.001  # m
+algorithm:
+  name: residual
+  learning_rate: 3.0e-4
+"""
+SUMMARY = {
+    "task": "peg_insert",
+    "seed": 3,
+    "bc_success_rate": 0.4,
+    "rl_success_rate": 0.985,
+    "evaluation_episodes": 200,
+    "demonstrations": 20,
+    "environment_steps": 2000,
+    "steps_to_97": 1500,
+    "gradient_updates": 6000,
+    "wall_seconds": 412.0,
+    "peak_memory_bytes": 2 * 2**30,
+}
+
+
+def evaluation(steps, successes, episodes=100, policy="rl", seed_set="periodic"):
+    return EvaluationResult.of_episodes(
+        [i < successes for i in range(episodes)],
+        [2.5] * episodes,
+        policy=policy,
+        seed_set=seed_set,
+        environment_steps=steps,
+        gradient_updates=3 * steps,
+        wall_seconds=4.0,
+    ).to_json()
+
+
+EVALUATIONS = [
+    evaluation(0, 38, policy="bc"),
+    evaluation(500, 41),
+    evaluation(1000, 88),
+    evaluation(1500, 97),
+    evaluation(2000, 98),
+    evaluation(0, 80, 200, policy="bc", seed_set="final"),
+    evaluation(2000, 197, 200, seed_set="final"),
+]
+EPISODES = [
+    {"episode": i, "environment_steps": 50 * (i + 1), "success": i > 20, "length": 50,
+     "return": 1.0, "policy_version": i, "intervened_steps": 0, "wall_seconds": 1.0}
+    for i in range(40)
+]  # fmt: skip
+LEARNER = [
+    {"environment_steps": 100 * i, "gradient_updates": 300 * i, "updates_per_second": 70.0,
+     "update_to_data": 3.0, "replay_transitions": 100 * i, "critic_loss": 0.1 / (i + 1),
+     "actor_loss": float("nan") if i < 5 else -0.5, "q_mean": 0.02 * i, "q_spread": 0.1,
+     "temperature": 0.01, "stored_gradient_noise": 0.3}
+    for i in range(20)
+]  # fmt: skip
+
+
+def lines(records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def write_run(directory):
+    """Write the records of a finished run, apart from the learner's."""
+    (directory / "config.yaml").write_text(CONFIG)
+    (directory / "summary.json").write_text(json.dumps(SUMMARY))
+    (directory / "evaluations.jsonl").write_text(lines(EVALUATIONS))
+    (directory / "episodes.jsonl").write_text(lines(EPISODES))
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The page of a finished run with all its records."""
+    directory = write_run(tmp_path_factory.mktemp("run"))
+    (directory / "learner.jsonl").write_text(lines(LEARNER))
+    return Page(write_report(directory))
+
+
+class Page(HTMLParser):
+    """The visible words of a page, its tags with attributes, and whether its tags match."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.words, self.elements, self.open = [], [], []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.close()
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+
+def test_the_headline_of_a_finished_run(finished):
+    assert "peg_insert · residual" in finished.text
+    assert "seed 3" in finished.text
+    assert "40 % 80 of 200 episodes 95 % interval 33.2 to 47.1 %" in finished.text
+    assert "98.5 % 197 of 200 episodes 95 % interval 95.7 to 99.7 %" in finished.text
+    assert "Steps to 97 % 1,500" in finished.text
+    assert "Wall time 6 min 52 s" in finished.text
+    assert "Peak memory 2.00 GiB" in finished.text
+    assert "Demonstrations 20" in finished.text
+    assert finished.open == []
+
+
+def test_the_configuration_is_shown_in_full(finished):
+    assert html.escape(CONFIG) in finished.source
+
+
+def test_each_evaluation_is_a_row_of_the_table(finished):
+    assert [tag for tag, _ in finished.elements].count("tr") == 1 + len(EVALUATIONS)
+    assert "cloned, final 0 0 80 / 200 40 %" in finished.text
+    assert "RL 1,500 4,500 97 / 100 97 % 91.5 to 99.4 %" in finished.text
+
+
+def test_every_metric_of_the_learner_has_a_chart(finished):
+    for title in ("Critic loss", "Actor loss", "Q values", "Temperature", "Update-to-data ratio",
+                  "Stored gradient noise", "Mean time to success"):  # fmt: skip
+        assert title in finished.text
+    assert "Q mean" in finished.text
+    assert "Q spread" in finished.text
+
+
+def test_the_page_needs_no_network_and_no_script(finished):
+    tags = {tag for tag, _ in finished.elements}
+    assert not tags & {"script", "link", "iframe", "img", "object", "image"}
+    for _, attributes in finished.elements:
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith("#")
+    assert "@import" not in finished.source
+    assert not re.search(r"url\((?!#)", finished.source)
+
+
+def test_drawings_in_one_page_do_not_share_identifiers(finished):
+    for reference in set(re.findall(r'url\(#([^)]+)\)|xlink:href="#([^"]+)"', finished.source)):
+        identifier = "".join(reference)
+        assert finished.source.count(f'id="{identifier}"') == 1, identifier
+
+
+def test_a_killed_run_is_reported_as_far_as_it_got(run):
+    (run / "summary.json").unlink()
+    for name in ("evaluations", "episodes", "learner"):
+        with (run / f"{name}.jsonl").open("a") as file:
+            file.write('{"environment_steps": 25')
+    page = Page(write_report(run))
+    assert "This run has not finished" in page.text
+    assert "evaluations.jsonl: 1 of 8 lines could not be read" in page.text
+    assert "98.5 % 197 of 200" in page.text
+    assert "Steps to 97 % 1,500" in page.text
+    assert "Environment steps 2,000" in page.text
+
+
+def test_before_the_final_evaluation_the_last_periodic_one_counts(run):
+    (run / "summary.json").unlink()
+    (run / "evaluations.jsonl").write_text(lines(EVALUATIONS[:3]))
+    page = Page(write_report(run))
+    assert "38 % 38 of 100 episodes (periodic)" in page.text
+    assert "88 % 88 of 100 episodes (periodic)" in page.text
+    assert "Steps to 97 % not reached" in page.text
+
+
+def test_what_a_resumed_run_did_again_counts_once(run):
+    again = [evaluation(1000, 50), evaluation(1500, 60)]
+    (run / "evaluations.jsonl").write_text(lines([*EVALUATIONS[:5], *again]))
+    page = Page(write_report(run))
+    assert "50 / 100" in page.text
+    assert "60 / 100" in page.text
+    assert "97 / 100" not in page.text
+    assert "98 / 100" not in page.text
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "episodes.jsonl"])
+def test_one_file_is_enough(run, name):
+    for file in run.iterdir():
+        if file.name != name:
+            file.unlink()
+    assert "Configuration" in Page(write_report(run)).text
+
+
+def test_rates_of_the_summary_serve_where_the_evaluations_are_gone(run):
+    (run / "evaluations.jsonl").unlink()
+    assert "98.5 % 197 of 200 episodes 95 % interval 95.7" in Page(write_report(run)).text
+
+
+def test_broken_files_are_named_in_the_report(run):
+    (run / "summary.json").write_text('{"task": ')
+    (run / "config.yaml").write_text("task: [peg")
+    page = Page(write_report(run))
+    assert "summary.json could not be read" in page.text
+    assert "config.yaml could not be read" in page.text
+
+
+def test_text_of_the_configuration_is_no_markup(run):
+    (run / "config.yaml").write_text("task: '<script>alert(1)</script>'\n")
+    (run / "summary.json").unlink()
+    assert "script" not in {tag for tag, _ in Page(write_report(run)).elements}
+
+
+def test_a_second_report_replaces_the_first(run):
+    first = write_report(run)
+    (run / "config.yaml").write_text(CONFIG + "note: second\n")
+    assert write_report(run) == first
+    assert "note: second" in first.read_text(encoding="utf-8")
+    assert not list(run.glob(".*partial"))
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path):
+    with pytest.raises(ReportError, match=r"no run directory.*next: .*runs/latest"):
+        write_report(tmp_path)
+    with pytest.raises(ReportError, match="no such directory"):
+        write_report(tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unreadable_lines_are_counted(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n{"a": 2\xff{"a": 3}\n[4]\n{"a": 5}\n{"a"')
+    assert read_json_lines(path) == ([{"a": 1}, {"a": 5}], 3)
+    assert read_json_lines(tmp_path / "none.jsonl") == ([], 0)
+
+
+def test_later_records_supersede_those_that_they_repeat():
+    records = [{"x": x, "i": i} for i, x in enumerate([1, 2, 3, 2, 3, 4])]
+    assert [r["i"] for r in without_superseded([*records, {"y": 9}], "x")] == [0, 1, 3, 4, 5]
