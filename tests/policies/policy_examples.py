@@ -1,0 +1,58 @@
+"""Small policies on invented observations, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
+from policies.encoders import StateEncoder
+from policies.gaussian import GaussianPolicy, GaussianTanh
+from policies.networks import seeded
+from policies.residual import ResidualPolicy
+
+KEYS = {"state/tcp_pose": 7, "state/relative": 3}
+ACTIONS = ("x", "y", "z")
+INTERFACE = Interface("peg_insert", 10.0, ACTIONS)
+
+
+def observations(count, seed=0):
+    """Name → (count, width) float32."""
+    source = np.random.default_rng(seed)
+    return {name: source.normal(size=(count, width)).astype("f4") for name, width in KEYS.items()}
+
+
+def recorded(count=200, seed=0):
+    """Observations and actions as the normalisers are fitted on."""
+    data = observations(count, seed)
+    data["action"] = np.random.default_rng(seed + 1).uniform(-0.8, 0.8, (count, 3)).astype("f4")
+    return data
+
+
+def diffusion(seed=0, **options):
+    options = {"observation_steps": 2, "horizon": 8, "denoiser": {"hidden": [32]}, **options}
+    return DiffusionPolicy.create(recorded(), KEYS, generator=seeded(seed), **options)
+
+
+def gaussian(seed=0, base=None, keys=KEYS):
+    encoder = StateEncoder(keys).fit(recorded())
+    actor = GaussianTanh(encoder.features, 3, [32], generator=seeded(seed), layer_norm=True)
+    return GaussianPolicy(encoder, actor, base)
+
+
+def residual(seed=0, base=None):
+    encoder = StateEncoder(KEYS).fit(recorded())
+    base = base or diffusion(seed)
+    return ResidualPolicy.create(encoder, base, generator=seeded(seed), hidden=[32])
+
+
+def behaviour(policy, execute_steps=1, version=0):
+    return Behaviour(policy, INTERFACE, execute_steps, version=version)
+
+
+POLICIES = {
+    "diffusion": diffusion,
+    "gaussian": gaussian,
+    "gaussian with a base": lambda: gaussian(base=diffusion()),
+    "residual": residual,
+}

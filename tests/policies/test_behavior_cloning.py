@@ -1,0 +1,129 @@
+"""Behaviour cloning: it learns, it averages, it resumes."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from policy_examples import diffusion
+
+from policies.diffusion import DiffusionPolicy
+from policies.ema import EMA, constant_rate, power_decay
+from policies.networks import linear, seeded
+from robot_rl.algorithms.behavior_cloning import (
+    BehaviorCloning,
+    CloningError,
+    CloningOptions,
+    train,
+    warm_up_cosine,
+)
+from robot_rl.bench.policy import run as bench
+from robot_rl.data.windows import WindowSampler
+
+KEYS = {"state/position": 2}
+
+
+def demonstrations(episodes=12, length=20):
+    """Episodes that go straight home: action = -position / 2."""
+    source = np.random.default_rng(0)
+    positions, actions = [], []
+    for _ in range(episodes):
+        position = source.uniform(-1, 1, 2)
+        for step in range(length + 1):
+            action = -position / 2 if step < length else np.zeros(2)
+            positions.append(position)
+            actions.append(action)
+            position = position + 0.2 * action
+    arrays = {
+        "state/position": np.array(positions, np.float32),
+        "action": np.array(actions, np.float32),
+    }
+    return arrays, np.arange(1, episodes + 1) * (length + 1)
+
+
+def learner(updates=300, seed=0):
+    arrays, ends = demonstrations()
+    policy = DiffusionPolicy.create(
+        arrays, KEYS, generator=seeded(seed), horizon=4, denoiser={"hidden": [64, 64]}
+    )
+    options = CloningOptions(updates=updates, batch_size=64, learning_rate=3e-3, warm_up=20)
+    return policy, WindowSampler(arrays, ends, 2, 4), options
+
+
+def test_the_cloned_policy_does_what_was_shown():
+    policy, sampler, options = learner(600)
+    losses = []
+    cloned = train(policy, sampler, options, 0, lambda _, metrics: losses.append(metrics))
+    assert len(losses) == 600
+    assert losses[-1]["bc_loss"] < losses[0]["bc_loss"] / 3
+    batch = sampler.batch(sampler.indices[::7])
+    with torch.no_grad():
+        chunk = cloned.plan(batch, cloned.draw_noise(len(batch["action"]), seeded(1))).numpy()
+    error = np.abs(chunk - batch["action"])[batch["valid"]].mean()
+    spread = np.abs(batch["action"])[batch["valid"]].mean()
+    assert error < 0.35 * spread
+
+
+def test_one_seed_gives_one_policy():
+    results = []
+    for _ in range(2):
+        policy, sampler, options = learner(20)
+        results.append(train(policy, sampler, options, 4).state_dict())
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_a_resumed_training_goes_on_exactly():
+    policy, sampler, options = learner()
+    batch = sampler.batch(sampler.indices[:32])
+    whole = BehaviorCloning(policy, options, seeded(0))
+    for _ in range(5):
+        whole.update(batch)
+    state = whole.state_dict()
+    resumed = BehaviorCloning(learner(seed=9)[0], options, seeded(9))
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        assert whole.update(batch) == resumed.update(batch)
+    for mine, other in zip(whole.averaged.parameters(), resumed.averaged.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    with pytest.raises(CloningError, match="does not fit"):
+        resumed.load_state_dict({k: v for k, v in state.items() if k != "step"})
+
+
+def test_unfit_batches_and_windows_are_refused():
+    policy, sampler, options = learner()
+    algorithm = BehaviorCloning(policy, options, seeded(0))
+    batch = sampler.batch(sampler.indices[:4])
+    batch.pop("valid")
+    with pytest.raises(CloningError, match="lacks 'valid'"):
+        algorithm.update(batch)
+    with pytest.raises(CloningError, match=r"windows do not fit.*horizon 4; expected.*horizon 8"):
+        train(diffusion(), sampler, options, 0)
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero():
+    factors = [warm_up_cosine(step, 10, 100) for step in range(100)]
+    assert factors[0] == 0.1
+    assert max(factors) == factors[9] == 1.0
+    assert factors[-1] < 0.001
+    assert all(a >= b for a, b in pairwise(factors[10:]))
+
+
+def test_averages_follow_their_decay():
+    source = linear(1, 1, seeded(0))
+    ema = EMA(source, constant_rate(0.25))
+    start = ema.model.weight.item()
+    with torch.no_grad():
+        source.weight.fill_(start + 1.0)
+    ema.update()
+    assert math.isclose(ema.model.weight.item(), start + 0.25, rel_tol=1e-6)
+    decay = power_decay()
+    assert decay(0) == 0.0
+    assert math.isclose(decay(15), 1 - 16**-0.75)
+    assert decay(10**9) == 0.9999
+
+
+def test_the_bench_holds_the_promised_time():
+    figures = bench(repetitions=20)
+    assert figures["ddim10_act_ms"] <= 15
+    assert all(math.isfinite(value) and value > 0 for value in figures.values())

@@ -1,0 +1,178 @@
+"""Policies on disk and as bytes: one contract over every kind, and what damage gets."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from policy_examples import (
+    INTERFACE,
+    POLICIES,
+    behaviour,
+    diffusion,
+    gaussian,
+    observations,
+    residual,
+)
+
+from policies import checkpoint
+from policies.behaviour import Behaviour, Exploration
+from policies.errors import PolicyError
+from policies.policy import KINDS
+from policies.runner import PolicyRunner
+
+
+def test_every_kind_is_under_contract():
+    assert {make().kind for make in POLICIES.values()} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_loaded_policy_acts_like_the_saved_one(name, tmp_path):
+    saved = Behaviour(POLICIES[name](), INTERFACE, 1, Exploration("sample", "normal", 0.05), 17)
+    checkpoint.save(tmp_path / "policy", saved)
+    for loaded in (
+        checkpoint.load(tmp_path / "policy"),
+        checkpoint.from_bytes(checkpoint.to_bytes(saved)),
+    ):
+        assert (loaded.version, loaded.interface, loaded.exploration, loaded.execute_steps) == (
+            saved.version,
+            saved.interface,
+            saved.exploration,
+            saved.execute_steps,
+        )
+        acted = []
+        for each in (saved, loaded):
+            runner = PolicyRunner(each, 2)
+            runner.reset(seeds=[1, 2])
+            acted.append([runner.act(observations(2, step)).action for step in range(3)])
+        np.testing.assert_array_equal(*acted)
+
+
+def test_the_saved_normaliser_is_the_one_used_in_training(tmp_path):
+    policy = diffusion()
+    checkpoint.save(tmp_path / "policy", behaviour(policy))
+    loaded = checkpoint.load(tmp_path / "policy").policy
+    assert torch.equal(loaded.encoder.normalizer.center, policy.encoder.normalizer.center)
+    assert torch.equal(loaded.action_normalizer.half_range, policy.action_normalizer.half_range)
+    with pytest.raises(PolicyError, match="fitted already"):
+        loaded.encoder.fit(observations(9))
+
+
+def test_saving_again_replaces_the_folder_and_leaves_nothing_else(tmp_path):
+    checkpoint.save(tmp_path / "policy", behaviour(gaussian(), version=1))
+    checkpoint.save(tmp_path / "policy", behaviour(gaussian(), version=2))
+    assert checkpoint.load(tmp_path / "policy").version == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(PolicyError, match=r"policy\.safetensors cannot be read"):
+        checkpoint.load(tmp_path)
+    checkpoint.save(tmp_path / "policy", behaviour(gaussian()))
+    (tmp_path / "policy" / "policy.json").unlink()
+    with pytest.raises(PolicyError, match=r"policy\.json cannot be read"):
+        checkpoint.load(tmp_path / "policy")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["policy.json", "policy.safetensors"])
+def test_a_file_cut_short_is_named(name, share, tmp_path):
+    checkpoint.save(tmp_path / "policy", behaviour(residual()))
+    path = tmp_path / "policy" / name
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(PolicyError, match=f"{name} is truncated or damaged"):
+        checkpoint.load(tmp_path / "policy")
+
+
+def test_random_damage_never_passes_as_another_error(tmp_path):
+    data = checkpoint.to_bytes(behaviour(gaussian()))
+    source = np.random.default_rng(0)
+    for _ in range(200):
+        damaged = bytearray(data)
+        damaged[source.integers(0, 2500)] ^= 1 << int(source.integers(8))
+        try:
+            checkpoint.from_bytes(bytes(damaged))  # a changed number may still be a policy
+        except PolicyError:
+            continue
+
+
+def test_files_of_two_checkpoints_are_not_mixed(tmp_path):
+    checkpoint.save(tmp_path / "a", behaviour(gaussian(), version=1))
+    checkpoint.save(tmp_path / "b", behaviour(gaussian(), version=2))
+    text = (tmp_path / "a" / "policy.json").read_bytes()
+    (tmp_path / "b" / "policy.json").write_bytes(text)
+    with pytest.raises(PolicyError, match="do not describe one policy"):
+        checkpoint.load(tmp_path / "b")
+
+
+def test_an_unknown_kind_gets_the_known_ones():
+    content = behaviour(gaussian()).to_json()
+    with pytest.raises(PolicyError, match=r"unknown policy kind 'vla'.*'diffusion', 'gaussian'"):
+        Behaviour.from_json({**content, "kind": "vla"})
+    with pytest.raises(PolicyError, match="format differs"):
+        Behaviour.from_json({**content, "format": 0})
+    with pytest.raises(PolicyError, match="damaged"):
+        Behaviour.from_json({k: v for k, v in content.items() if k != "task"})
+    with pytest.raises(PolicyError, match="does not fit the policy kind"):
+        Behaviour.from_json({**content, "config": {}})
+
+
+def _with_tensors(change):
+    from safetensors.torch import load, save
+
+    good = behaviour(gaussian())
+    tensors = load(checkpoint.to_bytes(good))
+    change(tensors)
+    return save(tensors, {"policy": json.dumps(good.to_json())})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("actor.network.0.bias"), r"missing \['actor.network.0.bias'\]"),
+        (lambda t: t.update(extra=torch.zeros(1)), r"unknown \['extra'\]"),
+        (
+            lambda t: t.update({"actor.network.0.bias": torch.zeros(3)}),
+            r"'actor.network.0.bias'.*got: torch.float32 \(3,\); expected: torch.float32 \(32,\)",
+        ),
+        (
+            lambda t: t.update({"actor.network.0.bias": torch.full((32,), torch.nan)}),
+            "'actor.network.0.bias'.*not finite",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change, message):
+    with pytest.raises(PolicyError, match=message):
+        checkpoint.from_bytes(_with_tensors(change))
+
+
+def test_a_policy_for_another_configuration_is_refused():
+    mine = behaviour(gaussian())
+    widths = {**mine.policy.observation, "state/more": 2}
+    mine.expect(task="peg_insert", control_rate_hz=10, action_names="xyz", observation=widths)
+    with pytest.raises(PolicyError, match="task differs; got: peg_insert; expected: reach"):
+        mine.expect(task="reach")
+    with pytest.raises(PolicyError, match=r"control_rate_hz differs; got: 10.0; expected: 20"):
+        mine.expect(control_rate_hz=20)
+    with pytest.raises(PolicyError, match="action_names differs"):
+        mine.expect(action_names=["x", "y"])
+    with pytest.raises(
+        PolicyError, match="'state/relative' differs; got: width 3; expected: width 4"
+    ):
+        mine.expect(observation={**widths, "state/relative": 4})
+    with pytest.raises(PolicyError, match=r"'state/relative' differs.*expected: absent"):
+        mine.expect(observation={"state/tcp_pose": 7})
+
+
+def test_a_behaviour_that_cannot_run_is_refused():
+    with pytest.raises(PolicyError, match="execute_steps"):
+        behaviour(diffusion(), execute_steps=9)
+    with pytest.raises(PolicyError, match="execute_steps"):
+        behaviour(gaussian(), execute_steps=2)
+    with pytest.raises(PolicyError, match="mode 'base' needs"):
+        behaviour(gaussian()).exploring("base")
+    with pytest.raises(PolicyError, match="unknown exploration mode"):
+        behaviour(gaussian()).exploring("greedy")
+    with pytest.raises(PolicyError, match="noise_scale"):
+        behaviour(gaussian()).exploring("mean", "normal", -1.0)
