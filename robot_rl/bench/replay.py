@@ -1,0 +1,158 @@
+"""Bench of the replay path: one client process (this one), one server process, one store."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schema
+from robot_rl.replay import (
+    LinkOptions,
+    ReplayClient,
+    ReplaySampler,
+    StoreReader,
+    serve,
+    wait_for_endpoint,
+)
+from robot_rl.replay.store import Fsync
+
+TABLE = "bench"
+EPISODE_STEPS = 100
+BATCH_SIZE = 256
+SAMPLES = 100
+
+
+def run(seconds: float = 10.0, directory: Path | None = None) -> dict[str, object]:
+    """Measure inserts and samples of transitions as a two-camera robot makes them.
+
+    Inserts are committed and acknowledged, with schema checks. A sample is 256 pairs (s, s').
+
+    Args:
+        seconds: Length of each of the four insert measurements; each second writes up to 1 GB.
+        directory: Where the stores go for a while; the system's temporary folder by default.
+
+    Returns:
+        JSON-able figures; times are means of milliseconds.
+    """
+    results: dict[str, object] = {}
+    images = camera_schema()
+    for fsync, batch_rows in (("none", 1), ("none", 16), ("group", 1), ("group", 16)):
+        suffix = "" if fsync == "none" else "_fsync_group"
+        with _server(directory, "group" if fsync == "group" else "none") as store:
+            rate = _insert(store, images, seconds, batch_rows)
+            results[f"insert_per_second_batch{batch_rows}{suffix}"] = rate
+            if suffix == "" and batch_rows == 16:
+                results["bytes_per_transition"] = _bytes_per_row(store)
+                results["sample_256_ms"] = _sample_ms(store, images, n_step=1)
+                results["sample_256_n3_ms"] = _sample_ms(store, images, n_step=3)
+    with _server(directory, "none") as store:
+        _insert(store, state_schema(), min(seconds, 5.0), 16)
+        results["sample_256_state_n3_ms"] = _sample_ms(store, state_schema(), n_step=3)
+    return results
+
+
+def camera_schema() -> RowSchema:
+    """Return rows with two 128 x 128 RGB images, 32 floats and a 7-float action."""
+    images = [Field(f"images/{name}", "uint8", (128, 128, 3)) for name in ("front", "wrist")]
+    return row_schema("bench", [*_state_fields(), *images], [f"a{i}" for i in range(7)], 10.0)
+
+
+def state_schema() -> RowSchema:
+    """Return rows with 32 floats and a 7-float action."""
+    return row_schema("bench", _state_fields(), [f"a{i}" for i in range(7)], 10.0)
+
+
+def _state_fields() -> list[Field]:
+    return [Field("state/tcp_pose", "float32", (7,)), Field("state/other", "float32", (25,))]
+
+
+def _rows(schema: RowSchema) -> list[Row]:
+    """Make the rows of one episode; images differ, so that nothing is compressed by accident."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for step in range(EPISODE_STEPS + 1):
+        row: Row = {}
+        for column in schema.fields:
+            dtype = np.dtype(column.dtype)
+            if dtype == np.uint8 and column.shape:
+                row[column.name] = rng.integers(0, 256, column.shape, np.uint8)
+            elif dtype.kind == "f" and column.shape:
+                row[column.name] = rng.uniform(-1, 1, column.shape).astype(dtype)
+            else:
+                row[column.name] = np.zeros(column.shape, dtype)
+        row["source"] = np.asarray(SOURCE_POLICY, np.uint8)
+        row["episode_step"] = np.asarray(step, np.int32)
+        row["truncated"] = np.asarray(step == EPISODE_STEPS - 1)
+        row["is_last"] = np.asarray(step == EPISODE_STEPS)
+        rows.append(row)
+    return rows
+
+
+@contextlib.contextmanager
+def _server(directory: Path | None, fsync: Fsync) -> Iterator[Path]:
+    """Run a server process on an empty store."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix="replay-bench-") as folder:
+        store = Path(folder) / "store"
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=serve, args=(store,), kwargs={"fsync": fsync})
+        process.start()
+        try:
+            wait_for_endpoint(store, timeout=30.0)
+            yield store
+        finally:
+            process.terminate()
+            process.join()
+
+
+def _insert(store: Path, schema: RowSchema, seconds: float, batch_rows: int) -> float:
+    """Append for so long and return acknowledged transitions per second."""
+    rows = _rows(schema)
+    options = LinkOptions(batch_rows=batch_rows)
+    with ReplayClient(store, spool_rows=1024, spool_bytes=64 << 20, options=options) as client:
+        client.open_session(TABLE, schema)
+        start = time.monotonic()
+        count = 0
+        while time.monotonic() < start + seconds:
+            client.append_episode(rows)
+            count += len(rows)
+        client.flush(60.0)
+        return count / (time.monotonic() - start)
+
+
+def _bytes_per_row(store: Path) -> float:
+    reader = StoreReader(store)
+    try:
+        return reader.bytes_per_row()
+    finally:
+        reader.close()
+
+
+def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> float:
+    """Return the mean time of a batch into preallocated arrays, rows spread over the store."""
+    fields = [*schema.observation_names, "action", "base_action"]
+    sampler = ReplaySampler(
+        store,
+        TABLE,
+        fields,
+        batch_size=BATCH_SIZE,
+        n_step=n_step,
+        discount=0.99,
+        demonstration_share=0.0,
+        rng=np.random.default_rng(0),
+    )
+    try:
+        batch = sampler.allocate()
+        for _ in range(SAMPLES // 2):  # maps the pages of the file, as the first minutes do
+            sampler.sample(batch)
+        start = time.perf_counter()
+        for _ in range(SAMPLES):
+            sampler.sample(batch)
+        return 1000 * (time.perf_counter() - start) / SAMPLES
+    finally:
+        sampler.close()

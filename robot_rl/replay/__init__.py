@@ -1,0 +1,61 @@
+"""Replay: the server that keeps every transition, its clients, and the learner's sampler."""
+
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.endpoint import Endpoint, read_endpoint, wait_for_endpoint
+from robot_rl.replay.errors import (
+    AddressInUse,
+    AddressRefused,
+    ClientFailed,
+    NotEnoughData,
+    ReplayError,
+    RowRefused,
+    ServerUnreachable,
+    SessionTaken,
+    SpoolFull,
+    StoreError,
+    StoreFull,
+    StoreInUse,
+    WeightsRefused,
+    WireError,
+)
+from robot_rl.replay.link import LinkOptions
+from robot_rl.replay.outbox import OpenSession
+from robot_rl.replay.prefetch import Prefetcher
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import EpisodeRecord, TableInfo, WeightsRecord
+from robot_rl.replay.sampler import Batch, ReplaySampler
+from robot_rl.replay.server import ReplayServer, serve
+from robot_rl.replay.store import StoreWriter
+
+__all__ = [
+    "AddressInUse",
+    "AddressRefused",
+    "Batch",
+    "ClientFailed",
+    "Endpoint",
+    "EpisodeRecord",
+    "LinkOptions",
+    "NotEnoughData",
+    "OpenSession",
+    "Prefetcher",
+    "ReplayClient",
+    "ReplayError",
+    "ReplaySampler",
+    "ReplayServer",
+    "RowRefused",
+    "ServerUnreachable",
+    "SessionTaken",
+    "SpoolFull",
+    "StoreError",
+    "StoreFull",
+    "StoreInUse",
+    "StoreReader",
+    "StoreWriter",
+    "TableInfo",
+    "WeightsRecord",
+    "WeightsRefused",
+    "WireError",
+    "read_endpoint",
+    "serve",
+    "wait_for_endpoint",
+]

@@ -1,0 +1,354 @@
+"""The client of the replay server, for actors, learners and tools.
+
+`ReplayClient.append` packs and checks a row in the caller's thread and returns; a background
+thread sends it, and keeps it until the server has committed it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from robot_rl.data.schema import Row, RowSchema
+from robot_rl.errors import RobotRLError
+from robot_rl.replay.errors import ReplayError, RowRefused, ServerUnreachable, SpoolFull
+from robot_rl.replay.link import Link, LinkOptions
+from robot_rl.replay.outbox import OpenSession, Outbox, Request, Spool
+from robot_rl.replay.records import RowFlags, WeightsRecord
+from robot_rl.replay.sessions import check_flags, check_order
+from robot_rl.replay.wire import Kind, Message
+
+LONG_POLL_SECONDS = 2.0
+MAXIMUM_EPISODE_METADATA = 1 << 13
+
+
+class ReplayClient:
+    """Appends rows to one session at a time, and moves weights.
+
+    Calls may come from one thread at a time. A failure of the background thread is raised by
+    the next call.
+
+    Args:
+        address: ``tcp://127.0.0.1:PORT``, or the folder of the store, whose server is then found
+            by its ``endpoint.json`` again and again.
+        spool_rows: Most unacknowledged rows held in memory.
+        spool_bytes: Most bytes of them.
+        request_seconds: How long a request may stay unanswered before it raises.
+        options: Batch size, credit window and resend time of the background thread.
+    """
+
+    def __init__(
+        self,
+        address: str | Path,
+        *,
+        spool_rows: int = 8192,
+        spool_bytes: int = 256 << 20,
+        request_seconds: float = 10.0,
+        options: LinkOptions | None = None,
+    ) -> None:
+        """Start the background thread; the server need not be there yet."""
+        self._request_seconds = request_seconds
+        self._outbox = Outbox(Spool(spool_rows, spool_bytes))
+        self._link = Link(address, self._outbox, options or LinkOptions())
+        self._next_request = 1
+        self._schema: RowSchema | None = None
+        self._flags: RowFlags | None = None
+        self._in_episode = self._ended = False
+        self._closed = False
+
+    def open_session(
+        self,
+        table: str,
+        schema: RowSchema,
+        actor: int = 0,
+        session: int | None = None,
+        *,
+        owner: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> OpenSession:
+        """Begin a session in a table, which is created where absent.
+
+        Args:
+            table: Name of the table.
+            schema: What its rows look like.
+            actor: Number of this writer.
+            session: Number of the session; None takes the actor's next one. Later sessions of
+                an actor have larger numbers.
+            owner: Token of a session that is to go on, as `OpenSession.owner` gave it.
+            metadata: Facts about the recording, kept when the table is created.
+
+        Raises:
+            SchemaMismatch: The table has another schema; names the field.
+            SessionTaken: The session was begun by another writer.
+            ServerUnreachable: No answer, or rows of the session before are unacknowledged.
+        """
+        flags = RowFlags.of(schema)
+        self.flush(self._request_seconds)
+        header = {
+            "table": table,
+            "schema": schema.to_json(),
+            "actor": actor,
+            "session": session,
+            "owner": owner or secrets.token_hex(16),
+            "metadata": dict(metadata or {}),
+        }
+        self._request(Request(Kind.OPEN, header), self._request_seconds)
+        self._schema, self._flags = schema, flags
+        self._in_episode = self._ended = False
+        opened = self._outbox.session
+        assert opened is not None
+        return opened
+
+    def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
+        """Queue one row; it is checked here, and sent and acknowledged in the background.
+
+        Args:
+            row: All fields of the schema.
+            episode: With the first row of an episode: its ``task``, ``seed``, ``instruction``.
+
+        Returns:
+            The row's sequence in the session.
+
+        Raises:
+            SchemaMismatch: Wrong field, shape, dtype or value.
+            RowRefused: The row cannot follow the one before it.
+            SpoolFull: No room; ask `has_room` before an episode begins.
+        """
+        return self._push(self._pack(row), _checked_metadata(episode))
+
+    def append_episode(
+        self,
+        rows: Sequence[Row],
+        episode: Mapping[str, object] | None = None,
+        timeout: float = 60.0,
+    ) -> int:
+        """Queue a whole episode (T + 1 rows), waiting for room; nothing is queued if a row is bad.
+
+        Returns:
+            The sequence of its first row.
+
+        Raises:
+            SchemaMismatch: A row has a wrong field, shape, dtype or value.
+            RowRefused: The rows are not one episode, or another one is open.
+            SpoolFull: No room came within `timeout` seconds.
+        """
+        packed = [self._pack(row) for row in rows]
+        closing = [bool(row["is_last"]) for row in rows]
+        if self._in_episode or not any(closing) or closing.index(True) != len(rows) - 1:
+            raise RowRefused(
+                "these rows are not one whole episode",
+                got=f"{len(rows)} rows, {sum(closing)} with is_last",
+                expected="exactly the last row has is_last, and no other episode is open",
+            )
+        metadata = _checked_metadata(episode)
+        first = 0
+        for index, data in enumerate(packed):
+            self._wait_for(self._has_room_for_one, timeout)
+            sequence = self._push(data, metadata if index == 0 else None)
+            first = sequence if index == 0 else first
+        return first
+
+    def has_room(self, rows: int) -> bool:
+        """Return whether so many more rows can be appended without waiting."""
+        with self._outbox.condition:
+            self._outbox.check()
+            size = self._flags.size if self._flags else 0
+            return self._outbox.spool.has_room(rows, size)
+
+    def _has_room_for_one(self) -> bool:
+        return self._outbox.spool.has_room(1, self._flags.size if self._flags else 0)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Rows that the server has not committed yet."""
+        with self._outbox.condition:
+            self._outbox.check()
+            return self._outbox.spool.end - self._outbox.spool.first
+
+    @property
+    def problem(self) -> RobotRLError | None:
+        """Why rows are not getting through at the moment, for example `StoreFull`."""
+        with self._outbox.condition:
+            self._outbox.check()
+            return self._outbox.problem
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until every row is committed.
+
+        Raises:
+            StoreFull: The store has no room; the rows are still here.
+            ServerUnreachable: Not done within `timeout` seconds; the rows are still here.
+        """
+        spool = self._outbox.spool
+        if not self._wait_for(lambda: spool.first == spool.end, timeout):
+            with self._outbox.condition:
+                problem = self._outbox.problem
+                kind = ServerUnreachable if problem is None else type(problem)
+                raise kind(
+                    f"{spool.end - spool.first} rows are not acknowledged after {timeout:g} s",
+                    got=problem,
+                    hint="they are kept and sent again; see that the replay server runs",
+                ) from problem
+
+    def put_weights(
+        self, name: str, version: int, tensors: bytes, metadata: Mapping[str, object] | None = None
+    ) -> None:
+        """Publish weights: a safetensors file as bytes, durable when this returns.
+
+        Raises:
+            WeightsRefused: The version is not newer than the stored one.
+            StoreFull: They do not fit.
+            ServerUnreachable: No answer.
+        """
+        header = {"name": name, "version": version, "metadata": dict(metadata or {})}
+        self._request(Request(Kind.PUT_WEIGHTS, header, [tensors]), self._request_seconds)
+
+    def get_weights(
+        self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
+    ) -> WeightsRecord | None:
+        """Return the latest weights, or None where there are none newer than `newer_than`.
+
+        Args:
+            name: Whose weights.
+            newer_than: Version that the caller has.
+            wait_seconds: How long to wait for newer ones.
+
+        Raises:
+            ServerUnreachable: No answer.
+        """
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            wait = min(max(deadline - time.monotonic(), 0.0), LONG_POLL_SECONDS)
+            header = {"name": name, "newer_than": newer_than, "wait": wait}
+            request = Request(Kind.GET_WEIGHTS, header, wait=wait)
+            answer = self._request(request, wait + self._request_seconds)
+            if answer.header.get("version") is not None:
+                return WeightsRecord(
+                    name,
+                    answer.integer("version"),
+                    bytes(answer.payload[0]),
+                    answer.mapping("metadata"),
+                )
+            if time.monotonic() >= deadline:
+                return None
+
+    def statistics(self) -> dict[str, object]:
+        """Return the server's counters and the totals of its tables.
+
+        Raises:
+            ServerUnreachable: No answer.
+        """
+        answer = self._request(Request(Kind.GET_STATISTICS, {}), self._request_seconds)
+        return answer.mapping("statistics")
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Flush, then end the background thread.
+
+        Raises:
+            ReplayError: Rows were still unacknowledged after `timeout` seconds, or the thread
+                had failed. The thread has ended all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flush(timeout)
+        finally:
+            with self._outbox.condition:
+                self._outbox.finish()
+            self._link.join()
+            self._outbox.release()
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        self.close()
+
+    def _pack(self, row: Row) -> bytes:
+        if self._schema is None or self._flags is None:
+            raise ReplayError("no session is open", hint="call open_session first")
+        data = self._schema.pack(row)
+        check_flags(data, self._flags)
+        return data
+
+    def _push(self, data: bytes, metadata: Mapping[str, object] | None) -> int:
+        flags, outbox = self._flags, self._outbox
+        assert flags is not None
+        is_last = bool(data[flags.is_last])
+        check_order(is_last, begins=not self._in_episode, ended=self._ended)
+        if metadata is not None and self._in_episode:
+            raise RowRefused("episode metadata belongs to the first row of an episode")
+        with outbox.condition:
+            outbox.check()
+            if not outbox.spool.has_room(1, len(data)):
+                raise SpoolFull(
+                    "the replay client holds as many unacknowledged rows as it may",
+                    got=f"{outbox.spool.end - outbox.spool.first} rows; {outbox.problem or ''}",
+                    hint="wait until has_room(rows of an episode) before an episode begins",
+                )
+            sequence = outbox.spool.push(data, metadata)
+            outbox.wake()
+        self._in_episode = not is_last
+        self._ended = not is_last and bool(data[flags.terminated] or data[flags.truncated])
+        return sequence
+
+    def _request(self, request: Request, timeout: float) -> Message:
+        outbox = self._outbox
+        with outbox.condition:
+            outbox.check()
+            number = self._next_request
+            self._next_request += 1
+            outbox.requests[number] = request
+            outbox.wake()
+        try:
+            answered = self._wait_for(lambda: request.answer is not None, timeout)
+        finally:
+            with outbox.condition:
+                outbox.requests.pop(number, None)
+        if not answered or request.answer is None:
+            raise ServerUnreachable(
+                f"the replay server did not answer within {timeout:g} s",
+                got=outbox.problem,
+                hint="see that the replay server runs",
+            )
+        if isinstance(request.answer, RobotRLError):
+            raise request.answer
+        return request.answer
+
+    def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
+        outbox = self._outbox
+        with outbox.condition:
+            outbox.condition.wait_for(lambda: done() or outbox.failure is not None, timeout)
+            outbox.check()
+            return done()
+
+
+def _checked_metadata(episode: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    if episode is None:
+        return None
+    try:
+        text = json.dumps(dict(episode), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RowRefused("episode metadata is not JSON", got=repr(error)) from error
+    if len(text) > MAXIMUM_EPISODE_METADATA:
+        raise RowRefused(
+            "episode metadata is too large",
+            got=len(text),
+            expected=f"<= {MAXIMUM_EPISODE_METADATA} characters",
+        )
+    content = json.loads(text)
+    assert isinstance(content, dict)
+    return content

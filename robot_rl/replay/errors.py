@@ -1,0 +1,87 @@
+"""What can go wrong between an actor, the replay server, its store and a learner."""
+
+from __future__ import annotations
+
+from robot_rl.data.schema import SchemaMismatch
+from robot_rl.errors import RobotRLError
+
+
+class ReplayError(RobotRLError):
+    """Base of all errors of the replay path."""
+
+
+class WireError(ReplayError):
+    """A message that does not follow the wire format or asks for something impossible."""
+
+
+class AddressRefused(ReplayError):
+    """The server may not listen on this address."""
+
+
+class AddressInUse(ReplayError):
+    """Another program already listens on this port."""
+
+
+class StoreError(ReplayError):
+    """The store cannot be opened, read or written."""
+
+
+class StoreInUse(StoreError):
+    """Another replay server has this store open."""
+
+
+class StoreFull(StoreError):
+    """The disk or the store's size limit is reached; nothing acknowledged is lost."""
+
+
+class SequenceGap(ReplayError):
+    """Rows arrived that do not continue their session; the sender goes back and sends again."""
+
+
+class SessionTaken(ReplayError):
+    """The session belongs to another writer."""
+
+
+class RowRefused(ReplayError):
+    """A row that breaks the order of an episode, or has an impossible flag."""
+
+
+class WeightsRefused(ReplayError):
+    """Weights whose version is not newer than the stored one."""
+
+
+class SpoolFull(ReplayError):
+    """The client holds as many unacknowledged rows as it may; wait between episodes."""
+
+
+class ServerUnreachable(ReplayError):
+    """The replay server did not answer in time."""
+
+
+class ClientFailed(ReplayError):
+    """The client's background thread died; its cause is attached."""
+
+
+class NotEnoughData(ReplayError):
+    """The store does not hold what was asked for yet."""
+
+
+_BY_NAME: dict[str, type[RobotRLError]] = {
+    kind.__name__: kind
+    for kind in (
+        ReplayError,
+        WireError,
+        StoreError,
+        StoreFull,
+        SequenceGap,
+        SessionTaken,
+        RowRefused,
+        WeightsRefused,
+        SchemaMismatch,
+    )
+}
+
+
+def error_from_wire(name: str, text: str) -> RobotRLError:
+    """Rebuild the error that a server answered; an unknown name becomes a `ReplayError`."""
+    return _BY_NAME.get(name, ReplayError)(text)

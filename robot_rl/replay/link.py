@@ -1,0 +1,299 @@
+"""The client's background thread: one socket, credit window, go-back after any break."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from robot_rl.errors import RobotRLError
+from robot_rl.replay.endpoint import parse_address, read_endpoint
+from robot_rl.replay.errors import (
+    SequenceGap,
+    ServerUnreachable,
+    SessionTaken,
+    StoreError,
+    error_from_wire,
+)
+from robot_rl.replay.outbox import OpenSession, Outbox, Spooled
+from robot_rl.replay.wire import Frame, Kind, Message, decode, encode
+
+RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
+JOIN_BELOW_BYTES = 16 << 10
+MAXIMUM_PATIENCE_SECONDS = 4.0
+_RETRIED = (StoreError, SequenceGap)
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """How the link sends.
+
+    Attributes:
+        credit_rows: Most rows on their way without acknowledgement.
+        credit_bytes: Most bytes of them.
+        batch_rows: Most rows in one message.
+        resend_seconds: Silence after which the link connects anew and goes back.
+    """
+
+    credit_rows: int = 512
+    credit_bytes: int = 32 << 20
+    batch_rows: int = 16
+    resend_seconds: float = 0.5
+
+
+class Link:
+    """Moves rows and requests from an outbox to the server and answers back.
+
+    Args:
+        address: ``tcp://127.0.0.1:PORT``, or the store's folder, whose server is looked up at
+            every connection.
+        outbox: Shared with the callers.
+        options: How to send.
+    """
+
+    def __init__(self, address: str | Path, outbox: Outbox, options: LinkOptions) -> None:
+        """Start the thread; see the class."""
+        self._address, self._outbox, self._options = address, outbox, options
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._sent = 0
+        self._synced = False
+        self._resync_sent_at: float | None = None
+        self._pause_until = 0.0
+        self._heard_at = 0.0
+        self._connected_at = 0.0
+        self._patience = options.resend_seconds
+        self._handlers: Mapping[Kind, Callable[[Message], None]] = {
+            Kind.ACKNOWLEDGED: self._on_acknowledged,
+            Kind.ERROR: self._on_error,
+        }
+        self._thread = threading.Thread(target=self._run, name="replay-link", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._connect()
+            while not self._outbox.closing:
+                self._wait()
+                self._receive()
+                self._send_requests()
+                self._send_rows()
+                if self._is_overdue(time.monotonic()):
+                    self._patience = min(2 * self._patience, MAXIMUM_PATIENCE_SECONDS)
+                    self._connect()
+        except BaseException as failure:
+            self._outbox.fail(failure)
+        finally:
+            if self._socket is not None:
+                self._socket.close(linger=0)
+            self._context.term()
+
+    def _connect(self) -> None:
+        """Open a fresh socket; everything unanswered will be sent again."""
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+        self._connected_at = time.monotonic()
+        self._synced, self._resync_sent_at = False, None
+        with self._outbox.condition:
+            for request in self._outbox.requests.values():
+                request.sent_at = None
+        try:
+            address = self._address
+            if isinstance(address, Path):
+                address = read_endpoint(address).address
+        except ServerUnreachable as problem:
+            self._note(problem)
+            return
+        parse_address(address)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._socket.connect(address)
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._outbox.wake_read, zmq.POLLIN)
+        if self._socket is not None:
+            poller.register(self._socket, zmq.POLLIN)
+        poller.poll(int(1000 * min(self._options.resend_seconds / 2, 0.1)))
+        self._outbox.clear_wake()
+
+    def _receive(self) -> None:
+        while self._socket is not None:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._heard_at = time.monotonic()
+            message = decode(frames)
+            self._handlers.get(message.kind, self._on_answer)(message)
+
+    def _on_acknowledged(self, message: Message) -> None:
+        session = self._outbox.session
+        if session is not None and _is_about(message, session):
+            self._acknowledge(message.integer("next"))
+
+    def _acknowledge(self, following: int) -> None:
+        with self._outbox.condition:
+            spool = self._outbox.spool
+            if following > spool.end:
+                raise SessionTaken(
+                    "the server has rows of this session that this client never sent",
+                    got=following,
+                    expected=f"<= {spool.end}",
+                )
+            if spool.acknowledge(following):
+                self._patience = self._options.resend_seconds
+                self._outbox.problem = None
+                self._outbox.condition.notify_all()
+            self._sent = max(self._sent, spool.first)
+
+    def _on_answer(self, message: Message) -> None:
+        number = message.integer("request")
+        if number == RESYNC:
+            self._on_resync(message)
+            return
+        with self._outbox.condition:
+            request = self._outbox.requests.pop(number, None)
+            if request is not None:
+                request.answer = message
+                if message.kind == Kind.OPENED:
+                    self._adopt(message, request.header)
+                self._outbox.condition.notify_all()
+
+    def _adopt(self, message: Message, header: Mapping[str, object]) -> None:
+        """Make a session that a caller has opened the current one."""
+        self._outbox.session = OpenSession(
+            message.integer("table"),
+            message.integer("actor"),
+            message.integer("session"),
+            message.text("owner"),
+            header,
+        )
+        self._sent = message.integer("next")
+        self._outbox.spool.restart(self._sent)
+        self._synced, self._resync_sent_at = True, None
+
+    def _on_resync(self, message: Message) -> None:
+        following = message.integer("next")
+        if following < self._outbox.spool.first:
+            raise StoreError(
+                "the server lacks rows that it had acknowledged: it serves another store",
+                got=following,
+                expected=f">= {self._outbox.spool.first}",
+            )
+        self._acknowledge(following)
+        self._sent = following
+        self._synced, self._resync_sent_at = True, None
+
+    def _on_error(self, message: Message) -> None:
+        error = error_from_wire(message.text("error"), str(message.header.get("message")))
+        number = message.header.get("request")
+        if number is not None and number != RESYNC:
+            with self._outbox.condition:
+                request = self._outbox.requests.pop(message.integer("request"), None)
+                if request is not None:
+                    request.answer = error
+                    self._outbox.condition.notify_all()
+            return
+        if not isinstance(error, _RETRIED):
+            raise error
+        # The rows stay here; after a pause the link asks where the session stands and goes back.
+        if isinstance(error, StoreError):
+            self._note(error)
+        self._pause_until = time.monotonic() + self._options.resend_seconds
+        self._synced, self._resync_sent_at = False, None
+
+    def _note(self, problem: RobotRLError) -> None:
+        with self._outbox.condition:
+            self._outbox.problem = problem
+            self._outbox.condition.notify_all()
+
+    def _send_requests(self) -> None:
+        if self._socket is None:
+            return
+        with self._outbox.condition:
+            waiting = [(n, r) for n, r in self._outbox.requests.items() if r.sent_at is None]
+        for number, request in waiting:
+            request.sent_at = time.monotonic()
+            header = {**request.header, "request": number}
+            self._transmit(encode(request.kind, header, request.payload))
+
+    def _send_rows(self) -> None:
+        session, now = self._outbox.session, time.monotonic()
+        if session is None or self._socket is None or now < self._pause_until:
+            return
+        if not self._synced:
+            if self._resync_sent_at is None:
+                self._resync_sent_at = now
+                header = {**session.header, "session": session.number, "request": RESYNC}
+                self._transmit(encode(Kind.OPEN, header))
+            return
+        while self._sent_batch(session):
+            pass
+
+    def _sent_batch(self, session: OpenSession) -> bool:
+        options, spool = self._options, self._outbox.spool
+        with self._outbox.condition:
+            on_their_way = self._sent - spool.first
+            count = min(options.batch_rows, options.credit_rows - on_their_way)
+            rows = spool.rows_from(self._sent, count) if count > 0 else []
+        if not rows or on_their_way * len(rows[0][0]) >= options.credit_bytes:
+            return False
+        if on_their_way == 0:
+            self._heard_at = time.monotonic()
+        self._transmit(encode_rows(session, self._sent, rows))
+        self._sent += len(rows)
+        return True
+
+    def _transmit(self, frames: list[Frame]) -> None:
+        assert self._socket is not None
+        self._socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def _is_overdue(self, now: float) -> bool:
+        """Return whether an answer should have come by now."""
+        if self._socket is None:
+            return now > self._connected_at + self._patience
+        if self._resync_sent_at is not None:
+            return now > self._resync_sent_at + self._patience
+        with self._outbox.condition:
+            if any(
+                r.sent_at is not None and now > r.sent_at + r.wait + self._patience
+                for r in self._outbox.requests.values()
+            ):
+                return True
+            outstanding = self._synced and self._sent > self._outbox.spool.first
+        return outstanding and now > self._heard_at + self._patience
+
+
+def encode_rows(session: OpenSession, first: int, rows: list[Spooled]) -> list[Frame]:
+    """Build an append message; small rows share a frame, large ones are not copied together."""
+    header: dict[str, object] = {
+        "table": session.table,
+        "actor": session.actor,
+        "session": session.number,
+        "owner": session.owner,
+        "first": first,
+    }
+    episodes = {str(first + i): dict(e) for i, (_, e) in enumerate(rows) if e}
+    if episodes:
+        header["episodes"] = episodes
+    payload = [row for row, _ in rows]
+    if len(payload) > 1 and len(payload[0]) < JOIN_BELOW_BYTES:
+        payload = [b"".join(payload)]
+    return encode(Kind.APPEND, header, payload)
+
+
+def _is_about(message: Message, session: OpenSession) -> bool:
+    place = (message.integer("table"), message.integer("actor"), message.integer("session"))
+    return place == (session.table, session.actor, session.number)

@@ -1,0 +1,54 @@
+"""Taking append messages apart, with every check that needs no session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from robot_rl.replay.errors import WireError
+from robot_rl.replay.wire import Message
+
+MAXIMUM_EPISODE_METADATA = 1 << 14
+
+
+def split_rows(message: Message, size: int) -> list[memoryview]:
+    """Cut payload frames into rows, without copying.
+
+    Raises:
+        WireError: A frame is not a whole number of rows, or there are none.
+    """
+    rows: list[memoryview] = []
+    for frame in message.payload:
+        if len(frame) == 0 or len(frame) % size:
+            raise WireError(
+                "a payload frame is not a whole number of rows",
+                got=f"{len(frame)} bytes",
+                expected=f"a multiple of {size} bytes",
+                hint="the client packs another schema than it opened the session with",
+            )
+        if len(frame) == size:
+            rows.append(frame)
+        else:
+            rows.extend(frame[at : at + size] for at in range(0, len(frame), size))
+    if not rows:
+        raise WireError("an append message carries no rows")
+    return rows
+
+
+def parse_episodes(message: Message) -> dict[int, Mapping[str, object]]:
+    """Read the metadata of the episodes that begin in an append message.
+
+    Raises:
+        WireError: Not an object of objects by sequence, or too large.
+    """
+    episodes: dict[int, Mapping[str, object]] = {}
+    for key, value in message.mapping("episodes").items():
+        if not key.isdecimal() or len(key) > 19 or not isinstance(value, dict):
+            raise WireError("episode metadata is not an object by sequence", got=key[:40])
+        if len(repr(value)) > MAXIMUM_EPISODE_METADATA:
+            raise WireError(
+                "episode metadata is too large",
+                got=len(repr(value)),
+                expected=f"<= {MAXIMUM_EPISODE_METADATA} characters",
+            )
+        episodes[int(key)] = value
+    return episodes

@@ -1,0 +1,275 @@
+"""Keys and records of the store: how rows, episodes, sessions and weights are laid out.
+
+Row key, big-endian: table u16, actor u32, session u64, sequence u64. Session and sequence are a
+row's exactly-once identity; an episode is a run of consecutive sequences of one session.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from robot_rl.data.schema import SOURCE_NAMES, RowSchema, SchemaMismatch
+from robot_rl.replay.errors import StoreError
+
+TABLE_LIMIT = 2**16
+ACTOR_LIMIT = 2**32
+SESSION_LIMIT = 2**63
+SEQUENCE_LIMIT = 2**63
+MAXIMUM_ROW_BYTES = 256 << 20
+
+ROW_KEY = struct.Struct(">HIQQ")
+SESSION_KEY = struct.Struct(">HIQ")
+TABLE_KEY = struct.Struct(">H")
+EPISODE_KEY = struct.Struct(">Q")
+ROW_KEY_DTYPE = np.dtype(
+    [("table", ">u2"), ("actor", ">u4"), ("session", ">u8"), ("sequence", ">u8")]
+)
+
+SessionKey = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table: rows of one schema.
+
+    Attributes:
+        identifier: The number that starts each of its keys.
+        name: What clients call it.
+        schema: Its columns.
+        metadata: Facts about the recording, for example ``{"simulated": True}``.
+    """
+
+    identifier: int
+    name: str
+    schema: RowSchema
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Serialise for the store."""
+        content = {
+            "name": self.name,
+            "schema": self.schema.to_json(),
+            "metadata": dict(self.metadata),
+        }
+        return json.dumps(content).encode()
+
+    @classmethod
+    def from_bytes(cls, key: bytes, value: bytes) -> TableInfo:
+        """Read what `to_bytes` wrote under `key`."""
+        content = json.loads(value)
+        return cls(
+            TABLE_KEY.unpack(key)[0],
+            str(content["name"]),
+            RowSchema.from_json(content["schema"]),
+            content["metadata"],
+        )
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One episode: rows ``first_sequence ... first_sequence + rows - 1`` of one session.
+
+    Attributes:
+        identifier: Increases in the order in which episodes began.
+        table: Number of its table.
+        actor: Who recorded it.
+        session: In which session.
+        first_sequence: Sequence of its first row.
+        rows: Rows so far; T + 1 once sealed.
+        steps: Environment steps by source: demonstration, policy, intervention.
+        sealed: Whether its row with ``is_last`` is there.
+        source: Source of its first row: ``demo``, ``policy`` or ``intervention``.
+        success: Whether any of its rows says so.
+        size: Bytes of its packed rows.
+        metadata: What the actor said of it: ``task``, ``seed``, ``instruction``.
+    """
+
+    identifier: int
+    table: int
+    actor: int
+    session: int
+    first_sequence: int
+    rows: int = 0
+    steps: tuple[int, int, int] = (0, 0, 0)
+    sealed: bool = False
+    source: str = SOURCE_NAMES[0]
+    success: bool = False
+    size: int = 0
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def environment_steps(self) -> int:
+        """Rows that carry an action."""
+        return sum(self.steps)
+
+    def with_row(self, source: int, is_last: bool, success: bool, size: int) -> EpisodeRecord:
+        """Return the record after one more row."""
+        steps = list(self.steps)
+        if not is_last:
+            steps[source] += 1
+        return replace(
+            self,
+            rows=self.rows + 1,
+            steps=(steps[0], steps[1], steps[2]),
+            sealed=is_last,
+            source=SOURCE_NAMES[source] if self.rows == 0 else self.source,
+            success=self.success or success,
+            size=self.size + size,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Serialise for the store; the identifier is the key."""
+        content = {name: getattr(self, name) for name in _EPISODE_FIELDS}
+        return json.dumps({**content, "metadata": dict(self.metadata)}).encode()
+
+    @classmethod
+    def from_bytes(cls, key: bytes, value: bytes) -> EpisodeRecord:
+        """Read what `to_bytes` wrote under `key`."""
+        content = json.loads(value)
+        content["steps"] = tuple(content["steps"])
+        return cls(EPISODE_KEY.unpack(key)[0], **content)
+
+
+_EPISODE_FIELDS = (
+    "table",
+    "actor",
+    "session",
+    "first_sequence",
+    "rows",
+    "steps",
+    "sealed",
+    "source",
+    "success",
+    "size",
+)
+
+
+@dataclass
+class TableCounts:
+    """Totals of one table, for statistics."""
+
+    rows: int = 0
+    episodes: int = 0
+    sealed: int = 0
+    successes: int = 0
+    size: int = 0
+    steps: tuple[int, int, int] = (0, 0, 0)
+
+    def replace_episode(self, old: EpisodeRecord | None, new: EpisodeRecord) -> None:
+        """Count `new` in place of `old`."""
+        before = old or replace(new, rows=0, steps=(0, 0, 0), sealed=False, success=False, size=0)
+        self.rows += new.rows - before.rows
+        self.episodes += old is None
+        self.sealed += new.sealed - before.sealed
+        self.successes += new.success - before.success
+        self.size += new.size - before.size
+        a, b, c = (n - o for n, o in zip(new.steps, before.steps, strict=True))
+        self.steps = (self.steps[0] + a, self.steps[1] + b, self.steps[2] + c)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the totals as JSON-able numbers."""
+        return {
+            "rows": self.rows,
+            "episodes": self.episodes,
+            "sealed_episodes": self.sealed,
+            "successful_episodes": self.successes,
+            "bytes": self.size,
+            "environment_steps": dict(zip(SOURCE_NAMES, self.steps, strict=True)),
+        }
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """The latest weights under a name.
+
+    Attributes:
+        name: Whose weights, for example ``"policy"``.
+        version: Gradient updates behind them; strictly increasing.
+        tensors: A safetensors file as bytes; the replay path never looks into it.
+        metadata: JSON-able facts that travel with them.
+    """
+
+    name: str
+    version: int
+    tensors: bytes
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Serialise for the store: length of a JSON head, the head, the tensors."""
+        head = json.dumps({"version": self.version, "metadata": dict(self.metadata)}).encode()
+        return b"".join((struct.pack(">I", len(head)), head, self.tensors))
+
+    @classmethod
+    def from_bytes(
+        cls, name: str, value: bytes | memoryview, *, tensors: bool = True
+    ) -> WeightsRecord:
+        """Read what `to_bytes` wrote; without `tensors` only the head of it.
+
+        Raises:
+            StoreError: The record is damaged.
+        """
+        try:
+            (length,) = struct.unpack_from(">I", value)
+            content = json.loads(bytes(value[4 : 4 + length]))
+            version, metadata = int(content["version"]), content["metadata"]
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"the stored weights {name!r} cannot be read", got=error) from error
+        return cls(name, version, bytes(value[4 + length :]) if tensors else b"", metadata)
+
+
+FLAG_NAMES = ("is_last", "terminated", "truncated", "success", "source")
+
+
+@dataclass(frozen=True)
+class RowFlags:
+    """Where a packed row keeps the bytes that give an episode its shape."""
+
+    size: int
+    is_last: int
+    terminated: int
+    truncated: int
+    success: int
+    source: int
+
+    @classmethod
+    def of(cls, schema: RowSchema) -> RowFlags:
+        """Find the offsets in the schema's packed rows.
+
+        Raises:
+            SchemaMismatch: A field is no plain number, too large, or a flag is absent.
+        """
+        for column in schema.fields:
+            if np.dtype(column.dtype).kind not in "biuf" or min(column.shape, default=1) < 1:
+                raise SchemaMismatch(
+                    f"field {column.name!r} cannot be stored",
+                    got=f"{column.dtype} {column.shape}",
+                    expected="booleans, integers or floats, no empty axis",
+                )
+        size = sum(
+            np.dtype(column.dtype).itemsize * math.prod(column.shape) for column in schema.fields
+        )
+        if size > MAXIMUM_ROW_BYTES:
+            raise SchemaMismatch(
+                "a row is too large", got=f"{size} bytes", expected=f"<= {MAXIMUM_ROW_BYTES} bytes"
+            )
+        fields = {column.name: column for column in schema.fields}
+        for name in FLAG_NAMES:
+            flag = fields.get(name)
+            if flag is None or np.dtype(flag.dtype).itemsize != 1 or flag.shape != ():
+                raise SchemaMismatch(
+                    f"replay needs the field {name!r}", got=flag, expected="one byte a row"
+                )
+        return cls(size, *(field_offset(schema, name) for name in FLAG_NAMES))
+
+
+def field_offset(schema: RowSchema, name: str) -> int:
+    """Return where a field begins in a packed row, in bytes."""
+    fields = schema.dtype.fields
+    assert fields is not None
+    return int(fields[name][1])

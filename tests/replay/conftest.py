@@ -1,0 +1,126 @@
+"""A real replay server in its own process, and rows to send to it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_rl.data.schema import Field, Row, RowSchema, row_schema
+from robot_rl.replay import ReplayClient, wait_for_endpoint
+
+SERVE = """
+import sys
+from pathlib import Path
+from robot_rl.replay import serve
+path, address, fsync, map_size = sys.argv[1:]
+serve(Path(path), address, fsync=fsync, map_size_bytes=int(map_size))
+"""
+
+
+class ServerProcess:
+    """A replay server as an operating-system process that can be killed and started again."""
+
+    def __init__(self, store: Path, fsync: str = "none", map_size: int = 1 << 30) -> None:
+        self.store, self.fsync, self.map_size = store, fsync, map_size
+        self.start()
+
+    def start(self, wait: bool = True) -> None:
+        command = [sys.executable, "-c", SERVE, str(self.store), "tcp://127.0.0.1:0"]
+        self.process = subprocess.Popen([*command, self.fsync, str(self.map_size)])
+        if wait:
+            deadline = time.monotonic() + 20
+            while wait_for_endpoint(self.store, 20).pid != self.process.pid:
+                assert self.process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def schema() -> RowSchema:
+    fields = [Field("state/x", "float32", (3,)), Field("images/front", "uint8", (40, 40, 3))]
+    return row_schema("reach", fields, ["dx", "dy"], 10.0)
+
+
+@pytest.fixture
+def make_episode(schema: RowSchema) -> Callable[..., list[Row]]:
+    """Return a function that makes the rows of one episode; every row is different."""
+    counter = iter(range(1, 1_000_000))
+
+    def make(
+        steps: int,
+        *,
+        source: int = 1,
+        terminated: bool = False,
+        truncated: bool = True,
+        schema: RowSchema = schema,
+    ) -> list[Row]:
+        rows = []
+        for step in range(steps + 1):
+            number = next(counter)
+            row: Row = {f.name: np.zeros(f.shape, f.dtype) for f in schema.fields}
+            row["state/x"][:] = number
+            if "images/front" in row:
+                row["images/front"][:] = np.random.default_rng(number).integers(0, 256, (40, 40, 3))
+            row["reward"] = np.float32(number)
+            row["source"] = np.uint8(source)
+            row["episode_step"] = np.int32(step)
+            row["terminated"] = np.bool_(terminated and step == steps - 1)
+            row["truncated"] = np.bool_(truncated and not terminated and step == steps - 1)
+            row["is_last"] = np.bool_(step == steps)
+            if step < steps:
+                row["action"][:] = (number % 1000) / 1000
+            rows.append(row)
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Return a function that starts a server on ``tmp_path / "store"``."""
+    servers: list[ServerProcess] = []
+
+    def start(**options: object) -> ServerProcess:
+        servers.append(ServerProcess(tmp_path / "store", **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.fixture
+def server(start_server: Callable[..., ServerProcess]) -> ServerProcess:
+    return start_server()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[ReplayClient]:
+    client = ReplayClient(server.store)
+    yield client
+    client.close()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    # The garbage-collection thread of pyzmq lives as long as the process.
+    left = [t for t in set(threading.enumerate()) - before if t.name.startswith("replay")]
+    assert not left

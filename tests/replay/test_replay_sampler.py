@@ -1,0 +1,301 @@
+"""What the learner draws: windows that stop at episode ends, visibility, shares, determinism."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from robot_rl.data.schema import Field, row_schema
+from robot_rl.replay import NotEnoughData, Prefetcher, ReplayError, ReplaySampler, StoreError
+from robot_rl.replay.windows import SCALARS, WindowIndex
+
+FIELDS = ["state/x", "images/front", "action", "base_action"]
+DISCOUNT = 0.9
+
+
+def make_sampler(store, seed=0, **options):
+    options = {
+        "batch_size": 16,
+        "n_step": 3,
+        "discount": DISCOUNT,
+        "demonstration_share": 0.5,
+        **options,
+    }
+    return ReplaySampler(store, "reach", FIELDS, rng=np.random.default_rng(seed), **options)
+
+
+@pytest.fixture
+def sampler_of(server):
+    """Return a function that opens a sampler and closes it at the end."""
+    samplers = []
+
+    def make(**options):
+        samplers.append(make_sampler(server.store, **options))
+        return samplers[-1]
+
+    yield make
+    for sampler in samplers:
+        sampler.close()
+
+
+def check_batch(batch, rows):
+    """Check every window of a batch against the rows, found by their numbered state."""
+    by_number = {float(row["reward"]): i for i, row in enumerate(rows)}
+    for b in range(len(batch["reward"])):
+        t = by_number[float(batch["state/x"][b, 0])]
+        m = int(batch["steps"][b])
+        assert not any(row["is_last"] for row in rows[t : t + m])
+        following = rows[t + m]
+        expected = sum(DISCOUNT**j * float(rows[t + j]["reward"]) for j in range(m))
+        assert batch["reward"][b] == pytest.approx(expected, rel=1e-6)
+        ended = bool(rows[t + m - 1]["terminated"])
+        assert batch["discount"][b] == pytest.approx(0.0 if ended else DISCOUNT**m)
+        assert m == 3 or following["is_last"]
+        assert batch["source"][b] == rows[t]["source"]
+        for name in FIELDS:
+            np.testing.assert_array_equal(batch[name][b], rows[t][name])
+        for name in ("state/x", "images/front", "base_action"):
+            np.testing.assert_array_equal(batch[f"next/{name}"][b], following[name])
+
+
+def test_batches_are_the_rows_that_were_stored(client, schema, make_episode, sampler_of):
+    client.open_session("reach", schema, actor=9)
+    demonstrations = [make_episode(5, source=0, terminated=True), make_episode(2, source=0)]
+    client.open_session("reach", schema, actor=9)
+    for rows in demonstrations:
+        client.append_episode(rows)
+    client.open_session("reach", schema, actor=0)
+    online = [make_episode(1), make_episode(6, terminated=True), make_episode(4, source=2)]
+    for rows in online:
+        client.append_episode(rows)
+    client.flush(10)
+    sampler = sampler_of()
+    assert sampler.transitions_available() == 11
+    assert (sampler.online_transitions, sampler.demonstration_transitions) == (11, 7)
+    everything = list(itertools.chain(*demonstrations, *online))
+    seen = set()
+    for _ in range(40):
+        batch = sampler.sample()
+        assert "next/action" not in batch
+        check_batch(batch, everything)
+        seen |= set(batch["state/x"][:, 0])
+        demonstration = batch["source"] == 0
+        for size in (2, 4, 8):
+            counts = demonstration.reshape(-1, size).sum(1)
+            assert (counts == size // 2).all()
+    assert len(seen) == 18
+
+
+def test_sample_many_is_the_same_stream_as_single_samples(client, schema, make_episode, sampler_of):
+    client.open_session("reach", schema)
+    for source in (0, 1, 1):
+        client.append_episode(make_episode(30, source=source))
+    client.flush(10)
+    one, many = sampler_of(seed=5), sampler_of(seed=5)
+    singles = [one.sample() for _ in range(4)]
+    together = many.sample_many(4)
+    for name, array in together.items():
+        np.testing.assert_array_equal(array, np.stack([single[name] for single in singles]))
+    assert one.state_dict() == many.state_dict()
+    state = one.state_dict()
+    following = one.sample()
+    many.sample()
+    many.load_state_dict(state)
+    np.testing.assert_array_equal(many.sample()["reward"], following["reward"])
+
+
+def test_what_is_visible_does_not_depend_on_how_far_the_actor_is(
+    client, schema, make_episode, sampler_of
+):
+    client.open_session("reach", schema)
+    rows = list(itertools.chain(*(make_episode(4) for _ in range(5))))
+    early = None
+    for row in rows[:12]:
+        client.append(row)
+    client.flush(10)
+    early = sampler_of(demonstration_share=0.0)
+    assert early.transitions_available() == 10
+    for row in rows[12:]:
+        client.append(row)
+    client.flush(10)
+    late = sampler_of(demonstration_share=0.0)
+    for steps in (7, 8, 9, 15, 20):
+        early.refresh(steps)
+        late.refresh(steps)
+        assert early.online_transitions == late.online_transitions
+        np.testing.assert_array_equal(early.sample()["state/x"], late.sample()["state/x"])
+    # Step 7 is the third of the second episode: rows 5, 6, 7 are visible, so no window is whole.
+    late.refresh(7)
+    assert late.online_transitions == 4
+    late.refresh(8)
+    assert late.online_transitions == 8
+    with pytest.raises(NotEnoughData, match=r"got: 20.*expected: 21"):
+        late.refresh(21)
+
+
+def test_the_last_step_counts_once_its_observation_is_there(
+    client, schema, make_episode, sampler_of
+):
+    client.open_session("reach", schema)
+    rows = make_episode(3, terminated=True)
+    for row in rows[:3]:
+        client.append(row)
+    client.flush(10)
+    sampler = sampler_of()
+    assert sampler.transitions_available() == 2
+    client.append(rows[3])
+    client.flush(10)
+    assert sampler.transitions_available() == 3
+    assert sampler.online_transitions == 0
+    sampler.refresh()
+    assert sampler.online_transitions == 3
+
+
+def test_without_one_kind_of_data_the_other_fills_the_batch(
+    client, schema, make_episode, sampler_of
+):
+    client.open_session("reach", schema)
+    sampler = sampler_of()
+    with pytest.raises(NotEnoughData):
+        sampler.sample()
+    client.append_episode(make_episode(5, source=0))
+    client.flush(10)
+    sampler.refresh(0)
+    assert (sampler.sample()["source"] == 0).all()
+    client.append_episode(make_episode(5))
+    client.flush(10)
+    sampler.refresh(5)
+    assert (sampler.sample()["source"] == 0).sum() == 8
+
+
+def test_unknown_names_and_numbers_are_refused(client, server, schema):
+    with pytest.raises(StoreError, match="no such table"):
+        make_sampler(server.store)
+    client.open_session("reach", schema)
+    with pytest.raises(ReplayError, match="did you mean 'state/x'"):
+        ReplaySampler(
+            server.store,
+            "reach",
+            ["state/y"],
+            batch_size=1,
+            n_step=1,
+            discount=1.0,
+            demonstration_share=0,
+            rng=np.random.default_rng(0),
+        )
+    with pytest.raises(ReplayError, match="n_step"):
+        make_sampler(server.store, n_step=0)
+
+
+def test_state_only_rows(client, server, make_episode):
+    schema = row_schema("reach", [Field("state/x", "float32", (3,))], ["dx", "dy"], 10.0)
+    client.open_session("flat", schema)
+    rows = make_episode(50, schema=schema)
+    client.append_episode(rows)
+    client.flush(10)
+    sampler = ReplaySampler(
+        server.store,
+        "flat",
+        ["state/x", "episode_step"],
+        batch_size=64,
+        n_step=1,
+        discount=0.5,
+        demonstration_share=0,
+        rng=np.random.default_rng(0),
+    )
+    batch = sampler.sample()
+    sampler.close()
+    np.testing.assert_array_equal(batch["next/state/x"], batch["state/x"] + 1)
+    np.testing.assert_array_equal(batch["reward"], batch["state/x"][:, 0])
+    assert "next/episode_step" not in batch
+
+
+def test_prefetched_batches_are_the_same_and_stop_at_the_order(
+    client, schema, make_episode, sampler_of
+):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(60))
+    client.flush(10)
+    plain, ahead = sampler_of(seed=1), sampler_of(seed=1)
+    with Prefetcher(ahead, depth=2) as prefetcher:
+        for _ in range(2):
+            prefetcher.start(5)
+            with pytest.raises(ReplayError, match="last start"):
+                prefetcher.start(1)
+            for _ in range(5):
+                batch, expected = prefetcher.next(), plain.sample()
+                for name, array in expected.items():
+                    np.testing.assert_array_equal(batch[name], array)
+            with pytest.raises(ReplayError, match="ordered"):
+                prefetcher.next()
+            assert ahead.state_dict() == plain.state_dict()
+            ahead.refresh()
+        prefetcher.start(100)
+
+
+def test_a_failure_of_the_prefetching_thread_surfaces(client, schema, make_episode, sampler_of):
+    client.open_session("reach", schema)
+    sampler = sampler_of()
+    with Prefetcher(sampler) as prefetcher:
+        prefetcher.start(3)
+        for _ in range(2):
+            with pytest.raises(NotEnoughData):
+                prefetcher.next()
+    assert not any(t.name == "replay-prefetch" for t in threading.enumerate())
+
+
+episodes = st.lists(
+    st.tuples(st.integers(1, 7), st.sampled_from(["terminated", "truncated", "open"])),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(episodes, st.integers(1, 5), st.integers(0, 60), st.randoms(use_true_random=False))
+def test_windows_agree_with_the_definition_however_rows_arrive(plan, n_step, limit, random):
+    rows = []
+    for steps, end in plan:
+        for step in range(steps):
+            last = step == steps - 1
+            rows.append(
+                (len(rows) + 1, end == "terminated" and last, end == "truncated" and last, False, 1)
+            )
+        rows.append((0, False, False, True, 1))
+    # The last episode may still be open.
+    rows = rows[: len(rows) - random.randint(0, plan[-1][0])]
+    scalars = np.array(rows, SCALARS)
+    index = WindowIndex(n_step, DISCOUNT)
+    while index.next_sequence(0) < len(scalars):
+        start = index.next_sequence(0)
+        part = scalars[start : start + random.randint(1, 6)]
+        if index.add(0, part) == 0 and index.add(0, scalars[start:]) == 0:
+            break
+    available = len(scalars)
+    if scalars[-1]["terminated"] or scalars[-1]["truncated"]:
+        available -= 1
+    steps_before = np.cumsum(~scalars["is_last"])
+    assert index.online_transitions == (steps_before[available - 1] if available else 0)
+    limit = min(limit, index.online_transitions)
+
+    def visible(t):
+        return t < available and steps_before[t] <= limit
+
+    expected = []
+    for t in range(available):
+        if scalars["is_last"][t]:
+            continue
+        m = 1
+        while m < n_step and t + m < len(scalars) and not scalars["is_last"][t + m]:
+            m += 1
+        if t + m < len(scalars) and visible(t) and visible(t + m):
+            total = sum(DISCOUNT**j * float(scalars["reward"][t + j]) for j in range(m))
+            factor = 0.0 if scalars["terminated"][t + m - 1] else DISCOUNT**m
+            expected.append((t, m, total, factor))
+    windows = index.online.windows[: index.online.visible(limit)]
+    assert [(w["sequence"], w["steps"]) for w in windows] == [(t, m) for t, m, _, _ in expected]
+    np.testing.assert_allclose(windows["reward"], [r for _, _, r, _ in expected], rtol=1e-5)
+    np.testing.assert_allclose(windows["discount"], [d for *_, d in expected], rtol=1e-6)

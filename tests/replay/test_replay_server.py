@@ -1,0 +1,326 @@
+"""Exactly once through kill -9, reconnects, refusals, and the mailbox of weights."""
+
+import os
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from robot_rl.data.schema import Field, SchemaMismatch, row_schema
+from robot_rl.replay import (
+    AddressInUse,
+    AddressRefused,
+    LinkOptions,
+    ReplayClient,
+    ReplayServer,
+    RowRefused,
+    ServerUnreachable,
+    SessionTaken,
+    SpoolFull,
+    StoreError,
+    StoreFull,
+    StoreInUse,
+    StoreReader,
+    WeightsRefused,
+    read_endpoint,
+)
+
+FAST = LinkOptions(resend_seconds=0.1)
+
+
+def stored_rows(store, table="reach"):
+    """Return the packed rows of a table, episode by episode."""
+    reader = StoreReader(store)
+    try:
+        return [
+            row.tobytes() for e in reader.episodes(table) for row in reader.read_episode(table, e)
+        ]
+    finally:
+        reader.close()
+
+
+def test_rows_come_back_byte_for_byte(server, client, schema, make_episode):
+    client.open_session("reach", schema, actor=3)
+    episodes = [make_episode(4), make_episode(2, terminated=True)]
+    sent = []
+    for seed, rows in enumerate(episodes):
+        for index, row in enumerate(rows):
+            client.append(row, {"task": "reach", "seed": seed} if index == 0 else None)
+            sent.append(schema.pack(row))
+    client.flush(10)
+    assert stored_rows(server.store) == sent
+    reader = StoreReader(server.store)
+    first, second = reader.episodes("reach")
+    reader.close()
+    assert (first.rows, first.environment_steps, first.sealed, first.source) == (
+        5,
+        4,
+        True,
+        "policy",
+    )
+    assert (second.first_sequence, second.metadata) == (5, {"task": "reach", "seed": 1})
+    assert first.size == 5 * schema.dtype.itemsize
+    totals = client.statistics()["tables"]["reach"]
+    assert totals["rows"] == 8
+    assert totals["environment_steps"] == {"demo": 0, "policy": 6, "intervention": 0}
+
+
+@pytest.mark.parametrize("fsync", ["none", "group"])
+def test_every_acknowledged_row_survives_kills_exactly_once(
+    start_server, schema, make_episode, fsync
+):
+    server = start_server(fsync=fsync)
+    stop = threading.Event()
+    acknowledged_at_kill = []
+
+    def kill_and_restart():
+        for delay in (0.05, 0.2, 0.12):
+            time.sleep(delay)
+            server.kill()
+            acknowledged_at_kill.append(sent_count[0] - client.unacknowledged)
+            server.start()
+        stop.set()
+
+    sent, sent_count = [], [0]
+    with ReplayClient(server.store, spool_rows=300, options=FAST) as client:
+        client.open_session("reach", schema)
+        killer = threading.Thread(target=kill_and_restart)
+        killer.start()
+        while not stop.is_set():
+            rows = make_episode(20)
+            while not client.has_room(len(rows)):
+                time.sleep(0.005)
+            for row in rows:
+                sent.append(schema.pack(row))
+                client.append(row)
+                sent_count[0] += 1
+        killer.join()
+        client.flush(20)
+    server.stop()
+    assert len(acknowledged_at_kill) == 3
+    assert acknowledged_at_kill[-1] > 0
+    assert stored_rows(server.store) == sent
+
+
+def test_rows_wait_in_the_client_until_a_server_is_there(
+    start_server, tmp_path, schema, make_episode
+):
+    server = start_server()
+    client = ReplayClient(server.store, spool_rows=50, options=FAST)
+    client.open_session("reach", schema)
+    server.kill()
+    rows = make_episode(48)
+    for row in rows:
+        client.append(row)
+    assert client.has_room(1)
+    assert not client.has_room(2)
+    client.append(make_episode(1)[0])
+    with pytest.raises(SpoolFull, match="has_room"):
+        client.append(make_episode(1)[1])
+    with pytest.raises(ServerUnreachable, match="50 rows are not acknowledged"):
+        client.flush(0.3)
+    server.start()
+    client.flush(20)
+    assert client.unacknowledged == 0
+    client.close()
+    assert len(stored_rows(server.store)) == 50
+
+
+def test_an_actor_restarted_in_the_middle_of_an_episode_begins_a_new_session(
+    server, schema, make_episode
+):
+    sent = []
+    sessions = []
+    for _ in range(3):
+        with ReplayClient(server.store) as client:
+            sessions.append(client.open_session("reach", schema, actor=7).number)
+            for row in make_episode(5)[:4]:
+                client.append(row)
+                sent.append(schema.pack(row))
+    assert sessions == [0, 1, 2]
+    assert stored_rows(server.store) == sent
+
+
+def test_a_session_goes_on_only_for_its_owner(server, schema, make_episode):
+    rows = make_episode(3)
+    with ReplayClient(server.store) as client:
+        opened = client.open_session("reach", schema, actor=1)
+        for row in rows:
+            client.append(row)
+    with ReplayClient(server.store) as client:
+        with pytest.raises(SessionTaken, match="another writer"):
+            client.open_session("reach", schema, actor=1, session=opened.number)
+        client.open_session("reach", schema, actor=1, session=opened.number, owner=opened.owner)
+        assert client.append(make_episode(1)[0]) == 4
+    assert len(stored_rows(server.store)) == 5
+
+
+def test_another_schema_is_refused_by_field_and_the_client_goes_on(client, schema, make_episode):
+    client.open_session("reach", schema)
+    other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
+    with pytest.raises(
+        SchemaMismatch, match=r"state/x.*got: float32 \(4,\).*expected: float32 \(3,\)"
+    ):
+        client.open_session("reach", other)
+    client.append_episode(make_episode(2))
+    client.flush(10)
+
+
+def test_bad_rows_are_refused_in_the_callers_thread(client, schema, make_episode):
+    client.open_session("reach", schema)
+    rows = make_episode(3)
+    with pytest.raises(SchemaMismatch, match="state/x"):
+        client.append({**rows[0], "state/x": np.full(3, np.nan, np.float32)})
+    with pytest.raises(RowRefused, match="begin"):
+        client.append(rows[-1])
+    client.append(rows[2])
+    with pytest.raises(RowRefused, match="is_last"):
+        client.append(rows[0])
+    client.append(rows[3])
+    with pytest.raises(RowRefused, match="whole episode"):
+        client.append_episode(rows[:2])
+    with pytest.raises(SchemaMismatch, match="source"):
+        client.append_episode([rows[0], {**rows[1], "source": "demo"}, rows[3]])
+    with pytest.raises(RowRefused, match="flag"):
+        client.append({**rows[0], "source": np.uint8(9)})
+    client.flush(10)
+    assert client.statistics()["tables"]["reach"]["rows"] == 2
+
+
+def test_a_full_store_answers_and_loses_nothing(start_server, schema, make_episode):
+    server = start_server(map_size=1 << 20)
+    client = ReplayClient(server.store, spool_rows=400, options=FAST)
+    client.open_session("reach", schema)
+    sent = []
+    while client.has_room(21):
+        for row in make_episode(20):
+            client.append(row)
+            sent.append(schema.pack(row))
+        time.sleep(0.01)
+    with pytest.raises(StoreFull, match="map_size_bytes"):
+        client.flush(0.5)
+    with pytest.raises(StoreFull):
+        client.put_weights("policy", 1, bytes(1 << 20))
+    assert isinstance(client.problem, StoreFull)
+    stored = len(sent) - client.unacknowledged
+    assert stored_rows(server.store) == sent[:stored]
+    server.kill()
+    server.map_size = 1 << 28
+    server.start()
+    client.flush(20)
+    client.close()
+    assert stored_rows(server.store) == sent
+
+
+def test_weights_are_a_durable_latest_value(start_server):
+    server = start_server()
+    with ReplayClient(server.store, options=FAST) as client:
+        assert client.get_weights("policy") is None
+        client.put_weights("policy", 5, b"five", {"encoder": "abc"})
+        client.put_weights("policy", 5, b"five", {"encoder": "abc"})
+        with pytest.raises(WeightsRefused, match=r"got: 5.*expected: > 5"):
+            client.put_weights("policy", 5, b"other")
+        with pytest.raises(WeightsRefused):
+            client.put_weights("policy", 4, b"four")
+        server.kill()
+        server.start()
+        record = client.get_weights("policy")
+        assert (record.version, record.tensors, record.metadata) == (5, b"five", {"encoder": "abc"})
+        assert client.get_weights("policy", newer_than=5) is None
+        client.put_weights("policy", 6, os.urandom(3 << 20))
+        assert client.get_weights("policy", newer_than=5).version == 6
+
+
+def test_waiting_for_weights_blocks_nobody_and_ends_when_they_come(
+    server, client, schema, make_episode
+):
+    client.open_session("reach", schema)
+    client.put_weights("policy", 1, b"one")
+    with ReplayClient(server.store) as waiting:
+        result = []
+        thread = threading.Thread(
+            target=lambda: result.append(waiting.get_weights("policy", 2, wait_seconds=20))
+        )
+        thread.start()
+        client.append_episode(make_episode(5))
+        client.flush(5)
+        client.put_weights("policy", 2, b"two")
+        time.sleep(0.1)
+        assert not result
+        client.put_weights("policy", 3, b"three")
+        thread.join(5)
+        assert result[0].tensors == b"three"
+        start = time.monotonic()
+        assert waiting.get_weights("policy", 3, wait_seconds=0.2) is None
+        assert 0.2 <= time.monotonic() - start < 2
+
+
+def test_a_port_in_use_is_one_clear_error(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AddressInUse, match=address):
+            ReplayServer(tmp_path / "store", address)
+    ReplayServer(tmp_path / "store", address)._close()
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.168.1.4:5555", "ipc:///tmp/x", "7"]
+)
+def test_only_loopback_is_served(tmp_path, address):
+    with pytest.raises(AddressRefused, match=r"127\.0\.0\.1"):
+        ReplayServer(tmp_path / "store", address)
+
+
+def test_two_servers_cannot_share_a_store(server):
+    with pytest.raises(StoreInUse, match="another replay server"):
+        ReplayServer(server.store)
+
+
+def test_a_clean_stop_keeps_everything_and_withdraws_the_endpoint(server, schema, make_episode):
+    with ReplayClient(server.store) as client:
+        client.open_session("reach", schema)
+        client.append_episode(make_episode(10))
+    assert server.stop() == 0
+    with pytest.raises(ServerUnreachable):
+        read_endpoint(server.store)
+    assert len(stored_rows(server.store)) == 11
+
+
+def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
+    client = ReplayClient(server.store, options=FAST)
+    client.open_session("reach", schema)
+    # A server of another store at the same place knows nothing of the acknowledged rows.
+    client.append_episode(make_episode(3))
+    client.flush(5)
+    server.kill()
+    for file in ("data.mdb", "lock.mdb"):
+        (server.store / file).unlink()
+    server.start()
+    client.append_episode(make_episode(3))
+    for call in (client.flush, lambda: client.has_room(1), client.close):
+        with pytest.raises((StoreError, SessionTaken), match=r"another store|never opened"):
+            call()
+
+
+def test_starting_and_stopping_leaves_no_thread_and_no_file_open(tmp_path, schema, make_episode):
+    def cycle(index):
+        stop = threading.Event()
+        server = ReplayServer(tmp_path / f"store{index % 2}")
+        thread = threading.Thread(target=server.run, args=(stop,))
+        thread.start()
+        with ReplayClient(server.address) as client:
+            client.open_session("reach", schema)
+            client.append_episode(make_episode(2))
+        stop.set()
+        thread.join()
+
+    cycle(0)
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for index in range(10):
+        cycle(index)
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert threading.active_count() <= threads
