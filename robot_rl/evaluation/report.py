@@ -65,9 +65,9 @@ def write_report(run_directory: str | Path) -> Path:
 
 
 def _content(run: RunRecords) -> dict[str, Any]:
-    task = _text(run.summary.get("task"), _named(run.config.get("task")), "unknown task")
+    task = _text(run.summary.get("task"), _chosen(run.config, "task"), "unknown task")
     algorithm = _text(
-        run.summary.get("algorithm"), _named(run.config.get("algorithm")), "unknown algorithm"
+        run.summary.get("algorithm"), _chosen(run.config, "algorithm"), "unknown algorithm"
     )
     seed = run.summary.get("seed", run.config.get("seed", "unknown"))
     learning = _learning(run)
@@ -90,12 +90,13 @@ def _content(run: RunRecords) -> dict[str, Any]:
     }
 
 
-def _named(group: Any) -> str | None:
-    """Name of a configuration group: itself, its `name`, or the class that it makes."""
-    if isinstance(group, dict):
-        name = group.get("name") or str(group.get("_target_", "")).rpartition(".")[2]
-        return str(name) or None
-    return None if group is None else str(group)
+def _chosen(config: dict[str, Any], group: str) -> str | None:
+    """Name of what a configuration group holds: its own `name`, or the choice on record."""
+    content, choices = config.get(group), config.get("choices")
+    if isinstance(content, dict):
+        recorded = choices.get(group) if isinstance(choices, dict) else None
+        return content.get("name") or recorded
+    return None if content is None else str(content)
 
 
 def _text(*candidates: object) -> str:

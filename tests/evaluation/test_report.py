@@ -17,8 +17,10 @@ task:
   name: peg_insert
   clearance: 0.001  # m
 algorithm:
-  name: residual
   learning_rate: 3.0e-4
+choices:
+  task: peg_insert
+  algorithm: residual
 """
 SUMMARY = {
     "task": "peg_insert",
