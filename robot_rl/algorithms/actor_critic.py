@@ -19,7 +19,7 @@ from torch import Tensor
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded
-from policies.policy import Policy
+from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms import losses
 from robot_rl.algorithms.base import Batch, Schedule
 from robot_rl.algorithms.critics import CriticEnsemble, minimum_of_subset, move_towards
@@ -279,6 +279,12 @@ class ActorCritic(ABC):
                 }
                 if entries:
                     optimizer.state[parameter] = entries
+
+
+def step_encoder(base: ChunkPolicy) -> StateEncoder:
+    """An encoder of single observations with a base policy's keys and statistics."""
+    source = base.encoder
+    return StateEncoder(source.keys, copy.deepcopy(source.normalizer))
 
 
 def _join(*parts: Tensor | None) -> Tensor:

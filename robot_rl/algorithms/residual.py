@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from policies.diffusion import DiffusionPolicy
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded
-from policies.policy import Policy
+from policies.policy import ChunkPolicy, Policy
 from policies.residual import ResidualPolicy
-from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, step_encoder
 from robot_rl.algorithms.base import Schedule
 
 
@@ -24,7 +23,7 @@ class Residual(ActorCritic):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
     Args:
-        base: The frozen cloned policy; its encoder and statistics are shared.
+        base: The frozen cloned policy; the actor sees what it sees, with the same statistics.
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
         actor_hidden: Hidden widths of the actor.
@@ -35,7 +34,7 @@ class Residual(ActorCritic):
 
     def __init__(
         self,
-        base: DiffusionPolicy,
+        base: ChunkPolicy,
         schedule: Schedule,
         settings: ActorCriticSettings,
         actor_hidden: Sequence[int],
@@ -44,8 +43,9 @@ class Residual(ActorCritic):
         seed: int,
     ) -> None:
         """See the class."""
+        encoder = step_encoder(base)
         self._policy = ResidualPolicy.create(
-            base.encoder,
+            encoder,
             base,
             generator=seeded(seed + 1),
             hidden=actor_hidden,
@@ -53,7 +53,7 @@ class Residual(ActorCritic):
             layer_norm=True,
             initial_log_std=initial_log_std,
         )
-        super().__init__(base.encoder, self._policy.actor, True, schedule, settings, seed)
+        super().__init__(encoder, self._policy.actor, True, schedule, settings, seed)
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The base's proposal plus the scaled correction, limited to [-1, 1]."""

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from policies.diffusion import DiffusionPolicy
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import seeded
-from policies.policy import Policy
-from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from policies.policy import ChunkPolicy, Policy
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, step_encoder
 from robot_rl.algorithms.base import Schedule
 
 
@@ -22,7 +21,7 @@ class RLPD(ActorCritic):
     """The actor chooses the action itself; the cloned policy only collects the warm-up.
 
     Args:
-        base: The cloned policy; its encoder and statistics are shared.
+        base: The cloned policy; the actor sees what it sees, with the same statistics.
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
         actor_hidden: Hidden widths of the actor.
@@ -32,7 +31,7 @@ class RLPD(ActorCritic):
 
     def __init__(
         self,
-        base: DiffusionPolicy,
+        base: ChunkPolicy,
         schedule: Schedule,
         settings: ActorCriticSettings,
         actor_hidden: Sequence[int],
@@ -40,16 +39,16 @@ class RLPD(ActorCritic):
         seed: int,
     ) -> None:
         """See the class."""
-        self._base = base
+        encoder = step_encoder(base)
         actor = GaussianTanh(
-            base.encoder.features,
+            encoder.features,
             base.action_dimension,
             actor_hidden,
             generator=seeded(seed + 1),
             layer_norm=True,
             initial_log_std=initial_log_std,
         )
-        super().__init__(base.encoder, actor, False, schedule, settings, seed)
+        super().__init__(encoder, actor, False, schedule, settings, seed)
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The actor's output is the action."""

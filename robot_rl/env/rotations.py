@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
 
+# Fingers towards the table: x of the tool forward, z down. Half a turn about x.
+DOWNWARD: Vector = np.array([1.0, 0.0, 0.0, 0.0])
+
 
 def multiply(left: Vector, right: Vector) -> Vector:
     """Hamilton product of two xyzw quaternions: the rotation `right` followed by `left`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,12 @@ import numpy.typing as npt
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action, Applied
+from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import World
+from robot_rl.resources import find_resource
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 
 ACTION_NAMES = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
-# The fingers point down: x of the TCP forward, z towards the table.
-DOWNWARD = np.array([1.0, 0.0, 0.0, 0.0])
 FINGER_STROKE = 0.08
 
 
@@ -47,13 +48,13 @@ class SimRobot:
         self,
         world: World,
         limits: CartesianLimits,
-        home_joints: tuple[float, ...],
+        home_joints: Sequence[float],
         finger_opening: float,
         action_delay_steps: int = 0,
     ) -> None:
         """See the class."""
         self.world = world
-        self.limiter = CartesianLimiter(limits, DOWNWARD)
+        self.limiter = CartesianLimiter(limits, rotations.DOWNWARD)
         self._home_joints = np.array(home_joints)
         self._finger_opening = finger_opening
         self._delay = action_delay_steps
@@ -104,3 +105,24 @@ class SimRobot:
 
     def close(self) -> None:
         """Nothing to release: the world goes with its last reference."""
+
+
+def make_sim_robot(
+    task: SimTask,
+    model: str,
+    home_joints: Sequence[float],
+    limits: CartesianLimits,
+    action_delay_steps: int,
+) -> SimRobot:
+    """Build the world of a task and the robot in it: the target of `configs/robot/sim.yaml`.
+
+    Args:
+        task: The simulated task; it is attached to the new world.
+        model: Path of the arm's MJCF, beginning with `hardware/`.
+        home_joints: See `SimRobot`.
+        limits: See `SimRobot`.
+        action_delay_steps: See `SimRobot`.
+    """
+    world = World(find_resource(model), task.build)
+    task.attach(world)
+    return SimRobot(world, limits, home_joints, task.finger_opening, action_delay_steps)

@@ -7,7 +7,6 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.sim.robot import DOWNWARD
 from robot_rl.env.sim.task import Imperfections, ScriptedExpert, SimTask, Vector
 
 PEG_WIDTH = 0.02
@@ -148,7 +147,7 @@ class PegInsert(SimTask):
 
         tip = SOCKET_CENTRE + np.array([0.0, 0.0, self._start_height])
         tip = tip + rng.uniform(-self._start_noise, self._start_noise, 3)
-        return np.concatenate([tip + np.array([0.0, 0.0, PEG_BELOW_TCP]), DOWNWARD])
+        return np.concatenate([tip + np.array([0.0, 0.0, PEG_BELOW_TCP]), rotations.DOWNWARD])
 
     def tip_pose(self) -> Vector:
         """Pose (7,) of the peg's lower end, z up, in the base frame."""

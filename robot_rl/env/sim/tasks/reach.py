@@ -7,10 +7,9 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.sim.robot import DOWNWARD
 from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector
 
-HOME = np.concatenate([[0.45, 0.0, 0.2], DOWNWARD])
+HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
 
 
 class Reach(SimTask):
@@ -65,7 +64,7 @@ class Reach(SimTask):
         assert self.world is not None
         offset = rng.uniform(-self._position_range, self._position_range, 3)
         yaw = rotations.about_z(rng.uniform(-self._yaw_range, self._yaw_range))
-        self._goal = np.concatenate([HOME[:3] + offset, rotations.multiply(yaw, DOWNWARD)])
+        self._goal = np.concatenate([HOME[:3] + offset, rotations.multiply(yaw, rotations.DOWNWARD)])
         self.world.set_body_pose("goal", self._goal)
         return HOME
 

@@ -1,0 +1,273 @@
+"""The actor process: runs the policy on the robot and streams every transition."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from omegaconf import DictConfig
+
+from policies.runner import Acted, PolicyRunner
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_POLICY, Row
+from robot_rl.env.factory import make_env
+from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
+from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.evaluate import check_fit
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.endpoint import wait_for_endpoint
+from robot_rl.run import RunDirectory
+from robot_rl.signals import stop_event
+from robot_rl.weights import Published, WeightsPoller, fetch
+
+ACTOR = 1
+STARTUP_SECONDS = 60.0
+_SEED_STREAM = 1
+
+
+class Stopped(RobotRLError):
+    """The actor was asked to stop while it waited."""
+
+
+class WeightSource(Protocol):
+    """Decides which behaviour acts at an environment step."""
+
+    def at_step(self, step: int) -> Published | None:
+        """The behaviour to switch to at this step, or None to keep the present one."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+class SteppedWeights:
+    """The stepped clock: at a block's begin, waits for the weights that are meant for it.
+
+    Args:
+        client: The actor's client.
+        first: The behaviour that the actor has.
+        block_steps: Environment steps of a block.
+        stop: When set, waiting ends.
+    """
+
+    def __init__(
+        self, client: ReplayClient, first: Published, block_steps: int, stop: threading.Event
+    ) -> None:
+        """See the class."""
+        self._client = client
+        self._present = first
+        self._block_steps = block_steps
+        self._stop = stop
+
+    def at_step(self, step: int) -> Published | None:
+        """Wait where a block begins; within a block nothing changes.
+
+        Raises:
+            Stopped: The actor was asked to stop.
+        """
+        if step < self._present.acts_until:
+            return None
+        self._client.flush()
+        while step >= self._present.acts_until:
+            if self._stop.is_set():
+                raise Stopped("the actor was stopped while it waited for weights")
+            found = fetch(self._client, self._present.behaviour.version, 0.5)
+            if found is not None:
+                self._present = found
+        return self._present
+
+    def close(self) -> None:
+        """Nothing of its own to release."""
+
+
+class RealtimeWeights:
+    """The wall clock: whatever is newest, without waiting.
+
+    Args:
+        poller: Fetches in the background.
+    """
+
+    def __init__(self, poller: WeightsPoller) -> None:
+        """See the class."""
+        self._poller = poller
+
+    def at_step(self, step: int) -> Published | None:
+        """The newest behaviour, if there is a new one."""
+        return self._poller.newest()
+
+    def close(self) -> None:
+        """End the poller."""
+        self._poller.close()
+
+
+class ActingController:
+    """A policy runner that takes new weights and counts environment steps.
+
+    Args:
+        runner: The runner of the one robot.
+        weights: Where new behaviours come from.
+        step: Environment steps taken before.
+    """
+
+    def __init__(self, runner: PolicyRunner, weights: WeightSource, step: int) -> None:
+        """See the class."""
+        self.runner = runner
+        self.step = step
+        self._weights = weights
+
+    def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
+        """Begin an episode."""
+        self._switch()
+        self.runner.reset(slots, seeds=seeds)
+
+    def act(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> Acted:
+        """Decide one environment step."""
+        self._switch()
+        self.step += 1
+        return self.runner.act(observation, active)
+
+    def base_action_at(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """The base's proposal for an episode's final observation."""
+        return self.runner.base_action_at(observation, active)
+
+    def _switch(self) -> None:
+        published = self._weights.at_step(self.step)
+        if published is not None:
+            self.runner.set_behaviour(published.behaviour)
+
+
+def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
+    """Act until the configured number of environment steps is in the store.
+
+    Args:
+        config: The configuration.
+        run: The run directory; its store's server must be running.
+        stop: When set, the running episode ends as truncated and all rows are flushed.
+
+    Returns:
+        Environment steps in the store.
+    """
+    torch.set_num_threads(1)
+    env = make_env(config)
+    wait_for_endpoint(run.store, STARTUP_SECONDS)
+    total = int(config.environment_steps)
+    with ReplayClient(run.store) as client:
+        first = _first_behaviour(client, stop)
+        check_fit(first.behaviour, env)
+        opened = client.open_session(env.schema.task, env.schema, ACTOR)
+        step = online_steps(client, env.schema.task)
+        source = _weight_source(config, client, run, first, stop)
+        controller = ActingController(PolicyRunner(first.behaviour), source, step)
+        seeds = _seeds(int(config.seed), opened.number, client, env.task.time_limit_steps, stop)
+
+        def send(row: Row, episode: EpisodeResult) -> None:
+            begins = episode.steps == 0 and not row["is_last"]
+            facts = {"seed": episode.seed, "instruction": env.task.instruction}
+            client.append(row, {"task": env.schema.task, **facts} if begins else None)
+
+        episodes = rollout(
+            [env],
+            controller,
+            seeds,
+            recorder=RowBuilder(env.schema, SOURCE_POLICY),
+            on_row=send,
+            stop=lambda: stop.is_set() or controller.step >= total,
+        )
+        try:
+            if step < total:
+                for number, result in enumerate(episodes):
+                    _record(run, number, controller.step, result)
+        except Stopped:
+            pass  # between two steps: the episode stays open, and its rows are flushed below
+        finally:
+            source.close()
+            env.close()
+        client.flush()
+        return controller.step
+
+
+def run(config: DictConfig) -> None:
+    """Act in the run directory `config.run`."""
+    with stop_event() as stop:
+        steps = act(config, RunDirectory.open(config.run, config.runs_directory), stop)
+    print(f"actor: {steps} environment steps are in the store", flush=True)
+
+
+def online_steps(client: ReplayClient, table: str) -> int:
+    """Environment steps of actors, interventions included, in a table of the store."""
+    tables = client.statistics()["tables"]
+    assert isinstance(tables, dict)
+    counts = tables[table]["environment_steps"]
+    return int(counts["policy"]) + int(counts["intervention"])
+
+
+def _first_behaviour(client: ReplayClient, stop: threading.Event) -> Published:
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while time.monotonic() < deadline and not stop.is_set():
+        found = fetch(client, None, 0.5)
+        if found is not None:
+            return found
+    raise RobotRLError(
+        "there are no weights to act with",
+        got=f"none within {STARTUP_SECONDS:g} s",
+        hint="start the learner of this run: robot-rl learner run=RUN",
+    )
+
+
+def _weight_source(
+    config: DictConfig,
+    client: ReplayClient,
+    run: RunDirectory,
+    first: Published,
+    stop: threading.Event,
+) -> WeightSource:
+    if config.clock == "stepped":
+        return SteppedWeights(client, first, int(config.block_steps), stop)
+    poller = WeightsPoller(ReplayClient(run.store), first.behaviour.version)
+    return RealtimeWeights(poller)
+
+
+def _seeds(
+    run_seed: int, session: int, client: ReplayClient, episode_steps: int, stop: threading.Event
+) -> Iterator[int]:
+    """Seeds of the episodes; the next one is given once a whole episode has room in the spool."""
+    number = 0
+    while not stop.is_set():
+        _wait_for_room(client.has_room, episode_steps + 1, stop)
+        yield training_seed(run_seed, _SEED_STREAM + session, number)
+        number += 1
+
+
+def _wait_for_room(
+    has_room: Callable[[int], bool], rows: int, stop: threading.Event
+) -> None:
+    while not has_room(rows) and not stop.is_set():
+        time.sleep(0.05)
+
+
+def _record(run: RunDirectory, number: int, steps: int, result: EpisodeResult) -> None:
+    run.append_jsonl(
+        "episodes",
+        {
+            "episode": number,
+            "environment_steps": steps,
+            "success": result.success,
+            "length": result.steps,
+            "return": result.total_reward,
+            "policy_version": result.policy_version,
+            "intervened_steps": 0,
+            "seed": result.seed,
+        },
+    )

@@ -1,0 +1,127 @@
+"""Builds the rows of an episode: the one place where a step becomes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import Observation, Row, RowSchema
+
+
+class Decision(Protocol):
+    """What was decided for one step of several episodes (slots) side by side.
+
+    Attributes:
+        action: (slots, d) float32 in [-1, 1], what the environment is given.
+        base_action: (slots, d) float32, the frozen base's proposal, or zero.
+        chunk_index: (slots,) int16, position in the base's chunk.
+        version: (slots,) int64, version of the policy.
+    """
+
+    @property
+    def action(self) -> npt.NDArray[np.float32]:
+        """See the class."""
+
+    @property
+    def base_action(self) -> npt.NDArray[np.float32]:
+        """See the class."""
+
+    @property
+    def chunk_index(self) -> npt.NDArray[np.int16]:
+        """See the class."""
+
+    @property
+    def version(self) -> npt.NDArray[np.int64]:
+        """See the class."""
+
+
+class RowBuilder:
+    """Makes the rows of one source of data.
+
+    Args:
+        schema: The columns.
+        source: One of the `SOURCE_…` codes.
+    """
+
+    def __init__(self, schema: RowSchema, source: int) -> None:
+        """See the class."""
+        self._schema = schema
+        self._source = np.uint8(source)
+        self._zero = np.zeros(schema.action_dimension, np.float32)
+
+    def step(
+        self,
+        observation: Observation,
+        stamp_observation: int,
+        episode_step: int,
+        decision: Decision,
+        slot: int,
+        outcome: tuple[float, bool, bool],
+        info: Mapping[str, Any],
+    ) -> Row:
+        """The row of one action.
+
+        Args:
+            observation: What was seen before the action.
+            stamp_observation: When [ns].
+            episode_step: Steps since the reset.
+            decision: What was decided for all slots.
+            slot: The slot that this row is of.
+            outcome: Reward, terminated, truncated.
+            info: The environment's info after the action.
+        """
+        reward, terminated, truncated = outcome
+        return {
+            **observation,
+            **self._fixed(episode_step, stamp_observation),
+            "action": info["executed_action"],
+            "policy_action": decision.action[slot],
+            "base_action": decision.base_action[slot],
+            "chunk_index": decision.chunk_index[slot],
+            "policy_version": decision.version[slot],
+            "reward": np.float32(reward),
+            "terminated": np.bool_(terminated),
+            "truncated": np.bool_(truncated),
+            "success": np.bool_(info["success"]),
+            "clamped": np.bool_(info["clamped"]),
+            "stamp_action": np.int64(info["stamp_action"]),
+        }
+
+    def last(
+        self,
+        observation: Observation,
+        stamp_observation: int,
+        episode_step: int,
+        base_action: npt.NDArray[np.float32] | None = None,
+    ) -> Row:
+        """The row that carries an episode's final observation and its base action (d,)."""
+        return {
+            **observation,
+            **self._fixed(episode_step, stamp_observation),
+            "is_last": np.True_,
+            "base_action": self._zero if base_action is None else base_action,
+        }
+
+    def _fixed(self, episode_step: int, stamp_observation: int) -> Row:
+        return {
+            "action": self._zero,
+            "policy_action": self._zero,
+            "base_action": self._zero,
+            "chunk_index": np.int16(0),
+            "policy_version": np.int64(0),
+            "reward": np.float32(0.0),
+            "terminated": np.False_,
+            "truncated": np.False_,
+            "success": np.False_,
+            "intervened": np.False_,
+            "clamped": np.False_,
+            "is_last": np.False_,
+            "reward_version": np.int32(0),
+            "stamp_action": np.int64(0),
+            "source": self._source,
+            "episode_step": np.int32(episode_step),
+            "stamp_observation": np.int64(stamp_observation),
+        }

@@ -1,0 +1,193 @@
+"""The one loop that runs episodes: collecting, acting and evaluating all go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.rows import Decision, RowBuilder
+from robot_rl.data.schema import Observation, Row
+from robot_rl.env.robot_env import RobotEnv
+
+# Top bit set: no training episode ever has the seed of an evaluation episode.
+_TRAINING_SEED_BIT = 1 << 31
+
+
+class Controller(Protocol):
+    """Who decides: a policy runner, or a scripted expert. Slots are episodes side by side."""
+
+    def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
+        """Begin episodes in `slots` with one seed each."""
+
+    def act(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> Decision:
+        """Decide one step from observations (slots, …); inactive slots are not read."""
+
+    def base_action_at(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """The base's proposals (slots, d) for observations that are not acted on."""
+
+
+@dataclass
+class EpisodeResult:
+    """How an episode went.
+
+    Attributes:
+        seed: Its seed.
+        steps: Actions taken.
+        success: Whether the goal was reached.
+        total_reward: Sum of rewards.
+        seconds: Its length on the environment's clock [s].
+        policy_version: Version of the policy at its first step.
+        rows: Its rows, where a recorder was given.
+    """
+
+    seed: int
+    steps: int = 0
+    success: bool = False
+    total_reward: float = 0.0
+    seconds: float = 0.0
+    policy_version: int = 0
+    rows: list[Row] = field(default_factory=list)
+
+
+RowListener = Callable[[Row, EpisodeResult], None]
+
+
+def training_seed(run_seed: int, stream: int, episode: int) -> int:
+    """Seed of an episode of collecting (stream 0) or training (stream 1); never an evaluation's."""
+    drawn = np.random.SeedSequence([run_seed, stream, episode]).generate_state(1)[0]
+    return int(drawn) | _TRAINING_SEED_BIT
+
+
+class _Slot:
+    """One environment and the episode that runs in it."""
+
+    def __init__(self, env: RobotEnv) -> None:
+        self.env = env
+        self.observation: Observation = {}
+        self.stamp = 0
+        self.result = EpisodeResult(seed=0)
+        self.active = False
+
+    def begin(self, seed: int) -> None:
+        self.observation, info = self.env.reset(seed=seed)
+        self.stamp = int(info["stamp_observation"])
+        self.result = EpisodeResult(seed=seed)
+        self.active = True
+
+
+def rollout(
+    envs: Sequence[RobotEnv],
+    controller: Controller,
+    seeds: Iterator[int],
+    *,
+    recorder: RowBuilder | None = None,
+    on_row: RowListener | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[EpisodeResult]:
+    """Run episodes, one environment a slot; a slot that ends takes the next seed.
+
+    Args:
+        envs: One environment per slot.
+        controller: Decides for all slots at once.
+        seeds: Seeds of the episodes; the rollout ends with the last of them.
+        recorder: Makes rows; without one no rows are made.
+        on_row: Called with each finished row. Without it a result keeps its rows.
+        stop: Asked at each step; when true, running episodes end as truncated.
+
+    Yields:
+        Each episode as it ends.
+    """
+    slots = [_Slot(env) for env in envs]
+    stopped = False
+    for index, slot in enumerate(slots):
+        _begin_next(index, slot, controller, seeds)
+    while any(slot.active for slot in slots):
+        active = np.array([slot.active for slot in slots])
+        decision = controller.act(_stacked(slots), active)
+        stopped = stopped or stop()
+        for index, slot in enumerate(slots):
+            if slot.active and _step(index, slot, decision, recorder, on_row, stopped):
+                if recorder is not None:
+                    _finish(index, slots, controller, recorder, on_row)
+                slot.active = False
+                yield slot.result
+                if not stopped:
+                    _begin_next(index, slot, controller, seeds)
+
+
+def _begin_next(index: int, slot: _Slot, controller: Controller, seeds: Iterator[int]) -> None:
+    seed = next(seeds, None)
+    if seed is not None:
+        slot.begin(seed)
+        controller.reset([index], seeds=[seed])
+
+
+def _step(
+    index: int,
+    slot: _Slot,
+    decision: Decision,
+    recorder: RowBuilder | None,
+    on_row: RowListener | None,
+    stopped: bool,
+) -> bool:
+    """Step one environment; returns whether its episode is over."""
+    result = slot.result
+    if result.steps == 0:
+        result.policy_version = int(decision.version[index])
+    observation, reward, terminated, truncated, info = slot.env.step(decision.action[index])
+    truncated = truncated or (stopped and not terminated)
+    if recorder is not None:
+        outcome = (reward, terminated, truncated)
+        row = recorder.step(
+            slot.observation, slot.stamp, result.steps, decision, index, outcome, info
+        )
+        _emit(row, result, on_row)
+    slot.observation = observation
+    slot.stamp = int(info["stamp_observation"])
+    result.steps += 1
+    result.total_reward += reward
+    result.seconds += slot.env.clock.period
+    result.success = bool(info["success"])
+    return terminated or truncated
+
+
+def _finish(
+    index: int,
+    slots: Sequence[_Slot],
+    controller: Controller,
+    recorder: RowBuilder,
+    on_row: RowListener | None,
+) -> None:
+    slot = slots[index]
+    only = np.zeros(len(slots), bool)
+    only[index] = True
+    base_action = controller.base_action_at(_stacked(slots), only)[index]
+    row = recorder.last(slot.observation, slot.stamp, slot.result.steps, base_action)
+    _emit(row, slot.result, on_row)
+
+
+def _emit(row: Row, result: EpisodeResult, on_row: RowListener | None) -> None:
+    if on_row is None:
+        result.rows.append(row)
+    else:
+        on_row(row, result)
+
+
+def _stacked(slots: Sequence[_Slot]) -> Observation:
+    filled = next(slot.observation for slot in slots if slot.observation)
+    return {
+        name: np.stack([slot.observation.get(name, filled[name]) for slot in slots])
+        for name in filled
+    }

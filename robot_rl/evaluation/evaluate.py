@@ -1,0 +1,82 @@
+"""Success rates over seeded episodes that training never uses, batched over episodes."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import numpy as np
+from omegaconf import DictConfig
+
+from policies.behaviour import Behaviour
+from policies.runner import PolicyRunner
+from robot_rl.env.factory import make_env
+from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.rollout import rollout
+from robot_rl.evaluation.statistics import EvaluationResult
+
+SeedSet = Literal["periodic", "final"]
+
+
+class Evaluator:
+    """Keeps the environments between evaluations.
+
+    Args:
+        config: The configuration; its `evaluation` says how many episodes and which seeds.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        """Make the environments; see the class for the arguments."""
+        self._config = config
+        episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
+        count = min(int(config.evaluation.slots), int(episodes))
+        self._envs: list[RobotEnv] = [make_env(config) for _ in range(count)]
+
+    def evaluate(
+        self, behaviour: Behaviour, seed_set: SeedSet, environment_steps: int
+    ) -> EvaluationResult:
+        """Run the behaviour's best guess on a set of seeds.
+
+        Args:
+            behaviour: The policy; its exploration is not used.
+            seed_set: Which episodes.
+            environment_steps: Training steps behind the policy, for the record.
+
+        Raises:
+            PolicyError: The policy was made for another task, rate or observation.
+        """
+        settings = self._config.evaluation
+        final = seed_set == "final"
+        first = int(settings.final_seed if final else settings.seed)
+        count = int(settings.final_episodes if final else settings.episodes)
+        check_fit(behaviour, self._envs[0])
+        envs = self._envs[:count]
+        runner = PolicyRunner(behaviour.exploring("mean"), slots=len(envs))
+        started = time.monotonic()
+        results = list(rollout(envs, runner, iter(range(first, first + count))))
+        results.sort(key=lambda result: result.seed)
+        return EvaluationResult.of_episodes(
+            np.array([result.success for result in results]),
+            np.array([result.seconds for result in results]),
+            policy="bc" if behaviour.kind == "diffusion" else "rl",
+            seed_set=seed_set,
+            environment_steps=environment_steps,
+            gradient_updates=behaviour.version,
+            wall_seconds=time.monotonic() - started,
+        )
+
+
+def check_fit(behaviour: Behaviour, env: RobotEnv) -> None:
+    """Check that a policy was made for an environment.
+
+    Raises:
+        PolicyError: Names the field that differs, with got and expected.
+    """
+    schema = env.schema
+    widths = {f.name: int(np.prod(f.shape)) for f in schema.fields}
+    behaviour.expect(
+        task=schema.task,
+        control_rate_hz=schema.control_rate_hz,
+        action_names=schema.action_names,
+        observation={name: widths[name] for name in schema.observation_names},
+    )

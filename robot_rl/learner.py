@@ -1,0 +1,254 @@
+"""The learner process: updates the policy from the store and publishes its weights."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from policies import checkpoint
+from policies.behaviour import Behaviour
+from policies.runner import PolicyRunner
+from robot_rl import devices
+from robot_rl.algorithms.base import Algorithm
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import ACTION_FIELDS
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.prefetch import Prefetcher
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.sampler import ReplaySampler
+from robot_rl.replay.endpoint import wait_for_endpoint
+from robot_rl.run import RunDirectory
+from robot_rl.signals import stop_event
+from robot_rl.stages.pretrain import load_cloned, open_demonstrations
+from robot_rl.weights import publish
+
+DEMONSTRATOR = 0
+LAST = "checkpoints/last"
+STARTUP_SECONDS = 60.0
+_POLL_SECONDS = 0.002
+_OWNER = "demonstrations"
+_STATE = "state.json"
+_TENSORS = "algorithm.safetensors"
+
+
+class Learner:
+    """Trains in blocks of environment steps, each with its exact number of updates.
+
+    On the stepped clock, block j's weights are published when block j + 1 is complete, and act
+    in block j + 2. So the actor collects one block while the learner trains on the one before,
+    and what acts does not depend on how fast either is.
+
+    Args:
+        config: The configuration.
+        run: The run directory; its store's server must be running.
+        client: A client of that server.
+    """
+
+    def __init__(self, config: DictConfig, run: RunDirectory, client: ReplayClient) -> None:
+        """Load the cloned policy, put the demonstrations into the store, and resume if possible."""
+        self._config = config
+        self._run = run
+        self._client = client
+        self._block = int(config.block_steps)
+        self._stepped = config.clock == "stepped"
+        self._cloned = load_cloned(run)
+        dataset = open_demonstrations(config, run)
+        insert_demonstrations(client, run.store, dataset, self._cloned)
+        seed = int(config.seed)
+        self._algorithm: Algorithm = devices.make(
+            config.algorithm, base=self._cloned.policy, seed=seed
+        )
+        schedule = self._algorithm.schedule
+        # The sampler adds reward, discount and source of each window by itself.
+        stored = {*dataset.schema.observation_names, *ACTION_FIELDS}
+        self._sampler = ReplaySampler(
+            run.store,
+            dataset.schema.task,
+            [name for name in self._algorithm.required_fields if name in stored],
+            batch_size=schedule.batch_size,
+            n_step=schedule.n_step,
+            discount=schedule.discount,
+            demonstration_share=schedule.demonstration_share,
+            rng=np.random.default_rng(seed),
+        )
+        self._prefetcher = Prefetcher(self._sampler)
+        self.environment_steps = 0
+        self.updates = 0
+        if run.has_folder(LAST):
+            self._load()
+
+    def learn(self, stop: threading.Event) -> None:
+        """Learn until the configured number of environment steps, or until `stop` is set."""
+        total = int(self._config.environment_steps)
+        self._publish(self.environment_steps)
+        while self.environment_steps < total:
+            target = min(self.environment_steps + self._block, total)
+            if not self._wait_for(target, stop):
+                break
+            if self._stepped:
+                self._publish(self.environment_steps)
+            self._train_block(target)
+            if not self._stepped:
+                self._publish(self.environment_steps)
+            if target % int(self._config.evaluation.every_steps) == 0 or target == total:
+                self._save_snapshot()
+                self._save()
+        self._save()
+
+    def close(self) -> None:
+        """End the prefetching thread and release the store."""
+        self._prefetcher.close()
+        self._sampler.close()
+
+    def _wait_for(self, steps: int, stop: threading.Event) -> bool:
+        while self._sampler.transitions_available() < steps:
+            if stop.wait(_POLL_SECONDS):
+                return False
+        return not stop.is_set()
+
+    def _updates_due(self, target: int) -> int:
+        """Updates that the data of block [environment_steps, target) entitles to."""
+        schedule = self._algorithm.schedule
+        if target < schedule.warmup_steps:
+            return 0
+        entitled = (target - schedule.warmup_steps) * schedule.updates_per_step
+        return schedule.critic_only_updates + entitled - self.updates
+
+    def _train_block(self, target: int) -> None:
+        started = time.monotonic()
+        count = self._updates_due(target)
+        self._sampler.refresh(target)
+        metrics: dict[str, list[Tensor]] = {}
+        self._prefetcher.start(count)
+        for _ in range(count):
+            for name, value in self._algorithm.update(self._prefetcher.next()).items():
+                metrics.setdefault(name, []).append(value)
+        self.updates += count
+        self.environment_steps = target
+        self._log(count, time.monotonic() - started, metrics)
+
+    def _log(self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]) -> None:
+        schedule = self._algorithm.schedule
+        online = self.environment_steps - schedule.warmup_steps
+        paid = self.updates - schedule.critic_only_updates
+        means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
+        self._run.append_jsonl(
+            "learner",
+            {
+                "environment_steps": self.environment_steps,
+                "gradient_updates": self.updates,
+                "updates_per_second": count / max(seconds, 1e-9),
+                "update_to_data": paid / online if online > 0 else 0.0,
+                "replay_transitions": self._sampler.online_transitions
+                + self._sampler.demonstration_transitions,
+                **means,
+            },
+        )
+
+    def _publish(self, steps: int) -> None:
+        """Publish the weights after `steps` environment steps, and say how long they may act."""
+        schedule = self._algorithm.schedule
+        if self.updates == 0:
+            noise = schedule.warmup_noise
+            behaviour = self._cloned.exploring("base", "normal", noise)
+            first = -(-schedule.warmup_steps // self._block) * self._block
+            publish(self._client, behaviour, first + self._block)
+        else:
+            behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
+            publish(self._client, behaviour, steps + 2 * self._block)
+
+    def _behaviour(self, policy: Any) -> Behaviour:  # noqa: ANN401 - any registered policy
+        steps = self._cloned.execute_steps if policy.base is not None else 1
+        return Behaviour(policy, self._cloned.interface, steps, version=self.updates)
+
+    def _save_snapshot(self) -> None:
+        behaviour = self._behaviour(self._algorithm.deployed_policy())
+        with self._run.atomic_folder(self._run.snapshot_name(self.environment_steps)) as folder:
+            checkpoint.save(folder / "policy", behaviour)
+
+    def _save(self) -> None:
+        state = {
+            "environment_steps": self.environment_steps,
+            "gradient_updates": self.updates,
+            "sampler": self._sampler.state_dict(),
+        }
+        behaviour = self._behaviour(self._algorithm.deployed_policy())
+        with self._run.atomic_folder(LAST) as folder:
+            save_file(self._algorithm.state_dict(), folder / _TENSORS)
+            (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+            checkpoint.save(folder / "policy", behaviour)
+
+    def _load(self) -> None:
+        folder = self._run.complete_folder(LAST)
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        self._algorithm.load_state_dict(load_file(folder / _TENSORS))
+        self._sampler.load_state_dict(state["sampler"])
+        self.environment_steps = int(state["environment_steps"])
+        self.updates = int(state["gradient_updates"])
+
+
+def insert_demonstrations(
+    client: ReplayClient, store: Path, dataset: EpisodeDataset, cloned: Behaviour
+) -> None:
+    """Put the demonstrations into the store, with the base's proposals along them.
+
+    Rows that an earlier, interrupted insertion has put there are not sent again.
+
+    Args:
+        client: A client of the store's server.
+        store: Folder of the store.
+        dataset: The demonstrations.
+        cloned: The cloned policy: the base whose proposals are wanted.
+    """
+    schema = dataset.schema
+    client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
+    reader = StoreReader(store)
+    present = sum(e.rows for e in reader.episodes(schema.task) if e.actor == DEMONSTRATOR)
+    reader.close()
+    runner = PolicyRunner(cloned)
+    start = 0
+    for index in range(len(dataset)):
+        columns = dataset.episode(index)
+        length = len(columns["is_last"])
+        if start + length > present:
+            columns["base_action"] = runner.label(columns, int(dataset.seeds[index]))
+            facts = {
+                "task": schema.task,
+                "seed": int(dataset.seeds[index]),
+                "instruction": dataset.instructions[index],
+            }
+            for row in range(max(0, present - start), length):
+                content = {name: column[row] for name, column in columns.items()}
+                client.append(content, facts if row == 0 else None)
+        start += length
+    client.flush()
+
+
+def learn(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
+    """Learn in a run directory; returns the environment steps that were learned from."""
+    torch.set_num_threads(1)
+    wait_for_endpoint(run.store, STARTUP_SECONDS)
+    with ReplayClient(run.store) as client:
+        learner = Learner(config, run, client)
+        try:
+            learner.learn(stop)
+        finally:
+            learner.close()
+        return learner.environment_steps
+
+
+def run(config: DictConfig) -> None:
+    """Learn in the run directory `config.run`."""
+    with stop_event() as stop:
+        steps = learn(config, RunDirectory.open(config.run, config.runs_directory), stop)
+    print(f"learner: learned from {steps} environment steps", flush=True)

@@ -1,0 +1,29 @@
+"""`robot-rl replay`: the replay server of a run, as a process of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from robot_rl.replay.server import ReplayServer
+from robot_rl.run import RunDirectory
+from robot_rl.signals import stop_event
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def run(config: DictConfig) -> None:
+    """Serve the store of the run `config.run` until SIGINT or SIGTERM."""
+    directory = RunDirectory.open(config.run, config.runs_directory)
+    settings = config.replay
+    with stop_event() as stop:
+        server = ReplayServer(
+            directory.store,
+            settings.address,
+            fsync=settings.fsync,
+            group_rows=int(settings.group_rows),
+            group_seconds=float(settings.group_seconds),
+            map_size_bytes=int(settings.map_size_bytes),
+        )
+        print(f"replay: serving {directory.store} at {server.address}", flush=True)
+        server.run(stop)

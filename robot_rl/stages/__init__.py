@@ -1,0 +1,1 @@
+"""The stages of the command line: each has `run(config)`."""

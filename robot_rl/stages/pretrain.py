@@ -1,0 +1,105 @@
+"""`robot-rl pretrain`: clone the demonstrations into a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from policies import checkpoint
+from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
+from robot_rl import devices
+from robot_rl.algorithms.behavior_cloning import train
+from robot_rl.config import save_resolved
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.windows import WindowSampler
+from robot_rl.env.factory import make_env
+from robot_rl.errors import RobotRLError
+from robot_rl.progress import WorkProgress
+from robot_rl.run import RunDirectory
+
+CLONED = "checkpoints/bc"
+
+
+def open_demonstrations(config: DictConfig, run: RunDirectory) -> EpisodeDataset:
+    """Open the configured demonstrations and check that they fit the task.
+
+    Raises:
+        SchemaMismatch: They are of another task, shape, rate or schema version.
+        RobotRLError: There are none.
+    """
+    path = Path(config.dataset) if config.dataset else run.demonstrations
+    if not path.exists():
+        raise RobotRLError(
+            "there are no demonstrations",
+            got=f"nothing at {path}",
+            hint="record some with `robot-rl collect`, or name some with dataset=PATH",
+        )
+    env = make_env(config)
+    dataset = EpisodeDataset(path).expect(env.schema)
+    env.close()
+    return dataset
+
+
+def pretrain(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Behaviour:
+    """Train a policy on the demonstrations and write it to `checkpoints/bc`."""
+    torch.set_num_threads(1)
+    dataset = open_demonstrations(config, run)
+    schema = dataset.schema
+    keys = {name: int(np.prod(schema.dtype[name].shape)) for name in config.task.observation}
+    sampler = WindowSampler.of_dataset(
+        dataset,
+        int(config.policy.observation_steps),
+        int(config.policy.horizon),
+        fields=(*keys, "action"),
+        only_successful=True,
+    )
+    steps = {name: column[sampler.indices] for name, column in sampler.arrays.items()}
+    policy = devices.make(
+        config.policy,
+        arrays=steps,
+        keys=keys,
+        generator=torch.Generator().manual_seed(int(config.seed)),
+    )
+    assert isinstance(policy, DiffusionPolicy)
+    options = devices.make(config.cloning)
+    cloned = train(
+        policy,
+        sampler,
+        options,
+        int(config.seed),
+        on_progress=lambda update, _: progress.update(update),
+    )
+    behaviour = Behaviour(
+        cloned,
+        Interface(schema.task, schema.control_rate_hz, schema.action_names),
+        execute_steps=int(config.execute_steps),
+    )
+    with run.atomic_folder(CLONED) as folder:
+        checkpoint.save(folder / "policy", behaviour)
+    return behaviour
+
+
+def load_cloned(run: RunDirectory) -> Behaviour:
+    """Load the cloned policy of a run.
+
+    Raises:
+        CheckpointError: There is none, or a file of it is damaged.
+    """
+    return checkpoint.load(run.complete_folder(CLONED) / "policy")
+
+
+def run(config: DictConfig) -> None:
+    """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
+    if config.run:
+        directory = RunDirectory.open(config.run, config.runs_directory)
+    else:
+        directory = RunDirectory.create(config.task.name, config.runs_directory)
+        save_resolved(config, directory.path)
+    with WorkProgress(int(config.cloning.updates), "updates") as progress:
+        progress.phase("cloning")
+        pretrain(config, directory, progress)
+        progress.note(f"written to {directory.path / CLONED}")
