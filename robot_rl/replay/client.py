@@ -19,8 +19,8 @@ from robot_rl.errors import RobotRLError
 from robot_rl.replay.errors import ReplayError, RowRefused, ServerUnreachable, SpoolFull
 from robot_rl.replay.link import Link, LinkOptions
 from robot_rl.replay.outbox import OpenSession, Outbox, Request, Spool
-from robot_rl.replay.records import RowFlags, WeightsRecord
-from robot_rl.replay.sessions import check_flags, check_order
+from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
+from robot_rl.replay.sessions import check_order, read_facts
 from robot_rl.replay.wire import Kind, Message
 
 LONG_POLL_SECONDS = 2.0
@@ -99,9 +99,9 @@ class ReplayClient:
         }
         self._request(Request(Kind.OPEN, header), self._request_seconds)
         self._schema, self._flags = schema, flags
-        self._in_episode = self._ended = False
         opened = self._outbox.session
         assert opened is not None
+        self._in_episode, self._ended = opened.in_episode, opened.ended
         return opened
 
     def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
@@ -119,7 +119,7 @@ class ReplayClient:
             RowRefused: The row cannot follow the one before it.
             SpoolFull: No room; ask `has_room` before an episode begins.
         """
-        return self._push(self._pack(row), _checked_metadata(episode))
+        return self._push(*self._pack(row), _checked_metadata(episode))
 
     def append_episode(
         self,
@@ -138,7 +138,7 @@ class ReplayClient:
             SpoolFull: No room came within `timeout` seconds.
         """
         packed = [self._pack(row) for row in rows]
-        closing = [bool(row["is_last"]) for row in rows]
+        closing = [facts.is_last for _, facts in packed]
         if self._in_episode or not any(closing) or closing.index(True) != len(rows) - 1:
             raise RowRefused(
                 "these rows are not one whole episode",
@@ -147,9 +147,9 @@ class ReplayClient:
             )
         metadata = _checked_metadata(episode)
         first = 0
-        for index, data in enumerate(packed):
+        for index, (data, facts) in enumerate(packed):
             self._wait_for(self._has_room_for_one, timeout)
-            sequence = self._push(data, metadata if index == 0 else None)
+            sequence = self._push(data, facts, metadata if index == 0 else None)
             first = sequence if index == 0 else first
         return first
 
@@ -277,20 +277,17 @@ class ReplayClient:
         """Close the client."""
         self.close()
 
-    def _pack(self, row: Row) -> bytes:
+    def _pack(self, row: Row) -> tuple[bytes, RowFacts]:
         if self._schema is None or self._flags is None:
             raise ReplayError("no session is open", hint="call open_session first")
         data = self._schema.pack(row)
-        check_flags(data, self._flags)
-        return data
+        return data, read_facts(data, self._flags)
 
-    def _push(self, data: bytes, metadata: Mapping[str, object] | None) -> int:
-        flags, outbox = self._flags, self._outbox
-        assert flags is not None
-        is_last = bool(data[flags.is_last])
-        check_order(is_last, begins=not self._in_episode, ended=self._ended)
+    def _push(self, data: bytes, facts: RowFacts, metadata: Mapping[str, object] | None) -> int:
+        check_order(facts, begins=not self._in_episode, ended=self._ended)
         if metadata is not None and self._in_episode:
             raise RowRefused("episode metadata belongs to the first row of an episode")
+        outbox = self._outbox
         with outbox.condition:
             outbox.check()
             if not outbox.spool.has_room(1, len(data)):
@@ -301,8 +298,7 @@ class ReplayClient:
                 )
             sequence = outbox.spool.push(data, metadata)
             outbox.wake()
-        self._in_episode = not is_last
-        self._ended = not is_last and bool(data[flags.terminated] or data[flags.truncated])
+        self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
 
     def _request(self, request: Request, timeout: float) -> Message:

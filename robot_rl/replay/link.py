@@ -178,6 +178,9 @@ class Link:
             message.integer("actor"),
             message.integer("session"),
             message.text("owner"),
+            message.integer("next"),
+            message.header.get("in_episode") is True,
+            message.header.get("ended") is True,
             header,
         )
         self._sent = message.integer("next")

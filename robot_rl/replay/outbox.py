@@ -88,12 +88,26 @@ class Request:
 
 @dataclass(frozen=True)
 class OpenSession:
-    """The session that the client writes: numbers given by the server, and how to reopen it."""
+    """The session that the client writes.
+
+    Attributes:
+        table: Number of its table.
+        actor: Number of the actor.
+        number: Number of the session.
+        owner: Token with which it can be gone on with.
+        next_sequence: Rows that it had when it was opened.
+        in_episode: Whether an episode was open then.
+        ended: Whether only that episode's row with ``is_last`` was missing.
+        header: What opens it again after a break.
+    """
 
     table: int
     actor: int
     number: int
     owner: str
+    next_sequence: int
+    in_episode: bool
+    ended: bool
     header: Mapping[str, object]
 
 

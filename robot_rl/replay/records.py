@@ -72,6 +72,17 @@ class TableInfo:
 
 
 @dataclass(frozen=True)
+class RowFacts:
+    """What the store needs to know of a row."""
+
+    size: int
+    is_last: bool
+    ended: bool
+    success: bool
+    source: int
+
+
+@dataclass(frozen=True)
 class EpisodeRecord:
     """One episode: rows ``first_sequence ... first_sequence + rows - 1`` of one session.
 
@@ -82,7 +93,8 @@ class EpisodeRecord:
         session: In which session.
         first_sequence: Sequence of its first row.
         rows: Rows so far; T + 1 once sealed.
-        steps: Environment steps by source: demonstration, policy, intervention.
+        steps: Environment steps by source: demonstration, policy, intervention. A step that
+            ended the episode counts once the row with ``is_last`` is there.
         sealed: Whether its row with ``is_last`` is there.
         source: Source of its first row: ``demo``, ``policy`` or ``intervention``.
         success: Whether any of its rows says so.
@@ -108,19 +120,24 @@ class EpisodeRecord:
         """Rows that carry an action."""
         return sum(self.steps)
 
-    def with_row(self, source: int, is_last: bool, success: bool, size: int) -> EpisodeRecord:
-        """Return the record after one more row."""
+    def with_row(self, row: RowFacts, finished: int | None) -> EpisodeRecord:
+        """Return the record after one more row.
+
+        Args:
+            row: What the row says of itself.
+            finished: Source of the environment step that is complete with this row, if any.
+        """
         steps = list(self.steps)
-        if not is_last:
-            steps[source] += 1
+        if finished is not None:
+            steps[finished] += 1
         return replace(
             self,
             rows=self.rows + 1,
             steps=(steps[0], steps[1], steps[2]),
-            sealed=is_last,
-            source=SOURCE_NAMES[source] if self.rows == 0 else self.source,
-            success=self.success or success,
-            size=self.size + size,
+            sealed=row.is_last,
+            source=SOURCE_NAMES[row.source] if self.rows == 0 else self.source,
+            success=self.success or row.success,
+            size=self.size + row.size,
         )
 
     def to_bytes(self) -> bytes:

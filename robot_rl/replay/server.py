@@ -226,6 +226,7 @@ class ReplayServer:
         key = self._writer.open_session(
             table.identifier, message.integer("actor", ACTOR_LIMIT), number, owner
         )
+        state = self._writer.session(key)
         self._reply(
             client,
             message,
@@ -234,7 +235,9 @@ class ReplayServer:
             actor=key[1],
             session=key[2],
             owner=owner,
-            next=self._writer.session(key).next_sequence,
+            next=state.next_sequence,
+            in_episode=state.episode is not None,
+            ended=state.ended_by is not None,
         )
 
     def _append(self, client: bytes, message: Message) -> None:

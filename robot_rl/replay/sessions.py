@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.replay.errors import RowRefused, SequenceGap, SessionTaken
-from robot_rl.replay.records import EpisodeRecord, RowFlags, SessionKey
+from robot_rl.replay.records import EpisodeRecord, RowFacts, RowFlags, SessionKey
 
 
 @dataclass
@@ -18,13 +18,14 @@ class Session:
         owner: Token of the one writer that may add rows.
         next_sequence: Sequence of the next row; the rows before it are all stored.
         episode: The open episode, or None between episodes.
-        ended: Whether the last row was terminated or truncated, so that ``is_last`` must follow.
+        ended_by: Source of the last row where it was terminated or truncated, so that ``is_last``
+            must follow; else None.
     """
 
     owner: str
     next_sequence: int = 0
     episode: EpisodeRecord | None = None
-    ended: bool = False
+    ended_by: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,57 +80,58 @@ def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: 
     state = replace(before)
     episodes: dict[int, EpisodeRecord] = {}
     for row in batch.rows[skip:]:
-        check_flags(row, flags)
-        is_last = bool(row[flags.is_last])
-        check_order(is_last, begins=state.episode is None, ended=state.ended)
+        facts = read_facts(row, flags)
+        check_order(facts, begins=state.episode is None, ended=state.ended_by is not None)
         if state.episode is None:
             metadata = batch.episodes.get(state.next_sequence, {})
             state.episode = EpisodeRecord(
                 next_episode, *batch.session, state.next_sequence, metadata=metadata
             )
             next_episode += 1
-        record = state.episode.with_row(
-            row[flags.source], is_last, bool(row[flags.success]), len(row)
-        )
+        finished = state.ended_by if facts.is_last else None if facts.ended else facts.source
+        record = state.episode.with_row(facts, finished)
         episodes[record.identifier] = record
-        state.episode = None if is_last else record
-        state.ended = not is_last and bool(row[flags.terminated] or row[flags.truncated])
+        state.episode = None if facts.is_last else record
+        state.ended_by = facts.source if facts.ended else None
         state.next_sequence += 1
     return Plan(state, episodes, next_episode)
 
 
-def check_flags(row: memoryview | bytes, flags: RowFlags) -> None:
-    """Check the bytes of a packed row that the store relies on.
+def read_facts(row: memoryview | bytes, flags: RowFlags) -> RowFacts:
+    """Check and read the bytes of a packed row that the store relies on.
 
     Raises:
         RowRefused: A boolean is neither 0 nor 1, or the source is unknown.
     """
-    booleans = (row[flags.is_last], row[flags.terminated], row[flags.truncated], row[flags.success])
-    if max(booleans) > 1 or row[flags.source] >= len(SOURCE_NAMES):
+    is_last, success, source = row[flags.is_last], row[flags.success], row[flags.source]
+    terminated, truncated = row[flags.terminated], row[flags.truncated]
+    if max(is_last, terminated, truncated, success) > 1 or source >= len(SOURCE_NAMES):
         raise RowRefused(
             "a row has an impossible flag",
-            got={"booleans": booleans, "source": row[flags.source]},
+            got={"booleans": (is_last, terminated, truncated, success), "source": source},
             expected="booleans 0 or 1, source 0 (demo), 1 (policy) or 2 (intervention)",
         )
+    ended = not is_last and bool(terminated or truncated)
+    return RowFacts(len(row), bool(is_last), ended, bool(success), source)
 
 
-def check_order(is_last: bool, *, begins: bool, ended: bool) -> None:
+def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
     """Check that a row may follow the one before it.
 
     Args:
-        is_last: Whether it closes its episode.
+        row: What it says of itself.
         begins: Whether no episode is open.
         ended: Whether the row before it was terminated or truncated.
 
     Raises:
         RowRefused: It may not.
     """
-    if begins and is_last:
+    if begins and row.is_last:
         raise RowRefused(
             "an episode cannot begin with its last row",
             expected="at least one row with an action before the row with is_last",
         )
-    if ended and not is_last:
+    if ended and not row.is_last:
         raise RowRefused(
             "a row follows the end of its episode",
             expected="after a terminated or truncated row, one row with is_last",

@@ -48,7 +48,7 @@ from robot_rl.replay.records import (
     TableInfo,
     WeightsRecord,
 )
-from robot_rl.replay.sessions import RowBatch, Session, plan_batch
+from robot_rl.replay.sessions import RowBatch, Session, plan_batch, read_facts
 
 Fsync = Literal["none", "group"]
 DEFAULT_MAP_SIZE = 256 << 30
@@ -307,15 +307,15 @@ class StoreWriter:
                 if tuple(prefix) != key:
                     return Session(owner)
                 row = cursor.value()
-            flags = self._flags[key[0]]
-            if row[flags.is_last]:
+            facts = read_facts(row, self._flags[key[0]])
+            if facts.is_last:
                 return Session(owner, sequence + 1)
             with txn.cursor(self._episodes) as cursor:
                 for identifier, value in cursor.iterprev():
                     record = EpisodeRecord.from_bytes(identifier, value)
                     if (record.table, record.actor, record.session) == key:
-                        ended = bool(row[flags.terminated] or row[flags.truncated])
-                        return Session(owner, sequence + 1, record, ended)
+                        ended_by = facts.source if facts.ended else None
+                        return Session(owner, sequence + 1, record, ended_by)
         raise StoreError("a session has rows but no episode", got=key)
 
 

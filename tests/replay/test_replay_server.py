@@ -152,9 +152,37 @@ def test_a_session_goes_on_only_for_its_owner(server, schema, make_episode):
     with ReplayClient(server.store) as client:
         with pytest.raises(SessionTaken, match="another writer"):
             client.open_session("reach", schema, actor=1, session=opened.number)
-        client.open_session("reach", schema, actor=1, session=opened.number, owner=opened.owner)
+        again = client.open_session(
+            "reach", schema, actor=1, session=opened.number, owner=opened.owner
+        )
+        assert (again.next_sequence, again.in_episode) == (4, False)
         assert client.append(make_episode(1)[0]) == 4
     assert len(stored_rows(server.store)) == 5
+
+
+def test_a_session_goes_on_in_the_middle_of_an_episode(start_server, schema, make_episode):
+    server = start_server()
+    rows = make_episode(2, terminated=True)
+
+    def go_on(*more):
+        with ReplayClient(server.store) as client:
+            opened = client.open_session("reach", schema, actor=1, session=0, owner="me")
+            for row in more:
+                client.append(row)
+            client.flush(10)
+            return opened, client.statistics()["tables"]["reach"]
+
+    go_on(rows[0])
+    opened, table = go_on(rows[1])
+    assert (opened.next_sequence, opened.in_episode, opened.ended) == (1, True, False)
+    assert table["environment_steps"]["policy"] == 1
+    server.kill()
+    server.start()
+    with pytest.raises(RowRefused, match="is_last"):
+        go_on(rows[0])
+    opened, table = go_on(rows[2])
+    assert (opened.next_sequence, opened.in_episode, opened.ended) == (2, True, True)
+    assert (table["environment_steps"]["policy"], table["sealed_episodes"]) == (2, 1)
 
 
 def test_another_schema_is_refused_by_field_and_the_client_goes_on(client, schema, make_episode):
