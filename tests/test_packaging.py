@@ -61,9 +61,9 @@ def test_wheel_carries_every_module_and_every_resource(wheel: Path, source_tree:
     modules = {
         path.relative_to(source_tree).as_posix()
         for package in ("robot_rl", "drivers", "policies")
-        for path in (source_tree / package).rglob("*.py")
+        for path in (source_tree / package).rglob("*.*")
     }
-    assert modules - names == set(), "a package folder lacks its __init__.py"
+    assert modules - names == set(), "a package lacks its __init__.py, or package-data a pattern"
     resources = {
         f"share/robot_rl/{path.relative_to(source_tree).as_posix()}"
         for folder in RESOURCE_FOLDERS
