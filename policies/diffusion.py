@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -65,9 +65,14 @@ class DiffusionPolicy(ChunkPolicy):
         horizon: int = 8,
         train_steps: int = 50,
         denoiser: Mapping[str, Any] | None = None,
-        identity: tuple[str, ...] = (),
+        identity: Sequence[str] = (),
         range_floor: float = 0.02,
-        **process: Any,
+        steps: int = 10,
+        eta: float = 0.0,
+        prediction: str = "sample",
+        schedule: str = "squaredcos_cap_v2",
+        spacing: str = "leading",
+        std_bounds: Sequence[float] | None = None,
     ) -> DiffusionPolicy:
         """Make an untrained policy whose normalisers are fitted on demonstrations.
 
@@ -81,7 +86,12 @@ class DiffusionPolicy(ChunkPolicy):
             denoiser: Options of `MLPDenoiser`: hidden, embedding, activation.
             identity: Keys, "action" among them, that are not normalised.
             range_floor: See `Normalizer`.
-            **process: Options of `DDIM`: steps, eta, prediction, schedule, spacing, std_bounds.
+            steps: See `DDIM`, as for the options below.
+            eta: Share of the DDPM standard deviation.
+            prediction: What the network predicts.
+            schedule: Name of the beta schedule.
+            spacing: How K of T timesteps are picked.
+            std_bounds: Clip of the standard deviation.
         """
         own = [key for key in identity if key in keys]
         normalizer = Normalizer(keys, identity=own, range_floor=range_floor)
@@ -90,7 +100,12 @@ class DiffusionPolicy(ChunkPolicy):
         action_identity = ("action",) if "action" in identity else ()
         actions = Normalizer({"action": width}, identity=action_identity, range_floor=range_floor)
         config = {
-            **process,
+            "steps": steps,
+            "eta": eta,
+            "prediction": prediction,
+            "schedule": schedule,
+            "spacing": spacing,
+            "std_bounds": std_bounds,
             "train_steps": train_steps,
             "horizon": horizon,
             "action_dimension": width,

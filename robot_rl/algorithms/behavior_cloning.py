@@ -113,7 +113,7 @@ class BehaviorCloning:
         self._optimizer.param_groups[0]["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.policy.loss(batch, self._generator)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(
             self._parameters.values(), self.options.gradient_clip, foreach=True
         )
