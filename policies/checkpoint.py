@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from policies.errors import PolicyError
 DESCRIPTION_FILE = "policy.json"
 TENSOR_FILE = "policy.safetensors"
 _HEADER_KEY = "policy"
+_CHECKSUM_KEY = "crc32"
 
 
 def to_bytes(behaviour: Behaviour) -> bytes:
@@ -32,7 +34,8 @@ def to_bytes(behaviour: Behaviour) -> bytes:
         name: tensor.detach().cpu().contiguous()
         for name, tensor in behaviour.policy.state_dict().items()
     }
-    return save_tensors(tensors, {_HEADER_KEY: json.dumps(behaviour.to_json())})
+    text = json.dumps(behaviour.to_json())
+    return save_tensors(tensors, {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, tensors)})
 
 
 def from_bytes(data: bytes, source: str = "the received policy") -> Behaviour:
@@ -45,7 +48,7 @@ def from_bytes(data: bytes, source: str = "the received policy") -> Behaviour:
     Raises:
         PolicyError: Truncated or damaged bytes, an unknown kind, or tensors that do not fit it.
     """
-    return _assemble(_description(data, source), data, source)
+    return _assemble(data, source)
 
 
 def save(folder: Path | str, behaviour: Behaviour) -> None:
@@ -79,22 +82,30 @@ def load(folder: Path | str) -> Behaviour:
     text = _read(path / DESCRIPTION_FILE)
     content = _parse(text, str(path / DESCRIPTION_FILE))
     source = str(path / TENSOR_FILE)
-    if content != _description(data, source):
+    if content != _parse(_metadata(data, source)[_HEADER_KEY], source):
         raise PolicyError(
             f"{DESCRIPTION_FILE} and {TENSOR_FILE} in {path} do not describe one policy",
             hint="take both files from one checkpoint; policy.json is not meant to be edited",
         )
-    return _assemble(content, data, source)
+    return _assemble(data, source)
 
 
-def _assemble(content: dict[str, Any], data: bytes, source: str) -> Behaviour:
+def _assemble(data: bytes, source: str) -> Behaviour:
+    metadata = _metadata(data, source)
     try:
         tensors = load_tensors(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise PolicyError(
             f"{source} is truncated or damaged", got=f"{len(data)} bytes, {error}"
         ) from error
-    behaviour = Behaviour.from_json(content)
+    checksum = _checksum(metadata[_HEADER_KEY], tensors)
+    if checksum != metadata[_CHECKSUM_KEY]:
+        raise PolicyError(
+            f"{source} is truncated or damaged",
+            got=f"checksum {checksum}",
+            expected=f"checksum {metadata[_CHECKSUM_KEY]}",
+        )
+    behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source))
     _fill(behaviour.policy, tensors, source)
     return behaviour
 
@@ -123,8 +134,16 @@ def _fill(policy: torch.nn.Module, tensors: dict[str, Tensor], source: str) -> N
     policy.load_state_dict(tensors)
 
 
-def _description(data: bytes, source: str) -> dict[str, Any]:
-    """Read the JSON in the safetensors header: 8 bytes of length, then the header."""
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    """Cover description and weights; a flipped bit in a weight has no other symptom."""
+    total = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        total = zlib.crc32(tensors[name].numpy().tobytes(), total)
+    return f"{total:08x}"
+
+
+def _metadata(data: bytes, source: str) -> dict[str, str]:
+    """Read the metadata in the safetensors header: 8 bytes of length, then the header."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or len(data) < 8 + length:
         raise PolicyError(
@@ -132,13 +151,12 @@ def _description(data: bytes, source: str) -> dict[str, Any]:
             got=f"{len(data)} bytes",
             expected=f"at least {8 + length} bytes",
         )
-    header = _parse(data[8 : 8 + length], source)
-    metadata = header.get("__metadata__")
-    if not isinstance(metadata, dict) or _HEADER_KEY not in metadata:
+    metadata = _parse(data[8 : 8 + length], source).get("__metadata__")
+    if not isinstance(metadata, dict) or not {_HEADER_KEY, _CHECKSUM_KEY} <= metadata.keys():
         raise PolicyError(
             f"{source} is not a policy", got="no description in its header", expected=_HEADER_KEY
         )
-    return _parse(metadata[_HEADER_KEY], source)
+    return {str(name): str(value) for name, value in metadata.items()}
 
 
 def _parse(text: bytes | str, source: str) -> dict[str, Any]:
