@@ -83,9 +83,10 @@ class RowGather:
         codes = (places["session"] << 40) | places["sequence"]
         distinct, inverse = np.unique(codes, return_inverse=True)
         keys = self._keys(distinct, sessions)
-        heads = np.empty(len(distinct), self._head)
-        slots = self._large_slots(inverse, count, current, following)
-        self._copy(keys, heads, slots)
+        if self._large:
+            heads = self._copy_all(keys, inverse, current, following)
+        else:
+            heads = self._copy_heads(keys)
         for name in self._head.names or ():
             if name in current:
                 current[name][...] = heads[name][inverse[:count]]
@@ -102,55 +103,73 @@ class RowGather:
         keys["actor"] = table[number, 0]
         keys["session"] = table[number, 1]
         keys["sequence"] = distinct & ((1 << 40) - 1)
-        return cast_keys(keys)
+        return split_keys(keys)
 
-    def _large_slots(
-        self,
-        inverse: npt.NDArray[np.int64],
-        count: int,
-        current: Mapping[str, Array],
-        following: Mapping[str, Array],
-    ) -> list[list[tuple[memoryview, int, int, int]]]:
-        """For each distinct row list where its large fields go: target, at, offset, size."""
-        slots: list[list[tuple[memoryview, int, int, int]]] = []
-        if not self._large:
-            return slots
-        slots = [[] for _ in range(int(inverse.max()) + 1)]
-        for arrays, rows in ((current, inverse[:count]), (following, inverse[count:])):
-            for name, (offset, size) in self._large.items():
-                if name in arrays:
-                    target = arrays[name].reshape(-1).view(np.uint8).data
-                    for position, row in enumerate(rows.tolist()):
-                        slots[row].append((target, position * size, offset, size))
-        return slots
-
-    def _copy(
-        self,
-        keys: list[bytes],
-        heads: Records,
-        slots: list[list[tuple[memoryview, int, int, int]]],
-    ) -> None:
+    def _copy_heads(self, keys: list[bytes]) -> Records:
+        """Return the heads of rows, shape (keys,)."""
         start, end, width = self._start, self._end, self._head.itemsize
-        view = heads.view(np.uint8).data if width else memoryview(b"")
-        at = 0
+        heads = np.empty(len(keys), self._head)
+        view, at = heads.view(np.uint8).data, 0
         with self._environment.begin_buffers() as txn:
             cursor = txn.cursor(self._environment.databases[ROWS])
             find, value = cursor.set_key, cursor.value
-            for row, key in enumerate(keys):
+            for key in keys:
                 if not find(key):
-                    raise NotEnoughData(
-                        "a row that was indexed is not in the store", got=ROW_KEY.unpack(key)
-                    )
-                data = value()
-                if width:
-                    view[at : at + width] = data[start:end]
-                    at += width
-                if slots:
-                    for target, position, offset, size in slots[row]:
-                        target[position : position + size] = data[offset : offset + size]
+                    raise _absent(key)
+                view[at : at + width] = value()[start:end]
+                at += width
+        return heads
+
+    def _copy_all(
+        self,
+        keys: list[bytes],
+        inverse: npt.NDArray[np.int64],
+        current: Mapping[str, Array],
+        following: Mapping[str, Array],
+    ) -> Records:
+        """Return the heads of rows, and copy their large fields to where they go."""
+        start, end, width = self._start, self._end, self._head.itemsize
+        heads = np.empty((len(keys), width), np.uint8)
+        view = heads.reshape(-1).data
+        count = len(inverse) // 2
+        targets = self._targets(current), self._targets(following)
+        slots = np.argsort(inverse, kind="stable").tolist()
+        rows = inverse[slots].tolist()
+        at = -1
+        with self._environment.begin_buffers() as txn:
+            cursor = txn.cursor(self._environment.databases[ROWS])
+            find, value = cursor.set_key, cursor.value
+            data = memoryview(b"")
+            for slot, row in zip(slots, rows, strict=True):
+                if row != at:
+                    at = row
+                    if not find(keys[row]):
+                        raise _absent(keys[row])
+                    data = value()
+                    view[row * width : (row + 1) * width] = data[start:end]
+                if slot < count:
+                    for target, offset, size in targets[0]:
+                        target[slot * size : (slot + 1) * size] = data[offset : offset + size]
+                else:
+                    place = slot - count
+                    for target, offset, size in targets[1]:
+                        target[place * size : (place + 1) * size] = data[offset : offset + size]
+        return heads.reshape(-1).view(self._head) if width else np.empty(len(keys), self._head)
+
+    def _targets(self, arrays: Mapping[str, Array]) -> list[tuple[memoryview, int, int]]:
+        """List the large fields among arrays: the bytes to fill, offset and size in a row."""
+        return [
+            (arrays[name].reshape(-1).view(np.uint8).data, offset, size)
+            for name, (offset, size) in self._large.items()
+            if name in arrays
+        ]
 
 
-def cast_keys(keys: Records) -> list[bytes]:
+def _absent(key: bytes) -> NotEnoughData:
+    return NotEnoughData("a row that was indexed is not in the store", got=ROW_KEY.unpack(key))
+
+
+def split_keys(keys: Records) -> list[bytes]:
     """Turn an array of `ROW_KEY_DTYPE` into LMDB keys."""
     size = ROW_KEY_DTYPE.itemsize
     data = keys.tobytes()

@@ -51,9 +51,12 @@ class Prefetcher:
         """Begin to draw so many batches.
 
         Raises:
-            ReplayError: Batches of the last `start` have not been taken, or the thread is gone.
+            ReplayError: Batches of the last `start` have not been taken, the number is negative,
+                or the thread is gone.
         """
         self._check()
+        if draws < 0:
+            raise ReplayError("the number of draws is negative", got=draws, expected=">= 0")
         if self._outstanding:
             raise ReplayError(
                 "the prefetcher still holds batches of the last start", got=self._outstanding

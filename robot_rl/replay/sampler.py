@@ -24,7 +24,7 @@ from robot_rl.replay.windows import SCALARS, Records, WindowIndex
 Batch = dict[str, Array]
 
 NEXT = "next/"
-_WINDOW_FIELDS = {
+_WINDOW_FIELDS: dict[str, np.dtype[Any]] = {
     "reward": np.dtype(np.float32),
     "discount": np.dtype(np.float32),
     "steps": np.dtype(np.int16),
@@ -84,6 +84,11 @@ class ReplaySampler:
         self._table = info.identifier
         self._columns = [_column(self.schema, name) for name in fields]
         self._next_columns = [c for c in self._columns if _has_next(c.name)]
+        self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            **{name: (dtype, ()) for name, dtype in _WINDOW_FIELDS.items()},
+            **{c.name: (np.dtype(c.dtype), c.shape) for c in self._columns},
+            **{NEXT + c.name: (np.dtype(c.dtype), c.shape) for c in self._next_columns},
+        }
         share = demonstration_share
         slots = np.arange(batch_size + 1) * share
         self._share = share
@@ -148,7 +153,7 @@ class ReplaySampler:
         Raises:
             NotEnoughData: Nothing to draw from is visible.
         """
-        batch = self.allocate() if out is None else out
+        batch = self.allocate() if out is None else self._checked(out, (self.batch_size,))
         self._fill([self._draw()], batch)
         return batch
 
@@ -160,7 +165,9 @@ class ReplaySampler:
         Raises:
             NotEnoughData: Nothing to draw from is visible.
         """
-        batch = self.allocate(count) if out is None else out
+        batch = (
+            self.allocate(count) if out is None else self._checked(out, (count, self.batch_size))
+        )
         flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()}
         self._fill([self._draw() for _ in range(count)], flat)
         return batch
@@ -168,12 +175,9 @@ class ReplaySampler:
     def allocate(self, count: int | None = None) -> Batch:
         """Return arrays for a batch, or for `count` batches with a leading axis."""
         lead = (self.batch_size,) if count is None else (count, self.batch_size)
-        batch = {name: np.empty(lead, dtype) for name, dtype in _WINDOW_FIELDS.items()}
-        for column in self._columns:
-            batch[column.name] = np.empty((*lead, *column.shape), column.dtype)
-        for column in self._next_columns:
-            batch[NEXT + column.name] = np.empty((*lead, *column.shape), column.dtype)
-        return batch
+        return {
+            name: np.empty((*lead, *shape), dtype) for name, (dtype, shape) in self._layout.items()
+        }
 
     def state_dict(self) -> dict[str, object]:
         """Return the state of the random stream and what is visible, JSON-able."""
@@ -199,6 +203,24 @@ class ReplaySampler:
     def close(self) -> None:
         """Release the store."""
         self._environment.release()
+
+    def _checked(self, out: Batch, lead: tuple[int, ...]) -> Batch:
+        """Return `out` if it is what `allocate` makes; bytes are copied into it unseen."""
+        for name, (dtype, shape) in self._layout.items():
+            array = out.get(name)
+            if (
+                array is None
+                or array.shape != (*lead, *shape)
+                or array.dtype != dtype
+                or not array.flags.c_contiguous
+            ):
+                raise ReplayError(
+                    f"out[{name!r}] cannot take this batch",
+                    got=None if array is None else f"{array.dtype} {array.shape}",
+                    expected=f"{dtype} {(*lead, *shape)}, contiguous",
+                    hint="take it from allocate()",
+                )
+        return out
 
     def _draw(self) -> Records:
         """Draw the windows of one batch, shape (B,)."""

@@ -6,6 +6,7 @@ only then acknowledged; so a client may forget what was acknowledged.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
@@ -45,7 +46,20 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 0.1
 READER_CHECK_SECONDS = 5.0
 DRAIN_MESSAGES = 128
-DRAIN_BYTES = 32 << 20
+DRAIN_BYTES = 4 << 20
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what rows free for the next rows, instead of faulting it in again.
+
+    Without this a third of the server's time goes into the kernel's clearing of pages. What is
+    kept is bounded by the most that ever waited at a time. Other C libraries are left alone.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # from glibc's malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(trim_threshold, 256 << 20)
+        mallopt(mmap_threshold, 4 << 20)
 
 
 class ReplayServer:
@@ -83,6 +97,7 @@ class ReplayServer:
     ) -> None:
         """Open the store and listen; see the class."""
         host, port = parse_address(address)
+        keep_freed_memory()
         self.path = path
         self._group = fsync == "group"
         self._group_rows, self._group_seconds = group_rows, group_seconds

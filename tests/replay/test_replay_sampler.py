@@ -107,6 +107,17 @@ def test_sample_many_is_the_same_stream_as_single_samples(client, schema, make_e
     np.testing.assert_array_equal(many.sample()["reward"], following["reward"])
 
 
+def test_only_fitting_arrays_are_filled(client, schema, make_episode, sampler_of):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(5))
+    client.flush(10)
+    sampler = sampler_of(batch_size=4)
+    out = sampler.allocate()
+    assert sampler.sample(out)["action"] is out["action"]
+    with pytest.raises(ReplayError, match=r"action.*float32 \(4, 3\).*allocate"):
+        sampler.sample({**out, "action": np.zeros((4, 3), np.float32)})
+
+
 def test_what_is_visible_does_not_depend_on_how_far_the_actor_is(
     client, schema, make_episode, sampler_of
 ):
