@@ -28,6 +28,7 @@ from robot_rl.weights import Published, WeightsPoller, fetch
 ACTOR = 1
 STARTUP_SECONDS = 60.0
 _SEED_STREAM = 1
+_EPISODES = "episodes"
 
 
 class Stopped(RobotRLError):
@@ -148,7 +149,7 @@ class ActingController:
             self.runner.set_behaviour(published.behaviour)
 
 
-def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
+def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> Iterator[EpisodeResult]:
     """Act until the configured number of environment steps is in the store.
 
     Args:
@@ -156,8 +157,8 @@ def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
         run: The run directory; its store's server must be running.
         stop: When set, the running episode ends as truncated and all rows are flushed.
 
-    Returns:
-        Environment steps in the store.
+    Yields:
+        Each episode as it ends.
     """
     torch.set_num_threads(1)
     env = make_env(config)
@@ -177,32 +178,36 @@ def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
             facts = {"seed": episode.seed, "instruction": env.task.instruction}
             client.append(row, {"task": env.schema.task, **facts} if begins else None)
 
-        episodes = rollout(
-            [env],
-            controller,
-            seeds,
-            recorder=RowBuilder(env.schema, SOURCE_POLICY),
-            on_row=send,
-            stop=lambda: stop.is_set() or controller.step >= total,
-        )
         try:
             if step < total:
-                for number, result in enumerate(episodes):
-                    _record(run, number, controller.step, result)
+                yield from rollout(
+                    [env],
+                    controller,
+                    seeds,
+                    recorder=RowBuilder(env.schema, SOURCE_POLICY),
+                    on_row=send,
+                    stop=lambda: stop.is_set() or controller.step >= total,
+                )
         except Stopped:
             pass  # between two steps: the episode stays open, and its rows are flushed below
         finally:
             source.close()
             env.close()
         client.flush()
-        return controller.step
 
 
 def run(config: DictConfig) -> None:
     """Act in the run directory `config.run`."""
+    directory = RunDirectory.open(config.run, config.runs_directory)
+    number = steps = 0
+    for record in directory.read_jsonl(_EPISODES):
+        number, steps = number + 1, int(record["environment_steps"])
     with stop_event() as stop:
-        steps = act(config, RunDirectory.open(config.run, config.runs_directory), stop)
-    print(f"actor: {steps} environment steps are in the store", flush=True)
+        for result in act(config, directory, stop):
+            steps += result.steps
+            directory.append_jsonl(_EPISODES, _record(number, steps, result))
+            number += 1
+    print(f"actor: {number} episodes, {steps} environment steps", flush=True)
 
 
 def online_steps(client: ReplayClient, table: str) -> int:
@@ -250,24 +255,22 @@ def _seeds(
         number += 1
 
 
-def _wait_for_room(
-    has_room: Callable[[int], bool], rows: int, stop: threading.Event
-) -> None:
+def _wait_for_room(has_room: Callable[[int], bool], rows: int, stop: threading.Event) -> None:
     while not has_room(rows) and not stop.is_set():
         time.sleep(0.05)
 
 
-def _record(run: RunDirectory, number: int, steps: int, result: EpisodeResult) -> None:
-    run.append_jsonl(
-        "episodes",
-        {
-            "episode": number,
-            "environment_steps": steps,
-            "success": result.success,
-            "length": result.steps,
-            "return": result.total_reward,
-            "policy_version": result.policy_version,
-            "intervened_steps": 0,
-            "seed": result.seed,
-        },
-    )
+def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]:
+    decisions = 1e3 * np.array(result.decision_seconds)
+    return {
+        "episode": number,
+        "environment_steps": steps,
+        "success": result.success,
+        "length": result.steps,
+        "return": result.total_reward,
+        "policy_version": result.policy_version,
+        "intervened_steps": 0,
+        "seed": result.seed,
+        "median_decision_ms": float(np.median(decisions)),
+        "max_decision_ms": float(decisions.max()),
+    }

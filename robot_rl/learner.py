@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +16,17 @@ from torch import Tensor
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
+from policies.policy import Policy
 from policies.runner import PolicyRunner
 from robot_rl import devices
 from robot_rl.algorithms.base import Algorithm
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import ACTION_FIELDS
 from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.endpoint import wait_for_endpoint
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.sampler import ReplaySampler
-from robot_rl.replay.endpoint import wait_for_endpoint
 from robot_rl.run import RunDirectory
 from robot_rl.signals import stop_event
 from robot_rl.stages.pretrain import load_cloned, open_demonstrations
@@ -167,7 +167,7 @@ class Learner:
             behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
             publish(self._client, behaviour, steps + 2 * self._block)
 
-    def _behaviour(self, policy: Any) -> Behaviour:  # noqa: ANN401 - any registered policy
+    def _behaviour(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
         return Behaviour(policy, self._cloned.interface, steps, version=self.updates)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class CriticEnsemble(nn.Module):
         self.biases = nn.ParameterList()
         self.scales = nn.ParameterList()
         self.shifts = nn.ParameterList()
-        for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+        for fan_in, fan_out in pairwise(widths):
             bound = fan_in**-0.5
             weight = torch.empty(heads, fan_in, fan_out)
             self.weights.append(nn.Parameter(weight.uniform_(-bound, bound, generator=generator)))

@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 
 Array = npt.NDArray[Any]
 Observation = dict[str, Array]
-Row = dict[str, Array]
+Row = dict[str, Any]  # arrays, and NumPy scalars where the shape is ()
 
 SOURCE_DEMONSTRATION = 0
 SOURCE_POLICY = 1

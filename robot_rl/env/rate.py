@@ -18,6 +18,9 @@ class Clock(Protocol):
     def wait(self) -> float:
         """Wait for the next tick; returns how late this one was reached [s], never negative."""
 
+    def since_tick(self) -> float:
+        """Time since the present tick was due [s]."""
+
     def now_ns(self) -> int:
         """Time for stamps and records [ns]."""
 
@@ -41,6 +44,10 @@ class SteppedClock:
     def wait(self) -> float:
         """Advance simulated time by one period; never late."""
         self._ticks += 1
+        return 0.0
+
+    def since_tick(self) -> float:
+        """Zero: deciding takes no simulated time; delays are modelled in whole steps."""
         return 0.0
 
     def now_ns(self) -> int:
@@ -76,6 +83,10 @@ class RealtimeClock:
         lateness = max(0.0, now - self._next)
         self._next = (self._next if lateness < self.period else now) + self.period
         return lateness
+
+    def since_tick(self) -> float:
+        """Time since the present tick was due [s], its lateness included."""
+        return time.monotonic() - (self._next - self.period)
 
     def now_ns(self) -> int:
         """System time [ns], for records and matching only."""

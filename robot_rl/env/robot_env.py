@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,15 +21,14 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     Observations are flat dictionaries keyed by the field names of `schema`. Actions are float32
     (d,) in [-1, 1]. The reward is 1 at success and 0 otherwise; success terminates, the time
     limit truncates. ``info`` carries ``success``, ``clamped``, ``executed_action`` (what was
-    sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], and ``lateness`` [s].
+    sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], ``lateness`` of the
+    tick after the action [s], and ``decision_seconds`` from the tick before it to its sending.
 
     Args:
         robot: The robot, simulated or real.
         task: Where episodes start, what they observe, and when they end.
         clock: Stepped or realtime.
     """
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(self, robot: Robot, task: Task, clock: Clock) -> None:
         """See the class."""
@@ -40,7 +39,9 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self.schema: RowSchema = row_schema(
             task.name, fields, robot.action_names, 1.0 / clock.period
         )
-        self.observation_space = spaces.Dict({f.name: _space_of(f) for f in fields})
+        self.observation_space: spaces.Space[Observation] = spaces.Dict(
+            {f.name: _space_of(f) for f in fields}
+        )
         self.action_space = spaces.Box(-1.0, 1.0, (len(robot.action_names),), np.float32)
         self._step = 0
 
@@ -66,6 +67,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
                 was sent.
         """
         applied = self.robot.apply(check_action(action, self.robot.action_names))
+        decision_seconds = self.clock.since_tick()
         stamp_action = self.clock.now_ns()
         self.robot.advance(self.clock.period)
         lateness = self.clock.wait()
@@ -81,6 +83,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             "stamp_observation": stamp_observation,
             "stamp_action": stamp_action,
             "lateness": lateness,
+            "decision_seconds": decision_seconds,
         }
         return observation, float(success), success, truncated, info
 

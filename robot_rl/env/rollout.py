@@ -49,7 +49,8 @@ class EpisodeResult:
         total_reward: Sum of rewards.
         seconds: Its length on the environment's clock [s].
         policy_version: Version of the policy at its first step.
-        rows: Its rows, where a recorder was given.
+        decision_seconds: For each step, time from the tick to the sending of the action [s].
+        rows: Its rows, where a recorder but no listener was given.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class EpisodeResult:
     total_reward: float = 0.0
     seconds: float = 0.0
     policy_version: int = 0
+    decision_seconds: list[float] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
 
@@ -160,6 +162,7 @@ def _step(
     result.total_reward += reward
     result.seconds += slot.env.clock.period
     result.success = bool(info["success"])
+    result.decision_seconds.append(info["decision_seconds"])
     return terminated or truncated
 
 

@@ -73,7 +73,8 @@ def rotate(quaternion: Vector, vector: Vector) -> Vector:
 
 def normalize(quaternion: Vector) -> Vector:
     """Scale to unit length."""
-    return quaternion / math.sqrt(float(quaternion @ quaternion))
+    unit: Vector = quaternion / math.sqrt(float(quaternion @ quaternion))
+    return unit
 
 
 def compose(parent: Vector, child: Vector) -> Vector:

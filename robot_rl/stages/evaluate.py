@@ -56,9 +56,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None
             if stop.wait(_POLL_SECONDS):
                 return
         behaviour = checkpoint.load(run.complete_folder(name) / "policy")
-        run.append_jsonl(
-            "evaluations", evaluator.evaluate(behaviour, "periodic", steps).to_json()
-        )
+        run.append_jsonl("evaluations", evaluator.evaluate(behaviour, "periodic", steps).to_json())
 
 
 def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:

@@ -134,7 +134,11 @@ def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) ->
     """The figures of a finished run: the content of `summary.json`."""
     records = [EvaluationResult.from_json(r) for r in run.read_jsonl("evaluations")]
     cloned = [record for record in records if record.environment_steps == 0]
-    learned = [record for record in records if record.environment_steps > 0]
+    learned = [
+        record
+        for record in records
+        if record.environment_steps > 0 and record.seed_set == "periodic"
+    ]
     times = run.read_jsonl(_TIMES)
     return {
         "task": config.task.name,

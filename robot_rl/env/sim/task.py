@@ -14,6 +14,7 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action
 from robot_rl.env.sim.world import World
+from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]
 
@@ -35,11 +36,25 @@ class SimTask(ABC):
         self.name = name
         self.instruction = instruction
         self.time_limit_steps = time_limit_steps
-        self.world: World | None = None
+        self._world: World | None = None
 
     def attach(self, world: World) -> None:
         """Take the world that was compiled with `build`."""
-        self.world = world
+        self._world = world
+
+    @property
+    def world(self) -> World:
+        """The world that the task is in.
+
+        Raises:
+            RobotRLError: It is in none yet.
+        """
+        if self._world is None:
+            raise RobotRLError(
+                f"the task {self.name!r} is in no world",
+                hint="make its robot first: robot_rl.env.factory.make_env",
+            )
+        return self._world
 
     @abstractmethod
     def build(self, spec: mujoco.MjSpec) -> None:
@@ -140,7 +155,6 @@ class ScriptedExpert(ABC):
 
     def motion(self, waypoint: Vector) -> Vector:
         """The action (6,) towards a TCP pose (7,), at the episode's pace."""
-        assert self.task.world is not None
         pose = self.task.world.tcp_pose()
         turn = rotations.multiply(waypoint[3:], rotations.conjugate(pose[3:]))
         translation = _shortened((waypoint[:3] - pose[:3]) / self._steps[0], self.speed)

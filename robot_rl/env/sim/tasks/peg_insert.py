@@ -135,7 +135,6 @@ class PegInsert(SimTask):
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw the socket's pose, the error it is seen with, and the start pose."""
-        assert self.world is not None
         shift = rng.uniform(-self._position_range, self._position_range, 2)
         yaw = rng.uniform(-self._yaw_range, self._yaw_range)
         position = SOCKET_CENTRE + np.array([*shift, 0.0])
@@ -151,7 +150,6 @@ class PegInsert(SimTask):
 
     def tip_pose(self) -> Vector:
         """Pose (7,) of the peg's lower end, z up, in the base frame."""
-        assert self.world is not None
         return rotations.compose(self.world.tcp_pose(), _TIP_IN_TCP)
 
     def socket_pose(self) -> Vector:
@@ -171,9 +169,7 @@ class PegInsert(SimTask):
         return {
             "state/object_poses": self._observed[None].astype(np.float32),
             "state/relative_pose": pose.astype(np.float32),
-            "state/relative_position_fine": np.tanh(position / self._fine_scale).astype(
-                np.float32
-            ),
+            "state/relative_position_fine": np.tanh(position / self._fine_scale).astype(np.float32),
         }
 
     def succeeded(self) -> bool:

@@ -61,10 +61,11 @@ class Reach(SimTask):
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw a target; the arm starts at home."""
-        assert self.world is not None
         offset = rng.uniform(-self._position_range, self._position_range, 3)
         yaw = rotations.about_z(rng.uniform(-self._yaw_range, self._yaw_range))
-        self._goal = np.concatenate([HOME[:3] + offset, rotations.multiply(yaw, rotations.DOWNWARD)])
+        self._goal = np.concatenate(
+            [HOME[:3] + offset, rotations.multiply(yaw, rotations.DOWNWARD)]
+        )
         self.world.set_body_pose("goal", self._goal)
         return HOME
 
@@ -87,7 +88,6 @@ class Reach(SimTask):
         return bool(distance <= self._tolerance and angle <= self._angle_tolerance)
 
     def _remaining(self) -> Vector:
-        assert self.world is not None
         pose = self.world.tcp_pose()
         turn = rotations.multiply(self._goal[3:], rotations.conjugate(pose[3:]))
         return np.concatenate([self._goal[:3] - pose[:3], rotations.to_rotation_vector(turn)])

@@ -1,0 +1,95 @@
+"""How long one update takes on one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from omegaconf import DictConfig
+
+from policies.diffusion import DiffusionPolicy
+from robot_rl import devices
+from robot_rl.algorithms.base import Algorithm
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
+
+_UPDATES = 200
+_WARM_UP = 20
+# The size that the figures of other stacks are for: every part updated every time.
+_REFERENCE = (
+    "algorithm=rlpd",
+    "algorithm.settings.critic_heads=2",
+    "algorithm.settings.critic_hidden=[256,256]",
+    "algorithm.settings.target_heads=0",
+    "algorithm.settings.actor_every=1",
+    "algorithm.schedule.critic_only_updates=0",
+    "algorithm.schedule.batch_size=256",
+)
+
+
+def run(config: DictConfig) -> dict[str, object]:
+    """Measure the median time of an update; batches are in memory already.
+
+    Returns:
+        `state_update_ms`: full `rlpd` update, 2 critics, actor and temperature, MLP 256x256,
+        batch 256. `configured_update_ms`: the configured algorithm, mean over its actor's turns.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return {
+            "state_update_ms": _measure(compose([f"task={config.choices.task}", *_REFERENCE])),
+            "configured_update_ms": _measure(config),
+            "algorithm": config.choices.algorithm,
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(config: DictConfig) -> float:
+    rng = np.random.default_rng(0)
+    env = make_env(config)
+    widths = {name: int(np.prod(env.schema.dtype[name].shape)) for name in config.task.observation}
+    dimension = env.schema.action_dimension
+    size = int(config.algorithm.schedule.batch_size)
+    columns = {
+        name: rng.standard_normal((size, width), np.float32) for name, width in widths.items()
+    }
+    action = rng.uniform(-1, 1, (size, dimension)).astype(np.float32)
+    base = DiffusionPolicy.create(
+        {**columns, "action": action}, widths, generator=torch.Generator().manual_seed(0)
+    )
+    algorithm: Algorithm = devices.make(config.algorithm, base=base, seed=0)
+    batch = _batch(columns, action, rng)
+    critic_only = int(config.algorithm.schedule.critic_only_updates)
+    for _ in range(critic_only + _WARM_UP):
+        algorithm.update(batch)
+    times = []
+    for _ in range(_UPDATES):
+        started = time.perf_counter()
+        algorithm.update(batch)
+        times.append(time.perf_counter() - started)
+    pairs = np.add(times[::2], times[1::2]) / 2  # one of two updates has the actor's turn
+    return float(np.median(pairs)) * 1e3
+
+
+def _batch(
+    columns: Mapping[str, npt.NDArray[Any]],
+    action: npt.NDArray[np.float32],
+    rng: np.random.Generator,
+) -> dict[str, npt.NDArray[Any]]:
+    size = len(action)
+    return {
+        **columns,
+        **{f"next/{name}": column for name, column in columns.items()},
+        "action": action,
+        "base_action": action,
+        "next/base_action": action,
+        "reward": (rng.random(size) < 0.05).astype(np.float32),
+        "discount": np.full(size, 0.97, np.float32),
+        "source": (np.arange(size) % 2).astype(np.uint8),
+    }

@@ -1,0 +1,92 @@
+"""How punctual the control loop is, with the learner and the replay server busy beside it."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import threading
+
+import numpy as np
+import numpy.typing as npt
+from omegaconf import DictConfig
+
+from robot_rl.actor import act
+from robot_rl.config import save_resolved
+from robot_rl.progress import WorkProgress
+from robot_rl.run import RunDirectory
+from robot_rl.stages.collect import collect
+from robot_rl.stages.pretrain import pretrain
+from robot_rl.stages.processes import ProcessGroup
+
+RATES_HZ = (10.0, 50.0)
+TICKS = 2000
+_SETTLING_TICKS = 100
+# Blocks so short and updates so many that the learner computes all the time, at every rate.
+_BLOCK_STEPS = 10
+_BUSY_RATIO = 30
+
+
+def run(config: DictConfig) -> dict[str, object]:
+    """Run 2,000 ticks at 10 and at 50 Hz with the configured policy acting.
+
+    Returns:
+        For each rate `p99_lateness_ms_…`: the 99th percentile of send time minus the time at
+        which the tick was due minus the declared inference budget, never below 0; and without
+        taking off the budget `median_`, `p99_` and `max_decision_ms_…`; `inference_budget_ms`;
+        `learner_updates_…`: how often the learner updated meanwhile.
+    """
+    budget = float(config.inference_budget_seconds)
+    results: dict[str, object] = {"inference_budget_ms": 1e3 * budget, "ticks": TICKS}
+    for rate in RATES_HZ:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, updates = _measure(_configured(config, rate, folder))
+        name = f"{rate:.0f}hz"
+        late = np.maximum(seconds - budget, 0.0)
+        results[f"p99_lateness_ms_{name}"] = 1e3 * float(np.percentile(late, 99))
+        results[f"median_decision_ms_{name}"] = 1e3 * float(np.median(seconds))
+        results[f"p99_decision_ms_{name}"] = 1e3 * float(np.percentile(seconds, 99))
+        results[f"max_decision_ms_{name}"] = 1e3 * float(seconds.max())
+        results[f"learner_updates_{name}"] = updates
+    return results
+
+
+def _configured(config: DictConfig, rate: float, folder: str) -> DictConfig:
+    """The configuration of a run at `rate` whose learner never rests; speeds stay the same."""
+    settings = copy.deepcopy(config)
+    factor = rate / float(config.control_rate_hz)
+    settings.control_rate_hz = rate
+    settings.task.environment.time_limit_steps = round(
+        factor * config.task.environment.time_limit_steps
+    )
+    for limit in ("translation_step", "rotation_step"):
+        settings.robot.limits[limit] = config.robot.limits[limit] / factor
+        settings.task.expert[limit] = config.task.expert[limit] / factor
+    settings.demonstrations = 2
+    settings.cloning.updates = 100
+    settings.block_steps = _BLOCK_STEPS
+    settings.environment_steps = TICKS + _SETTLING_TICKS
+    settings.algorithm.schedule.warmup_steps = _BLOCK_STEPS
+    settings.algorithm.schedule.critic_only_updates = 0
+    settings.algorithm.schedule.updates_per_step = _BUSY_RATIO
+    settings.runs_directory = folder
+    return settings
+
+
+def _measure(config: DictConfig) -> tuple[npt.NDArray[np.float64], int]:
+    """Time from tick to sending of each tick [s], and updates that the learner made meanwhile."""
+    run = RunDirectory.create(config.task.name, config.runs_directory)
+    with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
+        collect(config, run, progress)
+        pretrain(config, run, progress)
+    config.clock = "realtime"
+    save_resolved(config, run.path)
+    with ProcessGroup(run.path / "logs") as group:
+        for name in ("replay", "learner"):
+            group.start(name, [name, f"run={run.path}", f"runs_directory={config.runs_directory}"])
+        decisions: list[float] = []
+        for result in act(config, run, threading.Event()):
+            decisions += result.decision_seconds
+            group.running("learner")
+    blocks = run.read_jsonl("learner")
+    updates = int(blocks[-1]["gradient_updates"]) if blocks else 0
+    return np.array(decisions[_SETTLING_TICKS:]), updates

@@ -1,0 +1,111 @@
+"""`robot-rl inspect PATH`: what a dataset, store, checkpoint or run directory holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import SOURCE_NAMES, RowSchema
+from robot_rl.errors import RobotRLError
+from robot_rl.replay.reader import StoreReader
+from robot_rl.run import RunDirectory
+
+
+def run(path: str) -> None:
+    """Print what is at `path`; nothing is changed.
+
+    Raises:
+        RobotRLError: It is nothing that robot_rl writes.
+    """
+    console = Console(highlight=False)
+    where = Path(path)
+    if not where.exists():
+        raise RobotRLError("there is nothing to inspect", got=path, expected="an existing path")
+    if (where / "config.yaml").is_file():
+        _run_directory(console, RunDirectory(where))
+    elif (where / "data.mdb").is_file():
+        _store(console, where)
+    elif (where / "policy.json").is_file():
+        _policy(console, where)
+    elif (where / "policy" / "policy.json").is_file():
+        _policy(console, where / "policy")
+    else:
+        _dataset(console, where)
+
+
+def _run_directory(console: Console, run: RunDirectory) -> None:
+    console.print(f"run directory {run.path}")
+    if run.demonstrations.exists():
+        _dataset(console, run.demonstrations)
+    if (run.store / "data.mdb").exists():
+        _store(console, run.store)
+    for name in ("checkpoints/bc", "checkpoints/last"):
+        if run.has_folder(name):
+            _policy(console, run.complete_folder(name) / "policy")
+    evaluations = run.read_jsonl("evaluations")
+    if evaluations:
+        rates = [(e["environment_steps"], e["success_rate"]) for e in evaluations]
+        text = ", ".join(f"{steps}: {100 * rate:.0f} %" for steps, rate in rates)
+        console.print(f"success by environment steps: {text}")
+
+
+def _dataset(console: Console, path: Path) -> None:
+    dataset = EpisodeDataset(path)
+    console.print(f"\ndataset {path}")
+    _schema(console, dataset.schema)
+    steps = dataset.rows_total - len(dataset)
+    success = int(dataset.successes.sum())
+    console.print(f"{len(dataset)} episodes, {steps} steps, {success} successful")
+    _sources(console, (SOURCE_NAMES[int(source)] for source in dataset.sources))
+
+
+def _store(console: Console, path: Path) -> None:
+    reader = StoreReader(path)
+    size = (path / "data.mdb").stat()
+    console.print(f"\nstore {path}, {size.st_blocks * 512 / 1e6:.1f} MB on disk")
+    for name, info in reader.tables().items():
+        episodes = reader.episodes(name)
+        _schema(console, info.schema)
+        steps = sum(episode.environment_steps for episode in episodes)
+        sealed = sum(episode.sealed for episode in episodes)
+        success = sum(episode.success for episode in episodes)
+        console.print(
+            f"{len(episodes)} episodes ({len(episodes) - sealed} open), {steps} steps,"
+            f" {success} successful"
+        )
+        _sources(console, (episode.source for episode in episodes))
+    reader.close()
+
+
+def _policy(console: Console, path: Path) -> None:
+    from policies import checkpoint  # late: loads torch
+
+    behaviour = checkpoint.load(path)
+    count = sum(parameter.numel() for parameter in behaviour.policy.parameters())
+    face = behaviour.interface
+    console.print(f"\npolicy {path}")
+    console.print(
+        f"{behaviour.kind} for {face.task} at {face.control_rate_hz:g} Hz, version"
+        f" {behaviour.version}, {count:,} parameters, executes {behaviour.execute_steps} actions"
+        f" a plan\nactions: {', '.join(face.action_names)}"
+    )
+    for name, width in behaviour.policy.observation.items():
+        console.print(f"observes {name} ({width})")
+
+
+def _schema(console: Console, schema: RowSchema) -> None:
+    console.print(f"task {schema.task}, {schema.control_rate_hz:g} Hz, version {schema.version}")
+    table = Table("field", "dtype", "shape", box=None, pad_edge=False)
+    for field in schema.fields:
+        table.add_row(field.name, field.dtype, str(field.shape))
+    console.print(table)
+
+
+def _sources(console: Console, sources: Iterable[str]) -> None:
+    counts = Counter(sources)
+    console.print("by source: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
