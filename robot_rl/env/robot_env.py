@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -39,9 +39,9 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self.schema: RowSchema = row_schema(
             task.name, fields, robot.action_names, 1.0 / clock.period
         )
-        self.observation_space: spaces.Space[Observation] = spaces.Dict(
-            {f.name: _space_of(f) for f in fields}
-        )
+        # Gymnasium types the values of a Dict space as Any.
+        columns: Any = {f.name: _space_of(f) for f in fields}
+        self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(columns))
         self.action_space = spaces.Box(-1.0, 1.0, (len(robot.action_names),), np.float32)
         self._step = 0
 

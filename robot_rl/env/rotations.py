@@ -73,8 +73,7 @@ def rotate(quaternion: Vector, vector: Vector) -> Vector:
 
 def normalize(quaternion: Vector) -> Vector:
     """Scale to unit length."""
-    unit: Vector = quaternion / math.sqrt(float(quaternion @ quaternion))
-    return unit
+    return np.asarray(quaternion / math.sqrt(float(quaternion @ quaternion)))
 
 
 def compose(parent: Vector, child: Vector) -> Vector:
