@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
 
+_CONJUGATION = np.array([-1.0, -1.0, -1.0, 1.0])
+
 # Fingers towards the table: x of the tool forward, z down. Half a turn about x.
 DOWNWARD: Vector = np.array([1.0, 0.0, 0.0, 0.0])
 
@@ -34,7 +36,7 @@ def multiply(left: Vector, right: Vector) -> Vector:
 
 def conjugate(quaternion: Vector) -> Vector:
     """The inverse rotation of a unit quaternion."""
-    return quaternion * np.array([-1.0, -1.0, -1.0, 1.0])
+    return np.asarray(quaternion * _CONJUGATION)
 
 
 def from_rotation_vector(rotation: Vector) -> Vector:
