@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
@@ -24,15 +25,13 @@ _ACTIONS = ("x", "y", "z", "rx", "ry", "rz")
 _HORIZON, _EXECUTE, _STEPS = 8, 4, 2
 _BATCH, _TRAINING_BATCH = 100, 256
 
+_REPETITIONS = 200
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def run(*, repetitions: int = 200, seed: int = 0) -> dict[str, float]:
-    """Measure medians in milliseconds.
-
-    Args:
-        repetitions: Number of timed calls per figure.
-        seed: Seed of weights and observations; it does not change the work.
+def run(config: DictConfig) -> dict[str, float]:
+    """Measure medians in milliseconds; sizes are fixed, so the configuration does not matter.
 
     Returns:
         `ddim10_act_ms`: one `PolicyRunner.act` that plans, 10 DDIM steps, MLP 3x256, batch 1.
@@ -44,7 +43,7 @@ def run(*, repetitions: int = 200, seed: int = 0) -> dict[str, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measure(repetitions, seed)
+        return _measure(_REPETITIONS, int(config.seed))
     finally:
         torch.set_num_threads(threads)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from omegaconf import DictConfig
 
 from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schema
 from robot_rl.replay import (
@@ -26,16 +27,16 @@ TABLE = "bench"
 EPISODE_STEPS = 100
 BATCH_SIZE = 256
 SAMPLES = 100
+SECONDS = 10.0
 
 
-def run(seconds: float = 10.0, directory: Path | None = None) -> dict[str, object]:
+def run(config: DictConfig) -> dict[str, object]:
     """Measure inserts and samples of transitions as a two-camera robot makes them.
 
     Inserts are committed and acknowledged, with schema checks. A sample is 256 pairs (s, s').
 
-    Args:
-        seconds: Length of each of the four insert measurements; each second writes up to 1 GB.
-        directory: Where the stores go for a while; the system's temporary folder by default.
+    The rows have sizes of their own, so the configuration does not matter. Each second of
+    inserting writes up to 1 GB into the system's temporary folder, removed at the end.
 
     Returns:
         JSON-able figures; times are means of milliseconds.
@@ -44,15 +45,15 @@ def run(seconds: float = 10.0, directory: Path | None = None) -> dict[str, objec
     images = camera_schema()
     for fsync, batch_rows in (("none", 1), ("none", 16), ("group", 1), ("group", 16)):
         suffix = "" if fsync == "none" else "_fsync_group"
-        with _server(directory, "group" if fsync == "group" else "none") as store:
-            rate = _insert(store, images, seconds, batch_rows)
+        with _server("group" if fsync == "group" else "none") as store:
+            rate = _insert(store, images, SECONDS, batch_rows)
             results[f"insert_per_second_batch{batch_rows}{suffix}"] = rate
             if suffix == "" and batch_rows == 16:
                 results["bytes_per_transition"] = _bytes_per_row(store)
                 results["sample_256_ms"] = _sample_ms(store, images, n_step=1)
                 results["sample_256_n3_ms"] = _sample_ms(store, images, n_step=3)
-    with _server(directory, "none") as store:
-        _insert(store, state_schema(), min(seconds, 5.0), 16)
+    with _server("none") as store:
+        _insert(store, state_schema(), SECONDS / 2, 16)
         results["sample_256_state_n3_ms"] = _sample_ms(store, state_schema(), n_step=3)
     return results
 
@@ -95,9 +96,9 @@ def _rows(schema: RowSchema) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _server(directory: Path | None, fsync: Fsync) -> Iterator[Path]:
+def _server(fsync: Fsync) -> Iterator[Path]:
     """Run a server process on an empty store."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix="replay-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="replay-bench-") as folder:
         store = Path(folder) / "store"
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=serve, args=(store,), kwargs={"fsync": fsync})

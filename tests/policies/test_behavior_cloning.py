@@ -18,7 +18,6 @@ from robot_rl.algorithms.behavior_cloning import (
     train,
     warm_up_cosine,
 )
-from robot_rl.bench.policy import run as bench
 from robot_rl.data.windows import WindowSampler
 
 KEYS = {"state/position": 2}
@@ -121,9 +120,3 @@ def test_averages_follow_their_decay():
     assert decay(0) == 0.0
     assert math.isclose(decay(15), 1 - 16**-0.75)
     assert decay(10**9) == 0.9999
-
-
-def test_the_bench_holds_the_promised_time():
-    figures = bench(repetitions=20)
-    assert figures["ddim10_act_ms"] <= 15
-    assert all(math.isfinite(value) and value > 0 for value in figures.values())
