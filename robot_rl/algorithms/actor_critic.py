@@ -21,7 +21,7 @@ from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms import losses
-from robot_rl.algorithms.base import Batch, Schedule
+from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
 from robot_rl.algorithms.critics import CriticEnsemble, minimum_of_subset, move_towards
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 
@@ -110,6 +110,8 @@ class ActorCritic(ABC):
         observed = list(encoder.keys)
         base = ["base_action"] if uses_base else []
         self.required_fields = (*observed, *base, "action", "source", "reward", "discount")
+        following = [f"next/{name}" for name in (*observed, *base)]
+        self._columns = (*self.required_fields, *following)
 
     @abstractmethod
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
@@ -120,7 +122,16 @@ class ActorCritic(ABC):
         """A policy around a copy of the actor."""
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of the critics and, in its turn, of actor and temperature."""
+        """Make one update of the critics and, in its turn, of actor and temperature.
+
+        Raises:
+            AlgorithmError: The batch lacks a required field.
+        """
+        for name in self._columns:
+            if name not in batch:
+                raise AlgorithmError(
+                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
+                )
         settings = self.settings
         self.updates += 1
         size = len(batch["reward"])
@@ -256,10 +267,25 @@ class ActorCritic(ABC):
             for index, parameter in enumerate(parameters):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     state[f"optimizer/{name}/{index}/{key}"] = value
-        return {key: value.detach().contiguous() for key, value in state.items()}
+        # Copies: training may go on while the state is kept.
+        return {key: value.detach().clone().contiguous() for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue exactly where `state_dict` was taken."""
+        """Continue exactly where `state_dict` was taken.
+
+        Raises:
+            AlgorithmError: An entry is missing or does not fit; make the algorithm anew.
+        """
+        try:
+            self._restore(state)
+        except (KeyError, RuntimeError) as error:
+            raise AlgorithmError(
+                "the training state does not fit the algorithm",
+                got=" ".join(str(error).split()),
+                hint="resume with the configuration that wrote it",
+            ) from error
+
+    def _restore(self, state: Mapping[str, Tensor]) -> None:
         self.updates = int(state["updates"])
         self._generator.set_state(state["generator"])
         with torch.no_grad():
@@ -277,8 +303,7 @@ class ActorCritic(ABC):
                     for key, value in state.items()
                     if key.startswith(start)
                 }
-                if entries:
-                    optimizer.state[parameter] = entries
+                optimizer.state[parameter] = entries
 
 
 def step_encoder(base: ChunkPolicy) -> StateEncoder:

@@ -10,8 +10,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from policies.policy import Policy
+from robot_rl.errors import RobotRLError
 
 Batch = Mapping[str, npt.NDArray[Any]]
+
+
+class AlgorithmError(RobotRLError):
+    """A batch or a training state that an algorithm cannot use."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,11 @@ class Algorithm(Protocol):
     required_fields: tuple[str, ...]
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update; returns scalar metrics, not yet read back from the device."""
+        """Make one update; returns scalar metrics, not yet read back from the device.
+
+        Raises:
+            AlgorithmError: A required field is missing.
+        """
 
     def acting_policy(self) -> Policy:
         """The policy that explores: sampled from, its weights as of now."""
@@ -63,4 +72,8 @@ class Algorithm(Protocol):
         """Everything that a resumed run needs, random generator included."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`.
+
+        Raises:
+            AlgorithmError: An entry is missing or does not fit.
+        """

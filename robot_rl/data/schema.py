@@ -8,7 +8,8 @@ a zero action, and is never sampled as the start of a transition.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -61,6 +62,7 @@ _SCALAR_FIELDS = (
     Field("stamp_action", "int64"),
 )
 ACTION_FIELDS = ("action", "policy_action", "base_action")
+_NUMPY = (np.ndarray, np.generic)
 
 
 @dataclass(frozen=True)
@@ -96,26 +98,32 @@ class RowSchema:
         """Number of action columns d."""
         return len(self.action_names)
 
+    @cached_property
+    def _layout(self) -> _Layout:
+        """What `pack` needs of the columns, worked out once."""
+        return _Layout(self.fields)
+
     def pack(self, row: Mapping[str, Any]) -> bytes:
         """Check a row and turn it into the bytes that go over the wire and into the store.
 
         Raises:
-            SchemaMismatch: A missing or unknown field, another shape or dtype, a non-finite
-                value, or an action outside [-1, 1].
+            SchemaMismatch: A missing or unknown field, another shape or dtype, a value that is
+                not finite or that the column cannot hold, or an action outside [-1, 1].
         """
-        unknown = row.keys() - set(self.dtype.names or ())
-        if unknown:
-            raise SchemaMismatch(
-                "the row has fields that the schema does not know",
-                got=sorted(unknown),
-                expected=list(self.dtype.names or ()),
-            )
-        record = np.zeros((), self.dtype)
-        for column in self.fields:
-            if column.name not in row:
-                raise SchemaMismatch(f"the row lacks the field {column.name!r}", got=sorted(row))
-            record[column.name] = _checked(column, np.asarray(row[column.name]))
-        return record.tobytes()
+        layout = self._layout
+        if row.keys() != layout.names:
+            raise _wrong_names(self.fields, row)
+        parts = []
+        for name, dtype, shape in layout.columns:
+            value = row[name]
+            if not (isinstance(value, _NUMPY) and value.dtype == dtype and value.shape == shape):
+                value = _converted(Field(name, dtype.name, shape), value)
+            parts.append(value.tobytes())
+        packed = b"".join(parts)
+        if not layout.values_hold(packed):  # rare: find out which field it is
+            for column in self.fields:
+                _check_values(column, np.asarray(row[column.name]))
+        return packed
 
     def unpack(self, buffer: bytes | memoryview) -> npt.NDArray[Any]:
         """View the bytes of n rows as a structured array of shape (n,), without a copy.
@@ -159,7 +167,7 @@ class RowSchema:
                 control_rate_hz=float(content["control_rate_hz"]),
                 action_names=tuple(str(name) for name in content["action_names"]),
                 fields=tuple(
-                    Field(str(name), np.dtype(str(dtype)).name, tuple(int(n) for n in shape))
+                    Field(str(name), _dtype_name(dtype), tuple(int(n) for n in shape))
                     for name, dtype, shape in content["fields"]
                 ),
                 version=version,
@@ -219,11 +227,81 @@ def row_schema(
     return RowSchema(task, float(control_rate_hz), names, fields)
 
 
+def _dtype_name(text: object) -> str:
+    dtype = np.dtype(str(text))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"a column cannot have the dtype {text}")
+    return dtype.name
+
+
 def _describe(column: Field | None) -> str:
     return "absent" if column is None else f"{column.dtype} {column.shape}"
 
 
-def _checked(column: Field, value: Array) -> Array:
+class _Layout:
+    """The columns of packed rows, and where in the bytes the numbers to check lie.
+
+    Args:
+        fields: The columns, in order.
+    """
+
+    def __init__(self, fields: tuple[Field, ...]) -> None:
+        """See the class."""
+        self.names = frozenset(f.name for f in fields)
+        self.columns = [(f.name, np.dtype(f.dtype), f.shape) for f in fields]
+        # Neighbours of one dtype are checked together.
+        self._floats = _stretches(fields, lambda f: np.dtype(f.dtype).kind == "f")
+        self._actions = _stretches(fields, lambda f: f.name in ACTION_FIELDS)
+
+    def values_hold(self, packed: bytes) -> bool:
+        """Whether all numbers are finite and all actions within [-1, 1]."""
+        return all(np.isfinite(np.frombuffer(packed, *s)).all() for s in self._floats) and all(
+            (np.abs(np.frombuffer(packed, *s)) <= 1.0).all() for s in self._actions
+        )
+
+
+def _stretches(
+    fields: tuple[Field, ...], wanted: Callable[[Field], bool]
+) -> list[tuple[np.dtype[Any], int, int]]:
+    """(dtype, count, offset) of the longest runs of wanted fields of one dtype in a packed row."""
+    found: list[tuple[np.dtype[Any], int, int]] = []
+    offset = 0
+    for column in fields:
+        dtype = np.dtype(column.dtype)
+        count = math.prod(column.shape)
+        if wanted(column) and count:
+            if found and found[-1][0] == dtype and _end(found[-1]) == offset:
+                found[-1] = (dtype, found[-1][1] + count, found[-1][2])
+            else:
+                found.append((dtype, count, offset))
+        offset += count * dtype.itemsize
+    return found
+
+
+def _end(stretch: tuple[np.dtype[Any], int, int]) -> int:
+    dtype, count, offset = stretch
+    return offset + count * dtype.itemsize
+
+
+def _wrong_names(fields: tuple[Field, ...], row: Mapping[str, Any]) -> SchemaMismatch:
+    names = [f.name for f in fields]
+    unknown = sorted(row.keys() - set(names))
+    if unknown:
+        return SchemaMismatch(
+            "the row has fields that the schema does not know", got=unknown, expected=names
+        )
+    missing = next(name for name in names if name not in row)
+    return SchemaMismatch(f"the row lacks the field {missing!r}", got=sorted(row), expected=names)
+
+
+def _converted(column: Field, content: object) -> Array:
+    """Check a value that is not yet of the column's dtype, and convert it without loss of range."""
+    try:
+        value = np.asarray(content)
+    except ValueError as error:  # a list of lists of several lengths
+        raise SchemaMismatch(
+            f"field {column.name!r} is no array", got=content, expected=_describe(column)
+        ) from error
     if value.shape != column.shape:
         raise SchemaMismatch(
             f"field {column.name!r} has another shape", got=value.shape, expected=column.shape
@@ -232,12 +310,23 @@ def _checked(column: Field, value: Array) -> Array:
         raise SchemaMismatch(
             f"field {column.name!r} has another dtype", got=value.dtype, expected=column.dtype
         )
+    _check_values(column, value)
+    with np.errstate(over="ignore"):
+        converted = value.astype(column.dtype)
+    exact = converted.dtype.kind == "f" or (converted == value).all()
+    if not (exact and np.isfinite(converted).all()):
+        raise SchemaMismatch(
+            f"field {column.name!r} is too large for its dtype", got=value, expected=column.dtype
+        )
+    return converted
+
+
+def _check_values(column: Field, value: Array) -> None:
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise SchemaMismatch(
             f"field {column.name!r} is not finite", got=value, expected="finite numbers"
         )
-    if column.name in ACTION_FIELDS and np.abs(value).max(initial=0.0) > 1.0:
+    if column.name in ACTION_FIELDS and not (np.abs(value) <= 1.0).all():
         raise SchemaMismatch(
             f"field {column.name!r} is out of range", got=value, expected="values in [-1, 1]"
         )
-    return value

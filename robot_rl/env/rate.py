@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
+
+from robot_rl.errors import RobotRLError
+
+# A tick that is later than this share of a period is missed: the next one is a period after it.
+_MISSED = 0.5
+
+
+class ClockError(RobotRLError):
+    """A clock that does not exist, or a rate that no clock can keep."""
 
 
 class Clock(Protocol):
@@ -58,8 +68,8 @@ class SteppedClock:
 class RealtimeClock:
     """Wall time with absolute deadlines, so that lateness does not add up.
 
-    A missed tick is not made up for: the next one is a whole period after the late one, because
-    two commands in quick succession would move a robot twice as fast.
+    A tick that is late by half a period or more is not made up for: the next one is a whole
+    period after it, because two commands in quick succession would move a robot twice as fast.
 
     Args:
         control_rate_hz: Ticks per second.
@@ -68,11 +78,13 @@ class RealtimeClock:
     def __init__(self, control_rate_hz: float) -> None:
         """See the class."""
         self.period = 1.0 / control_rate_hz
-        self._next = time.monotonic()
+        self._due = time.monotonic()
+        self._next = self._due
 
     def start(self) -> None:
         """Begin an episode now."""
-        self._next = time.monotonic() + self.period
+        self._due = time.monotonic()
+        self._next = self._due + self.period
 
     def wait(self) -> float:
         """Sleep until the next tick; returns the lateness [s]."""
@@ -80,13 +92,14 @@ class RealtimeClock:
         if remaining > 0.0:
             time.sleep(remaining)
         now = time.monotonic()
-        lateness = max(0.0, now - self._next)
-        self._next = (self._next if lateness < self.period else now) + self.period
+        self._due = self._next
+        lateness = max(0.0, now - self._due)
+        self._next = (self._due if lateness < _MISSED * self.period else now) + self.period
         return lateness
 
     def since_tick(self) -> float:
         """Time since the present tick was due [s], its lateness included."""
-        return time.monotonic() - (self._next - self.period)
+        return time.monotonic() - self._due
 
     def now_ns(self) -> int:
         """System time [ns], for records and matching only."""
@@ -97,12 +110,18 @@ def make_clock(name: str, control_rate_hz: float) -> Clock:
     """Make the clock of a configuration's `clock: stepped | realtime`.
 
     Raises:
-        ValueError: Another name.
+        ClockError: Another name, or a rate that is not a positive number.
     """
     clocks: dict[str, type[SteppedClock | RealtimeClock]] = {
         "stepped": SteppedClock,
         "realtime": RealtimeClock,
     }
     if name not in clocks:
-        raise ValueError(f"unknown clock; got: {name!r}; expected: one of {sorted(clocks)}")
+        raise ClockError("unknown clock", got=name, expected=f"one of {sorted(clocks)}")
+    if not (math.isfinite(control_rate_hz) and control_rate_hz > 0.0):
+        raise ClockError(
+            "control_rate_hz is not a positive number",
+            got=control_rate_hz,
+            expected="a finite number > 0",
+        )
     return clocks[name](control_rate_hz)

@@ -1,5 +1,17 @@
 """Limits that hold whatever the policy asks for; the same module guards simulated and real arms."""
 
-from robot_rl.safety.limits import ActionRefused, CartesianLimiter, CartesianLimits, check_action
+from robot_rl.safety.limits import (
+    ActionRefused,
+    CartesianLimiter,
+    CartesianLimits,
+    MeasurementRefused,
+    check_action,
+)
 
-__all__ = ["ActionRefused", "CartesianLimiter", "CartesianLimits", "check_action"]
+__all__ = [
+    "ActionRefused",
+    "CartesianLimiter",
+    "CartesianLimits",
+    "MeasurementRefused",
+    "check_action",
+]

@@ -19,6 +19,10 @@ class ActionRefused(RobotRLError):
     """An action that must not reach the robot: wrong shape, not finite, or out of range."""
 
 
+class MeasurementRefused(RobotRLError):
+    """A measured pose or force that no limit can be computed from: it is not finite."""
+
+
 def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.float32]:
     """Check an action before anything is sent.
 
@@ -32,13 +36,19 @@ def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.
     Raises:
         ActionRefused: Names the column, what it got and what it expected.
     """
-    values = np.asarray(action)
+    expected = f"numbers of shape ({len(names)},): {', '.join(names)}"
+    try:
+        values = np.asarray(action)
+    except ValueError as error:  # a list of lists of several lengths
+        raise ActionRefused("the action is no array", got=action, expected=expected) from error
     if values.shape != (len(names),) or values.dtype.kind not in "fiu":
         raise ActionRefused(
             "the action has another shape or dtype",
             got=f"{values.dtype} {values.shape}",
-            expected=f"numbers of shape ({len(names)},): {', '.join(names)}",
+            expected=expected,
         )
+    if values.dtype.kind != "f":  # the smallest integer of a dtype is its own absolute value
+        values = values.astype(np.float64)
     # One fused test for the good case: comparisons with NaN are false.
     if not (np.abs(values) <= 1.0).all():
         column = int(np.argmin(np.abs(values) <= 1.0))
@@ -82,6 +92,12 @@ class CartesianLimits:
         Raises:
             RobotRLError: Names the limit.
         """
+        for name in ("workspace_low", "workspace_high"):
+            corner = getattr(self, name)
+            if len(corner) != 3 or not all(math.isfinite(value) for value in corner):
+                raise RobotRLError(
+                    f"limit {name!r} is not a position", got=corner, expected="3 finite numbers [m]"
+                )
         for low, high, axis in zip(self.workspace_low, self.workspace_high, "xyz", strict=True):
             if not low < high:
                 raise RobotRLError(
@@ -97,7 +113,11 @@ class CartesianLimits:
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0.0):
-                raise RobotRLError(f"limit {name!r} is not a positive number", got=value)
+                raise RobotRLError(
+                    f"limit {name!r} is not a positive number",
+                    got=value,
+                    expected="a finite number > 0",
+                )
 
 
 class CartesianLimiter:
@@ -137,9 +157,20 @@ class CartesianLimiter:
 
         Returns:
             The new target pose (7,), and whether a safety limit changed what was asked for;
-            the bounded lead is part of normal motion in contact and does not count.
+            the bounded lead is part of normal motion in contact and does not count. Above the
+            force limit the target is the measured pose, even where that is outside the workspace.
+
+        Raises:
+            MeasurementRefused: A measurement is not finite; the target stays as it was.
         """
         limits = self.limits
+        if not (math.isfinite(measured_force) and np.isfinite(measured_pose).all()):
+            raise MeasurementRefused(
+                "the measured pose or force is not finite",
+                got=f"pose {np.asarray(measured_pose).tolist()}, force {measured_force}",
+                expected="finite numbers",
+                hint="check the robot's state; the target stays as it was",
+            )
         if measured_force > limits.max_force:
             self.counts["force"] += 1
             return self.reset(measured_pose), True

@@ -100,8 +100,10 @@ class SimRobot:
         return {name: value.astype(np.float32) for name, value in state.items()}
 
     def hold(self) -> None:
-        """Stop where the arm is."""
-        self.world.set_target(self.limiter.reset(self.world.tcp_pose()))
+        """Stop where the arm is; actions that have not taken effect yet are dropped."""
+        pose = self.limiter.reset(self.world.tcp_pose())
+        self._pending = deque([pose] * self._delay)
+        self.world.set_target(pose)
 
     def close(self) -> None:
         """Nothing to release: the world goes with its last reference."""
