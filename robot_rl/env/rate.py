@@ -48,8 +48,8 @@ class SteppedClock:
         self._ticks = 0
 
     def start(self) -> None:
-        """Begin an episode; simulated time goes on across episodes."""
-        self._ticks += 1
+        """Begin an episode at time zero, so that its stamps follow from its seed alone."""
+        self._ticks = 0
 
     def wait(self) -> float:
         """Advance simulated time by one period; never late."""
@@ -61,7 +61,7 @@ class SteppedClock:
         return 0.0
 
     def now_ns(self) -> int:
-        """Simulated time since the clock was made [ns]."""
+        """Simulated time since the episode began [ns]."""
         return round(self._ticks * self.period * 1e9)
 
 
