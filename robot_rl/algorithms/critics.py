@@ -39,10 +39,11 @@ class CriticEnsemble(nn.Module):
         values = features.expand(self.heads, -1, -1)
         hidden = len(self.weights) - 1
         for weight, bias in zip(self.weights[:hidden], self.biases[:hidden], strict=True):
-            values = torch.baddbmm(bias, values, weight)
+            # Not baddbmm: with a broadcast bias it takes half as long again.
+            values = torch.bmm(values, weight).add_(bias)
             # Without scale and shift: the next matrix can learn them, and an update is 20 % faster.
             values = torch.relu_(nn.functional.layer_norm(values, values.shape[-1:]))
-        return torch.baddbmm(self.biases[-1], values, self.weights[-1]).squeeze(-1)
+        return torch.bmm(values, self.weights[-1]).add_(self.biases[-1]).squeeze(-1)
 
 
 def minimum_of_subset(values: Tensor, count: int, generator: torch.Generator) -> Tensor:

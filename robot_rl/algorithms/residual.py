@@ -27,6 +27,7 @@ class Residual(ActorCritic):
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
         actor_hidden: Hidden widths of the actor.
+        actor_layer_norm: LayerNorm in the actor's hidden layers.
         initial_log_std: Log standard deviation of the actor at the start.
         scale: Largest correction, in action units.
         seed: Seed of weights and draws.
@@ -38,6 +39,7 @@ class Residual(ActorCritic):
         schedule: Schedule,
         settings: ActorCriticSettings,
         actor_hidden: Sequence[int],
+        actor_layer_norm: bool,
         initial_log_std: float,
         scale: float,
         seed: int,
@@ -50,7 +52,7 @@ class Residual(ActorCritic):
             generator=seeded(seed + 1),
             hidden=actor_hidden,
             scale=scale,
-            layer_norm=True,
+            layer_norm=actor_layer_norm,
             initial_log_std=initial_log_std,
         )
         super().__init__(encoder, self._policy.actor, True, schedule, settings, seed)

@@ -25,6 +25,7 @@ class RLPD(ActorCritic):
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
         actor_hidden: Hidden widths of the actor.
+        actor_layer_norm: LayerNorm in the actor's hidden layers.
         initial_log_std: Log standard deviation of the actor at the start.
         seed: Seed of weights and draws.
     """
@@ -35,6 +36,7 @@ class RLPD(ActorCritic):
         schedule: Schedule,
         settings: ActorCriticSettings,
         actor_hidden: Sequence[int],
+        actor_layer_norm: bool,
         initial_log_std: float,
         seed: int,
     ) -> None:
@@ -45,7 +47,7 @@ class RLPD(ActorCritic):
             base.action_dimension,
             actor_hidden,
             generator=seeded(seed + 1),
-            layer_norm=True,
+            layer_norm=actor_layer_norm,
             initial_log_std=initial_log_std,
         )
         super().__init__(encoder, actor, False, schedule, settings, seed)

@@ -26,6 +26,7 @@ _REFERENCE = (
     "algorithm.settings.critic_hidden=[256,256]",
     "algorithm.settings.target_heads=0",
     "algorithm.settings.actor_every=1",
+    "algorithm.actor_layer_norm=false",
     "algorithm.schedule.critic_only_updates=0",
     "algorithm.schedule.batch_size=256",
 )
