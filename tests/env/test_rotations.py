@@ -81,5 +81,9 @@ def test_normalize(quaternion, scale):
 
 
 def test_downward_points_the_tool_at_the_table_and_its_x_forward():
-    np.testing.assert_allclose(rotations.rotate(rotations.DOWNWARD, np.array([0, 0, 1.0])), [0, 0, -1])
-    np.testing.assert_allclose(rotations.rotate(rotations.DOWNWARD, np.array([1.0, 0, 0])), [1, 0, 0])
+    np.testing.assert_allclose(
+        rotations.rotate(rotations.DOWNWARD, np.array([0, 0, 1.0])), [0, 0, -1]
+    )
+    np.testing.assert_allclose(
+        rotations.rotate(rotations.DOWNWARD, np.array([1.0, 0, 0])), [1, 0, 0]
+    )

@@ -110,7 +110,12 @@ def test_a_bad_action_is_refused_and_nothing_moves(task, action, named):
     expected, _ = replay(env, 7, actions)
     replay(env, 7, actions[:3])
     data, limiter = env.robot.world.data, env.robot.limiter
-    before = [data.qpos.copy(), data.mocap_pos.copy(), data.mocap_quat.copy(), limiter.target.copy()]
+    before = [
+        data.qpos.copy(),
+        data.mocap_pos.copy(),
+        data.mocap_quat.copy(),
+        limiter.target.copy(),
+    ]
     time = data.time
     with pytest.raises(ActionRefused) as refusal:
         env.step(action)

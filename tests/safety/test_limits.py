@@ -1,0 +1,234 @@
+"""What the limiter promises for every sequence of actions and measurements."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.spatial.transform import Rotation
+
+from robot_rl.errors import RobotRLError
+from robot_rl.safety import (
+    ActionRefused,
+    CartesianLimiter,
+    CartesianLimits,
+    MeasurementRefused,
+    check_action,
+)
+
+LIMITS = CartesianLimits(
+    workspace_low=(0.30, -0.20, 0.0),
+    workspace_high=(0.65, 0.20, 0.45),
+    max_tilt=0.6,
+    translation_step=0.01,
+    rotation_step=0.05,
+    max_lead_translation=0.02,
+    max_lead_rotation=0.15,
+    max_force=60.0,
+)
+DOWN = np.array([1.0, 0.0, 0.0, 0.0])
+START = np.array([0.45, 0.0, 0.2, *DOWN])
+NAMES = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
+SMALL = 1e-9
+
+
+def pose(shift, rotation):
+    turn = Rotation.from_rotvec(rotation) * Rotation.from_quat(DOWN)
+    return np.concatenate([START[:3] + shift, turn.as_quat()])
+
+
+motions = arrays(np.float64, 6, elements=st.floats(-1.0, 1.0))
+near = st.builds(
+    pose,
+    arrays(np.float64, 3, elements=st.floats(-0.03, 0.03)),
+    arrays(np.float64, 3, elements=st.floats(-0.1, 0.1)),
+)
+anywhere = st.builds(
+    pose,
+    arrays(np.float64, 3, elements=st.floats(-1.0, 1.0)),
+    arrays(np.float64, 3, elements=st.floats(-3.0, 3.0)),
+)
+forces = st.floats(0.0, 100.0)
+sequences = st.lists(st.tuples(motions, near | anywhere, forces), min_size=1, max_size=12)
+
+
+def angle(left, right):
+    return (Rotation.from_quat(left[3:]) * Rotation.from_quat(right[3:]).inv()).magnitude()
+
+
+def inside(position):
+    return np.all(position >= LIMITS.workspace_low) & np.all(position <= LIMITS.workspace_high)
+
+
+@given(sequences)
+def test_whatever_is_asked_and_measured_the_target_keeps_the_limits(sequence):
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter.reset(START)
+    for motion, measured, force in sequence:
+        before = limiter.target.copy()
+        target, clamped = limiter.advance(motion, measured, force)
+        assert target is limiter.target
+        assert abs(np.linalg.norm(target[3:]) - 1.0) < SMALL
+        if force > LIMITS.max_force:
+            np.testing.assert_array_equal(target, measured)
+            assert clamped
+            continue
+        assert inside(target[:3])
+        assert angle(target, START) <= LIMITS.max_tilt + 1e-6
+        # Never further from the arm than the lead, but for what the workspace forbids.
+        arm = np.clip(measured[:3], LIMITS.workspace_low, LIMITS.workspace_high)
+        assert np.all(np.abs(target[:3] - arm) <= LIMITS.max_lead_translation + SMALL)
+        # No further than asked for, or pulled towards the arm that moved away by itself.
+        asked = LIMITS.translation_step * np.abs(motion[:3]) + SMALL
+        pulled = np.abs(before[:3] - measured[:3]) > LIMITS.max_lead_translation - asked
+        assert np.all((np.abs(target[:3] - before[:3]) <= asked) | pulled | ~inside(before[:3]))
+        if angle(measured, START) <= LIMITS.max_tilt - LIMITS.max_lead_rotation:
+            assert angle(target, measured) <= LIMITS.max_lead_rotation + 1e-6
+
+
+@given(motions)
+def test_an_unhindered_action_moves_the_target_by_its_step(motion):
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter.reset(START)
+    target, clamped = limiter.advance(motion, START, 0.0)
+    assert not clamped
+    np.testing.assert_allclose(target[:3], START[:3] + 0.01 * motion[:3], atol=1e-12)
+    turn = Rotation.from_quat(target[3:]) * Rotation.from_quat(DOWN).inv()
+    np.testing.assert_allclose(turn.as_rotvec(), 0.05 * motion[3:], atol=1e-9)
+    assert limiter.counts == {"workspace": 0, "tilt": 0, "force": 0}
+
+
+def following(limiter, motion, steps):
+    """An arm that follows at once; returns whether any step was clamped."""
+    return any([limiter.advance(motion, limiter.target.copy(), 0.0)[1] for _ in range(steps)])
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_workspace_is_the_end_and_is_reported(axis, sign):
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter.reset(START)
+    assert following(limiter, sign * np.eye(6)[axis], 60)
+    bound = LIMITS.workspace_high if sign > 0 else LIMITS.workspace_low
+    assert limiter.target[axis] == bound[axis]
+    assert limiter.counts["workspace"] > 0
+
+
+@pytest.mark.parametrize("axis", range(3, 6))
+def test_the_tilt_is_the_end_and_is_reported(axis):
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter.reset(START)
+    assert following(limiter, np.eye(6)[axis], 60)
+    assert angle(limiter.target, START) == pytest.approx(LIMITS.max_tilt, abs=1e-9)
+    assert limiter.counts["tilt"] > 0
+
+
+def test_an_arm_that_is_held_back_does_not_store_up_motion():
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter.reset(START)
+    down = np.array([0, 0, -1.0, 0, 0, 0])
+    for _ in range(50):
+        target, clamped = limiter.advance(down, START, 20.0)
+        assert not clamped  # pressing is normal motion
+    assert START[2] - target[2] == pytest.approx(LIMITS.max_lead_translation)
+    for _ in range(2):
+        target, _ = limiter.advance(-down, START, 20.0)
+    assert target[2] == pytest.approx(START[2])
+
+
+def test_too_much_force_holds():
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter.reset(START)
+    elsewhere = pose([0.01, 0.0, -0.02], [0.05, 0.0, 0.0])
+    target, clamped = limiter.advance(np.ones(6), elsewhere, LIMITS.max_force + 0.1)
+    np.testing.assert_array_equal(target, elsewhere)
+    assert clamped
+    assert limiter.counts["force"] == 1
+    assert not limiter.advance(np.zeros(6), elsewhere, LIMITS.max_force)[1]
+
+
+@pytest.mark.parametrize("column", [0, 3])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_measurement_that_is_not_finite_is_refused(column, bad):
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter.reset(START)
+    before = limiter.target.copy()
+    broken = START.copy()
+    broken[column] = bad
+    for measured, force in ((broken, 0.0), (START, bad)):
+        with pytest.raises(MeasurementRefused, match="got: .*expected: finite"):
+            limiter.advance(np.ones(6), measured, force)
+    np.testing.assert_array_equal(limiter.target, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"workspace_low": (0.65, -0.2, 0.0)}, "along x"),
+        ({"workspace_high": (0.65, 0.2, -0.1)}, "along z"),
+        ({"workspace_low": (0.3, float("nan"), 0.0)}, "workspace_low"),
+        ({"workspace_high": (0.65, 0.2)}, "workspace_high"),
+        ({"workspace_high": (0.65, 0.2, float("inf"))}, "workspace_high"),
+        *[
+            ({name: value}, name)
+            for name in (
+                "max_tilt",
+                "translation_step",
+                "rotation_step",
+                "max_lead_translation",
+                "max_lead_rotation",
+                "max_force",
+            )
+            for value in (0.0, -1.0, float("nan"), float("inf"))
+        ],
+    ],
+)
+def test_limits_that_cannot_hold_are_refused_by_name(change, named):
+    with pytest.raises(RobotRLError, match=f"{named}.*got: .*expected: "):
+        dataclasses.replace(LIMITS, **change)
+
+
+@given(arrays(np.float32, 6, elements=st.floats(-1.0, 1.0, width=32)))
+def test_a_good_action_passes_unchanged(action):
+    checked = check_action(action, NAMES)
+    assert checked.dtype == np.float32
+    np.testing.assert_array_equal(checked, action)
+    checked[:] = 0.5  # a copy: the caller's array is its own
+    assert check_action(action.tolist(), NAMES).dtype == np.float32
+
+
+@given(
+    arrays(np.float64, 6, elements=st.floats(-1.0, 1.0)),
+    st.integers(0, 5),
+    st.floats().filter(lambda value: not abs(value) <= 1.0),
+)
+def test_a_bad_action_is_refused_by_the_name_of_its_column(action, column, bad):
+    action[column] = bad
+    with pytest.raises(ActionRefused) as refusal:
+        check_action(action, NAMES)
+    message = str(refusal.value)
+    assert repr(NAMES[column]) in message
+    assert f"got: {np.float64(bad)}" in message
+    assert "expected: a number in [-1, 1]" in message
+    assert "next:" in message
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+def test_the_smallest_integer_is_no_action(dtype):
+    action = np.zeros(6, dtype)
+    action[2] = np.iinfo(dtype).min
+    with pytest.raises(ActionRefused, match="'z'"):
+        check_action(action, NAMES)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [np.zeros(5), np.zeros((6, 1)), 0.0, ["a"] * 6, np.zeros(6, bool), [[1], [1, 2]], None],
+)
+def test_another_shape_or_dtype_is_refused_with_the_columns(action):
+    with pytest.raises(ActionRefused, match="rotation_z") as refusal:
+        check_action(action, NAMES)
+    assert "got:" in str(refusal.value)
+    assert "(6,)" in str(refusal.value)
