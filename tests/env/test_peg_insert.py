@@ -1,4 +1,4 @@
-"""The peg and its socket: ranges, noise, geometry, and an expert that is imperfect as configured."""
+"""The peg and its socket: ranges, noise, geometry, and an expert with settable flaws."""
 
 import numpy as np
 import pytest

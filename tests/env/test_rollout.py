@@ -84,7 +84,7 @@ def test_an_episode_of_t_steps_has_t_plus_one_rows_that_fit_the_schema():
         last = rows[-1]
         assert not last["action"].any()
         assert not last["policy_action"].any()
-        assert not (last["terminated"] or last["truncated"] or last["reward"])
+        assert (last["terminated"], last["truncated"], last["reward"]) == (False, False, 0.0)
         end = rows[-2]
         assert end["terminated"] == end["success"] == end["reward"] == result.success
         assert end["truncated"] == (not result.success)

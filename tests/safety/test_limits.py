@@ -102,7 +102,8 @@ def test_an_unhindered_action_moves_the_target_by_its_step(motion):
 
 def following(limiter, motion, steps):
     """An arm that follows at once; returns whether any step was clamped."""
-    return any([limiter.advance(motion, limiter.target.copy(), 0.0)[1] for _ in range(steps)])
+    clamped = [limiter.advance(motion, limiter.target.copy(), 0.0)[1] for _ in range(steps)]
+    return any(clamped)
 
 
 @pytest.mark.parametrize("axis", range(3))
@@ -158,7 +159,7 @@ def test_a_measurement_that_is_not_finite_is_refused(column, bad):
     broken = START.copy()
     broken[column] = bad
     for measured, force in ((broken, 0.0), (START, bad)):
-        with pytest.raises(MeasurementRefused, match="got: .*expected: finite"):
+        with pytest.raises(MeasurementRefused, match=r"got: .*expected: finite"):
             limiter.advance(np.ones(6), measured, force)
     np.testing.assert_array_equal(limiter.target, before)
 

@@ -1,0 +1,92 @@
+"""Small algorithms from the real configurations, and invented batches for them."""
+
+from functools import cache
+
+import numpy as np
+import torch
+
+from policies.diffusion import DiffusionPolicy
+from robot_rl import devices
+from robot_rl.config import compose, flatten, group_choices
+
+CHOICES = group_choices()["algorithm"]
+KEYS = {"state/pose": 3, "state/speed": 2}
+DIMENSION = 2
+SIZE = 32
+CRITIC_ONLY = 3
+
+SMALL = {
+    "schedule.critic_only_updates": CRITIC_ONLY,
+    "settings.critic_heads": 3,
+    "settings.critic_hidden": "[32,32]",
+    "settings.imitation_updates": 50,
+    "actor_hidden": "[32]",
+}
+
+
+@cache
+def configuration(choice, changes):
+    known = flatten(compose([f"algorithm={choice}"]).algorithm)
+    values = {**SMALL, **dict(changes)}
+    overrides = [f"algorithm.{key}={value}" for key, value in values.items() if key in known]
+    return compose([f"algorithm={choice}", *overrides])
+
+
+def cloned():
+    rng = np.random.default_rng(0)
+    columns = {name: rng.uniform(-1, 1, (64, width)) for name, width in KEYS.items()}
+    columns["action"] = rng.uniform(-0.8, 0.8, (64, DIMENSION))
+    generator = torch.Generator().manual_seed(0)
+    options = {"observation_steps": 1, "steps": 2, "denoiser": {"hidden": [16]}}
+    return DiffusionPolicy.create(columns, KEYS, generator=generator, **options)
+
+
+def make(choice, seed=0, changes=(), base=None):
+    """Make an algorithm; `changes` are pairs of a key below `algorithm` and its value."""
+    config = configuration(choice, tuple(changes))
+    return devices.make(config.algorithm, base=base or cloned(), seed=seed)
+
+
+def batch(algorithm, seed=0, size=SIZE, **columns):
+    """What the sampler gives for the fields that the algorithm requires, and nothing more."""
+    rng = np.random.default_rng(seed)
+    known = {
+        **{name: rng.uniform(-1, 1, (size, width)).astype("f4") for name, width in KEYS.items()},
+        "action": rng.uniform(-1, 1, (size, DIMENSION)).astype("f4"),
+        "base_action": rng.uniform(-0.8, 0.8, (size, DIMENSION)).astype("f4"),
+    }
+    following = {f"next/{name}": rng.permutation(known[name]) for name in (*KEYS, "base_action")}
+    known |= {
+        "reward": (rng.random(size) < 0.3).astype("f4"),
+        "discount": np.full(size, 0.9, "f4"),
+        "source": (np.arange(size) % 2).astype("u1"),
+        **columns,
+    }
+    required = set(algorithm.required_fields)
+    content = {name: known[name] for name in required}
+    return content | {k: v for k, v in following.items() if k.removeprefix("next/") in required}
+
+
+def train(algorithm, updates, first=0):
+    """Metrics of some updates on batches that follow from their number."""
+    return [
+        {name: float(value) for name, value in algorithm.update(batch(algorithm, seed)).items()}
+        for seed in range(first, first + updates)
+    ]
+
+
+def weights(policy):
+    return {name: value.clone() for name, value in policy.state_dict().items()}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def acts(policy, count=SIZE, noise=None):
+    """The policy's actions on fixed observations and base actions, and those base actions."""
+    rng = np.random.default_rng(9)
+    seen = {name: rng.uniform(-1, 1, (count, width)).astype("f4") for name, width in KEYS.items()}
+    base = torch.from_numpy(rng.uniform(-0.8, 0.8, (count, DIMENSION)).astype("f4"))
+    with torch.no_grad():
+        return policy.act(seen, base, noise), base

@@ -1,0 +1,120 @@
+"""Critics against networks evaluated one by one, and losses against plain loops."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from policies.networks import seeded
+from robot_rl.algorithms import losses
+from robot_rl.algorithms.critics import CriticEnsemble, minimum_of_subset, move_towards
+
+
+def ensemble(heads=4, inputs=5, hidden=(16, 8), seed=0):
+    critics = CriticEnsemble(inputs, hidden, heads, seeded(seed))
+    with torch.no_grad():
+        for bias in critics.biases:
+            bias.normal_(generator=seeded(seed + 1))
+    return critics
+
+
+def one_by_one(critics, head):
+    """An ordinary MLP with LayerNorm and the weights of one head."""
+    widths = [critics.weights[0].shape[1], *[weight.shape[2] for weight in critics.weights]]
+    layers = []
+    for index, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        linear = nn.Linear(fan_in, fan_out)
+        with torch.no_grad():
+            linear.weight.copy_(critics.weights[index][head].T)
+            linear.bias.copy_(critics.biases[index][head, 0])
+        layers.append(linear)
+        if index < len(widths) - 2:
+            layers += [nn.LayerNorm(fan_out), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(("heads", "hidden"), [(1, (8,)), (4, (16, 8)), (10, (6, 6, 6))])
+def test_an_ensemble_is_its_heads_evaluated_one_by_one(heads, hidden):
+    critics = ensemble(heads, hidden=hidden)
+    features = torch.randn(7, 5, generator=seeded(2), requires_grad=True)
+    values = critics(features)
+    singles = torch.stack([one_by_one(critics, head)(features)[:, 0] for head in range(heads)])
+    assert values.shape == (heads, 7)
+    torch.testing.assert_close(values, singles)
+    mine = torch.autograd.grad(values.sum(), features)[0]
+    theirs = torch.autograd.grad(singles.sum(), features)[0]
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_heads_are_drawn_independently_and_from_the_seed():
+    critics = CriticEnsemble(5, (16, 8), 4, seeded(0))
+    values = critics(torch.randn(7, 5, generator=seeded(2)))
+    assert len({tuple(row) for row in values.tolist()}) == 4
+    again = CriticEnsemble(5, (16, 8), 4, seeded(0))
+    for one, other in zip(critics.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_loss_of_one_head_moves_no_other():
+    critics = ensemble()
+    critics(torch.randn(7, 5, generator=seeded(2)))[1].square().sum().backward()
+    for parameter in critics.parameters():
+        assert parameter.grad[1].abs().sum() > 0
+        assert parameter.grad[[0, 2, 3]].abs().sum() == 0
+
+
+def test_the_minimum_is_over_a_random_subset():
+    values = torch.tensor([[0.0, 5.0], [1.0, 4.0], [2.0, 3.0]])
+    generator = seeded(0)
+    draws = [tuple(minimum_of_subset(values, 2, generator).tolist()) for _ in range(200)]
+    pairs = {(0.0, 4.0): 0, (0.0, 3.0): 0, (1.0, 3.0): 0}  # heads {0,1}, {0,2}, {1,2}
+    for draw in draws:
+        pairs[draw] += 1
+    assert len(pairs) == 3
+    assert min(pairs.values()) > 40
+    assert minimum_of_subset(values, 3, generator).tolist() == [0.0, 3.0]
+    singles = {tuple(minimum_of_subset(values, 1, generator).tolist()) for _ in range(50)}
+    assert singles == {(0.0, 5.0), (1.0, 4.0), (2.0, 3.0)}
+
+
+def test_move_towards_is_a_convex_step():
+    target, source = ensemble(seed=0), ensemble(seed=5)
+    before = [p.detach().clone() for p in target.parameters()]
+    move_towards(target, source, 0.1)
+    for old, new, goal in zip(before, target.parameters(), source.parameters(), strict=True):
+        torch.testing.assert_close(new, 0.9 * old + 0.1 * goal)
+
+
+def test_td_loss_sums_heads_and_averages_the_batch():
+    values, targets = torch.randn(3, 6, generator=seeded(0)), torch.randn(6, generator=seeded(1))
+    expected = sum(
+        sum((float(values[e, b]) - float(targets[b])) ** 2 for b in range(6)) / 6 for e in range(3)
+    )
+    assert float(losses.td_loss(values, targets)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_actor_loss_wants_value_and_entropy():
+    values, log_prob = torch.randn(3, 6, generator=seeded(0)), torch.randn(6, generator=seeded(1))
+    temperature = torch.tensor(0.2)
+    loss = float(losses.actor_loss(values, log_prob, temperature))
+    assert loss == pytest.approx(float(0.2 * log_prob.mean() - values.mean()), rel=1e-5)
+    assert float(losses.actor_loss(values + 1, log_prob, temperature)) < loss
+    assert float(losses.actor_loss(values, log_prob - 1, temperature)) < loss
+
+
+@pytest.mark.parametrize(("entropy", "sign"), [(-5.0, -1.0), (5.0, 1.0)])
+def test_the_temperature_rises_when_the_entropy_is_too_small(entropy, sign):
+    log_temperature = torch.tensor(0.0, requires_grad=True)
+    log_prob = torch.full((6,), -entropy, requires_grad=True)
+    losses.temperature_loss(log_temperature, log_prob, 0.0).backward()
+    assert float(log_temperature.grad) * sign > 0  # descent goes against the gradient
+    assert log_prob.grad is None
+
+
+def test_imitation_counts_demonstrations_only():
+    actions = torch.zeros(4, 2)
+    demonstrated = torch.tensor([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0], [9.0, 9.0]])
+    mask = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    assert float(losses.imitation_loss(actions, demonstrated, mask)) == pytest.approx(2.5)
+    assert float(losses.imitation_loss(actions, demonstrated, torch.zeros(4))) == 0.0
