@@ -74,6 +74,19 @@ def test_success_alone_is_rewarded_and_terminates(task):
         assert last.reward == float(last.terminated) == float(last.info["success"])
 
 
+def test_success_at_the_time_limit_terminates_and_does_not_truncate(task):
+    seed, steps = next(
+        (seed, steps)
+        for seed, (_, steps) in enumerate(expert_episodes(task, EPISODES))
+        if steps[-1].terminated
+    )
+    for limit, end in ((len(steps), (1.0, True, False)), (len(steps) - 1, (0.0, False, True))):
+        env = environment(task, f"task.environment.time_limit_steps={limit}")
+        env.reset(seed=seed)
+        ends = [env.step(step.action)[1:4] for step in steps[:limit]]
+        assert ends == [(0.0, False, False)] * (limit - 1) + [end]
+
+
 def test_the_expert_succeeds_in_a_good_share(task):
     assert successes(task, EPISODES) >= EPISODES / 2
 
