@@ -9,6 +9,7 @@ import errno
 import importlib
 import importlib.util
 import json
+import os
 import pkgutil
 import signal
 import sys
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import PolicyError
 from robot_rl.errors import RobotRLError
+from robot_rl.signals import ENDS_WITH_INPUT, end_with_input
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -44,6 +46,7 @@ class Stage:
         run_key: The configuration key that names the run directory to work on. The configuration
             of that run is used, and overrides that would make it another run are refused.
         default_run: The run when that key is not given; None when the stage makes its own.
+        new_run_key: A key with which the stage makes its own run in place of the default one.
         argument: Name of the positional argument that comes before the overrides.
         takes_overrides: Whether the stage has a configuration.
     """
@@ -53,6 +56,7 @@ class Stage:
     details: str
     run_key: str | None = None
     default_run: str | None = None
+    new_run_key: str | None = None
     argument: str | None = None
     takes_overrides: bool = True
 
@@ -63,14 +67,18 @@ STAGES: dict[str, Stage] = {
         "Record demonstrations with the task's scripted expert.",
         "Runs the expert until `demonstrations` episodes have succeeded and writes them to"
         " demonstrations.zarr in a new run directory. An interrupted recording keeps all"
-        " finished episodes.",
+        " finished episodes; run=RUN goes on with it.",
+        run_key="run",
     ),
     "pretrain": Stage(
         "robot_rl.stages.pretrain:run",
         "Clone the demonstrations into a policy.",
-        "Trains the policy on the demonstrations of `run=RUN` or of `dataset=PATH` and writes"
-        " checkpoints/bc.",
+        "Trains the policy on the demonstrations of `run=RUN`, by default of the latest run, or of"
+        " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
+        " resume=RUN learns online.",
         run_key="run",
+        default_run="latest",
+        new_run_key="dataset",
     ),
     "train": Stage(
         "robot_rl.stages.train:run",
@@ -137,7 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    # A signal that is ignored, as nohup does with SIGHUP, stays ignored.
+    ending = [
+        n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN
+    ]
+    previous = {number: signal.signal(number, _interrupt) for number in ending}
+    if os.environ.pop(ENDS_WITH_INPUT, None):
+        end_with_input()
     try:
         return _dispatch(words)
     except (RobotRLError, PolicyError) as error:
@@ -150,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("robot-rl: stopped", file=sys.stderr)
         return EXIT_INTERRUPTED
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def bench_names() -> tuple[str, ...]:
@@ -238,7 +253,10 @@ def _stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
         return compose(overrides)
     places = (f"{stage.run_key}=", "runs_directory=")
     where = compose([override for override in overrides if override.startswith(places)])
-    named = where[stage.run_key] or stage.default_run
+    default = stage.default_run
+    if stage.new_run_key and any(o.startswith(f"{stage.new_run_key}=") for o in overrides):
+        default = None
+    named = where[stage.run_key] or default
     if named is None:
         return compose(overrides)
     run = RunDirectory.open(named, where.runs_directory)
@@ -265,7 +283,7 @@ def _fail(message: str) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Let a request to end (SIGTERM) take the same clean way out as Ctrl-C."""
+    """Let a request to end (SIGTERM, a closed terminal) take the same clean way out as Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -16,9 +16,11 @@ Folders likewise, see `robot_rl.run.RunDirectory.atomic_folder`. Nothing here lo
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -29,6 +31,8 @@ from robot_rl._checkpoint_files import check_manifest, flush_to_disk, write_mani
 from robot_rl.errors import RobotRLError
 
 LATEST = "latest"
+CLONED = "checkpoints/bc"
+LAST = "checkpoints/last"
 CONFIG_FILE = "config.yaml"
 
 
@@ -137,6 +141,37 @@ class RunDirectory:
         """Return the folder name of the policy at an evaluation, for `atomic_folder`."""
         return f"checkpoints/step_{environment_steps:07d}"
 
+    @contextmanager
+    def claim(self, role: str, wait_seconds: float = 30.0) -> Iterator[int]:
+        """Make sure that nobody else does the same work in this run while the context lasts.
+
+        The claim is a lock that the system drops with the last process that holds it, however
+        that ends; children that inherit the descriptor hold it too.
+
+        Args:
+            role: What is claimed: `train`, `learner`, `actor` or `evaluator`.
+            wait_seconds: How long one that is about to end is waited for.
+
+        Yields:
+            The descriptor of the lock.
+
+        Raises:
+            RunError: Another process has it, or the folder cannot be written.
+        """
+        path = self.path / f".{role}.lock"
+        with _reported(f"{path} cannot be written"):
+            file = path.open("wb")
+        with file:
+            deadline = time.monotonic() + wait_seconds
+            while not _locked(file.fileno()):
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"another {role} is at work in {self.path}",
+                        hint="wait for it to end, or stop it with Ctrl-C",
+                    )
+                time.sleep(0.1)
+            yield file.fileno()
+
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as one line to `<name>.jsonl`; each file has one writer.
 
@@ -175,11 +210,20 @@ class RunDirectory:
         Raises:
             RunError: The disk is full or the folder cannot be written.
         """
-        temporary = self.path / ".summary.json.partial"
-        with _reported(f"{self.summary} cannot be written"):
-            temporary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        self.save_json(self.summary.name, summary)
+
+    def save_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one object to the file `name`; an older one is replaced at once.
+
+        Raises:
+            RunError: The disk is full or the folder cannot be written.
+        """
+        path = self.path / name
+        temporary = self.path / f".{name}.partial"
+        with _reported(f"{path} cannot be written"):
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             flush_to_disk(temporary)
-            temporary.replace(self.summary)
+            temporary.replace(path)
             flush_to_disk(self.path)
 
     @contextmanager
@@ -257,6 +301,14 @@ def _reported(problem: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(problem, got=error, hint=_FREE if error.errno == 28 else None) from error
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _point(link: Path, target: Path) -> None:

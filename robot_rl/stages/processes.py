@@ -6,57 +6,72 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from robot_rl.errors import RobotRLError
+from robot_rl.signals import ENDS_WITH_INPUT
 
-_END_SECONDS = 30.0
+_END_SECONDS = 60.0
+_ASKED_TO_END = (0, 130, -signal.SIGTERM)
 
 
 class ProcessDied(RobotRLError):
     """A process of the run ended with an error."""
 
 
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    log_start: int
+
+    @property
+    def input_descriptor(self) -> int:
+        assert self.process.stdin is not None
+        return self.process.stdin.fileno()
+
+
 class ProcessGroup:
     """Child processes of one run, each with a log file.
 
-    The children have sessions of their own: Ctrl-C in the terminal reaches only the parent,
-    which then ends them in the order that loses nothing.
+    The one that is started first, the replay server, serves the others: it ends last, so that
+    nothing that they still send is lost. The children have sessions of their own: Ctrl-C in the
+    terminal reaches only the parent, which then ends them. Should the parent be killed, they do
+    so by themselves: each ends when its standard input closes, whose other end the parent and all
+    later children hold.
 
     Args:
         logs: Folder of the log files.
+        inherited: Open descriptors that the children keep, for example of a lock.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, inherited: Sequence[int] = ()) -> None:
         """See the class."""
         self._logs = logs
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._files: list[IO[bytes]] = []
+        self._inherited = tuple(inherited)
+        self._children: dict[str, _Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
         """Start `python -m robot_rl.cli ARGUMENTS` under a name."""
         log = (self._logs / f"{name}.log").open("ab")
-        self._files.append(log)
         # One computing thread each: with several, processes that share cores stall one another.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._children[name] = subprocess.Popen(
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
+        earlier = [child.input_descriptor for child in self._children.values()]
+        process = subprocess.Popen(
             [sys.executable, "-m", "robot_rl.cli", *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            pass_fds=(*self._inherited, *earlier),
         )
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Process ids of the children that run."""
-        return [child.pid for child in self._children.values() if child.poll() is None]
+        self._children[name] = _Child(process, log, log.tell())
 
     def running(self, name: str) -> bool:
         """Whether a child is still running.
@@ -64,31 +79,49 @@ class ProcessGroup:
         Raises:
             ProcessDied: It has ended with an error; the message has the end of its log.
         """
-        code = self._children[name].poll()
-        if code is None:
-            return True
-        if code != 0:
-            raise ProcessDied(
-                f"the process {name!r} ended with an error",
-                got=f"exit code {code}: {self._last_words(name)}",
-                hint=f"see {self._logs / name}.log; then go on with robot-rl train resume=RUN",
-            )
-        return False
+        code = self._children[name].process.poll()
+        if code not in (None, 0):
+            raise self._died(name, code)
+        return code is None
 
-    def end(self, name: str) -> None:
-        """Ask a child to end, and wait until it has saved what it holds."""
-        child = self._children[name]
-        if child.poll() is None:
-            child.send_signal(signal.SIGTERM)
+    def require(self, name: str) -> None:
+        """Check that a child that the others need is running.
+
+        Raises:
+            ProcessDied: It has ended, with an error or without.
+        """
+        code = self._children[name].process.poll()
+        if code is not None:
+            raise self._died(name, code)
+
+    def end(self) -> list[ProcessDied]:
+        """Ask all children to end, the first one last, and wait until they have saved their data.
+
+        Returns:
+            What went wrong: an error while ending, or a child that had to be killed.
+        """
+        names = list(self._children)
+        problems = []
+        for group in (names[1:], names[:1]):
+            for name in group:
+                process = self._children[name].process
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+            problems += [problem for name in group if (problem := self._ended(name))]
+        return problems
+
+    def _ended(self, name: str) -> ProcessDied | None:
+        process = self._children[name].process
         try:
-            child.wait(_END_SECONDS)
+            code = process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            raise ProcessDied(
+            process.kill()
+            process.wait()
+            return ProcessDied(
                 f"the process {name!r} did not end within {_END_SECONDS:g} s and was killed",
                 hint=f"see {self._logs / name}.log",
-            ) from None
+            )
+        return None if code in _ASKED_TO_END else self._died(name, code)
 
     def __enter__(self) -> Self:
         """Return the group."""
@@ -100,46 +133,40 @@ class ProcessGroup:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End all children: those that send first, the replay server last."""
-        problems = []
-        for name in reversed(list(self._children)):
-            try:
-                self.end(name)
-            except ProcessDied as problem:
-                problems.append(problem)
-        for log in self._files:
-            log.close()
-        if problems and error is None:
-            raise problems[0]
+        """End all children."""
+        try:
+            problems = self.end()
+        finally:  # a second Ctrl-C while they save: nobody is left behind
+            for child in self._children.values():
+                _release(child)
+        # After the death of one, what the others say of it is a consequence, and in their logs.
+        if problems and not isinstance(error, ProcessDied):
+            if error is None:
+                raise problems[0]
+            print(f"robot-rl: {problems[0]}", file=sys.stderr)
+
+    def _died(self, name: str, code: int) -> ProcessDied:
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        problem = f"the process {name!r} ended with an error"
+        if code == 0:
+            problem = f"the process {name!r} has ended, but the others need it"
+        return ProcessDied(
+            problem,
+            got=f"{how}: {self._last_words(name)}",
+            hint=f"see {self._logs / name}.log; then go on with"
+            f" robot-rl train resume={self._logs.parent}",
+        )
 
     def _last_words(self, name: str) -> str:
-        lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
+        written = (self._logs / f"{name}.log").read_bytes()[self._children[name].log_start :]
+        lines = written.decode(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("robot-rl: ") if lines else "it printed nothing"
 
 
-class MemorySampler:
-    """Peak of anonymous and shared memory of a set of processes, sampled at 1 Hz.
-
-    Pages of mapped files (the replay store) are not counted: the system takes them back at will.
-    """
-
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.peak_bytes = 0
-        self._next = 0.0
-
-    def sample(self, process_ids: Sequence[int]) -> None:
-        """Look at the processes, if a second has passed since the last look."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + 1.0
-            self.peak_bytes = max(self.peak_bytes, sum(_resident_bytes(i) for i in process_ids))
-
-
-def _resident_bytes(process_id: int) -> int:
-    try:
-        lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    values = dict(line.split(":", 1) for line in lines if line.startswith(("RssAnon", "RssShmem")))
-    return sum(int(value.split()[0]) * 1024 for value in values.values())
+def _release(child: _Child) -> None:
+    if child.process.poll() is None:
+        child.process.kill()
+        child.process.wait()
+    if child.process.stdin is not None:
+        child.process.stdin.close()
+    child.log.close()
