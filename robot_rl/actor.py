@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 
 from policies.runner import Acted, PolicyRunner
+from robot_rl.connection import PATIENCE_SECONDS, STARTUP_SECONDS, flush, wait_for_server
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
 from robot_rl.env.factory import make_env
@@ -20,19 +21,14 @@ from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.endpoint import wait_for_endpoint
+from robot_rl.replay.errors import ServerUnreachable
 from robot_rl.run import RunDirectory
-from robot_rl.signals import stop_event
+from robot_rl.signals import Stopped, stop_event
 from robot_rl.weights import Published, WeightsPoller, fetch
 
 ACTOR = 1
-STARTUP_SECONDS = 60.0
 _SEED_STREAM = 1
 _EPISODES = "episodes"
-
-
-class Stopped(RobotRLError):
-    """The actor was asked to stop while it waited."""
 
 
 class WeightSource(Protocol):
@@ -51,17 +47,13 @@ class SteppedWeights:
     Args:
         client: The actor's client.
         first: The behaviour that the actor has.
-        block_steps: Environment steps of a block.
         stop: When set, waiting ends.
     """
 
-    def __init__(
-        self, client: ReplayClient, first: Published, block_steps: int, stop: threading.Event
-    ) -> None:
+    def __init__(self, client: ReplayClient, first: Published, stop: threading.Event) -> None:
         """See the class."""
         self._client = client
         self._present = first
-        self._block_steps = block_steps
         self._stop = stop
 
     def at_step(self, step: int) -> Published | None:
@@ -69,13 +61,15 @@ class SteppedWeights:
 
         Raises:
             Stopped: The actor was asked to stop.
+            StoreFull: The rows so far cannot be stored.
+            ServerUnreachable: The server does not answer.
         """
         if step < self._present.acts_until:
             return None
-        self._client.flush()
+        flush(self._client, self._stop)  # the learner needs these rows for what is waited for
         while step >= self._present.acts_until:
             if self._stop.is_set():
-                raise Stopped("the actor was stopped while it waited for weights")
+                raise Stopped
             found = fetch(self._client, self._present.behaviour.version, 0.5)
             if found is not None:
                 self._present = found
@@ -149,7 +143,9 @@ class ActingController:
             self.runner.set_behaviour(published.behaviour)
 
 
-def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> Iterator[EpisodeResult]:
+def act(
+    config: DictConfig, run: RunDirectory, stop: threading.Event
+) -> Iterator[tuple[int, EpisodeResult]]:
     """Act until the configured number of environment steps is in the store.
 
     Args:
@@ -158,11 +154,15 @@ def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> Iterato
         stop: When set, the running episode ends as truncated and all rows are flushed.
 
     Yields:
-        Each episode as it ends.
+        Each episode as it ends, with the environment steps of the run so far.
+
+    Raises:
+        Stopped: `stop` was set while the actor waited. The running episode stays open in the
+            store, with all of its rows.
     """
     torch.set_num_threads(1)
     env = make_env(config)
-    wait_for_endpoint(run.store, STARTUP_SECONDS)
+    wait_for_server(run.store, stop)
     total = int(config.environment_steps)
     with ReplayClient(run.store) as client:
         first = _first_behaviour(client, stop)
@@ -180,34 +180,39 @@ def act(config: DictConfig, run: RunDirectory, stop: threading.Event) -> Iterato
 
         try:
             if step < total:
-                yield from rollout(
+                for result in rollout(
                     [env],
                     controller,
                     seeds,
                     recorder=RowBuilder(env.schema, SOURCE_POLICY),
                     on_row=send,
                     stop=lambda: stop.is_set() or controller.step >= total,
-                )
-        except Stopped:
-            pass  # between two steps: the episode stays open, and its rows are flushed below
+                ):
+                    yield controller.step, result
         finally:
             source.close()
             env.close()
-        client.flush()
+        flush(client, stop)
 
 
 def run(config: DictConfig) -> None:
-    """Act in the run directory `config.run`."""
+    """Act in the run directory `config.run`.
+
+    Raises:
+        KeyboardInterrupt: The actor was asked to stop, and has sent all of its rows.
+    """
     directory = RunDirectory.open(config.run, config.runs_directory)
-    number = steps = 0
-    for record in directory.read_jsonl(_EPISODES):
-        number, steps = number + 1, int(record["environment_steps"])
-    with stop_event() as stop:
-        for result in act(config, directory, stop):
-            steps += result.steps
-            directory.append_jsonl(_EPISODES, _record(number, steps, result))
-            number += 1
-    print(f"actor: {number} episodes, {steps} environment steps", flush=True)
+    number = len(directory.read_jsonl(_EPISODES))
+    with stop_event() as stop, directory.claim("actor"):
+        try:
+            for steps, result in act(config, directory, stop):
+                directory.append_jsonl(_EPISODES, _record(number, steps, result))
+                number += 1
+        except Stopped:
+            pass
+        if stop.is_set():
+            raise KeyboardInterrupt
+    print(f"actor: done, {number} episodes in all", flush=True)
 
 
 def online_steps(client: ReplayClient, table: str) -> int:
@@ -220,7 +225,9 @@ def online_steps(client: ReplayClient, table: str) -> int:
 
 def _first_behaviour(client: ReplayClient, stop: threading.Event) -> Published:
     deadline = time.monotonic() + STARTUP_SECONDS
-    while time.monotonic() < deadline and not stop.is_set():
+    while time.monotonic() < deadline:
+        if stop.is_set():
+            raise Stopped
         found = fetch(client, None, 0.5)
         if found is not None:
             return found
@@ -239,7 +246,7 @@ def _weight_source(
     stop: threading.Event,
 ) -> WeightSource:
     if config.clock == "stepped":
-        return SteppedWeights(client, first, int(config.block_steps), stop)
+        return SteppedWeights(client, first, stop)
     poller = WeightsPoller(ReplayClient(run.store), first.behaviour.version)
     return RealtimeWeights(poller)
 
@@ -250,13 +257,22 @@ def _seeds(
     """Seeds of the episodes; the next one is given once a whole episode has room in the spool."""
     number = 0
     while not stop.is_set():
-        _wait_for_room(client.has_room, episode_steps + 1, stop)
+        _wait_for_room(client, episode_steps + 1, stop)
         yield training_seed(run_seed, _SEED_STREAM + session, number)
         number += 1
 
 
-def _wait_for_room(has_room: Callable[[int], bool], rows: int, stop: threading.Event) -> None:
-    while not has_room(rows) and not stop.is_set():
+def _wait_for_room(client: ReplayClient, rows: int, stop: threading.Event) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not client.has_room(rows):
+        if stop.is_set():
+            raise Stopped
+        if time.monotonic() > deadline:
+            raise client.problem or ServerUnreachable(
+                "the replay server takes no rows",
+                got=f"{client.unacknowledged} rows not acknowledged",
+                hint="see that the replay server runs",
+            )
         time.sleep(0.05)
 
 

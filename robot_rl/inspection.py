@@ -9,11 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from robot_rl.config import load_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.records import read_run
 from robot_rl.replay.reader import StoreReader
-from robot_rl.run import RunDirectory
+from robot_rl.run import CLONED, LAST, RunDirectory
 
 
 def run(path: str) -> None:
@@ -40,18 +42,25 @@ def run(path: str) -> None:
 
 def _run_directory(console: Console, run: RunDirectory) -> None:
     console.print(f"run directory {run.path}")
-    if run.demonstrations.exists():
-        _dataset(console, run.demonstrations)
+    dataset = load_resolved(run.path).dataset
+    demonstrations = Path(dataset) if dataset else run.demonstrations
+    if demonstrations.exists():
+        _dataset(console, demonstrations)
     if (run.store / "data.mdb").exists():
         _store(console, run.store)
-    for name in ("checkpoints/bc", "checkpoints/last"):
+    for name in (CLONED, LAST):
         if run.has_folder(name):
             _policy(console, run.complete_folder(name) / "policy")
-    evaluations = run.read_jsonl("evaluations")
-    if evaluations:
-        rates = [(e["environment_steps"], e["success_rate"]) for e in evaluations]
+    results = read_run(run.path)
+    rates = [(e.environment_steps, e.success_rate) for e in results.periodic()]
+    if rates:
         text = ", ".join(f"{steps}: {100 * rate:.0f} %" for steps, rate in rates)
-        console.print(f"success by environment steps: {text}")
+        console.print(f"\nsuccess by environment steps: {text}")
+    final = [e for e in results.evaluations if e.seed_set == "final"]
+    if final:
+        console.print(f"final, after {final[-1].environment_steps} steps: {final[-1]}")
+    if not run.summary.exists():
+        console.print(f"not finished; to go on: robot-rl train resume={run.path}")
 
 
 def _dataset(console: Console, path: Path) -> None:

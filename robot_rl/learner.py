@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,33 +22,38 @@ from policies.policy import Policy
 from policies.runner import PolicyRunner
 from robot_rl import devices
 from robot_rl.algorithms.base import Algorithm
+from robot_rl.blocks import Blocks
+from robot_rl.connection import wait_for_server
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.schema import ACTION_FIELDS
+from robot_rl.data.schema import ACTION_FIELDS, SOURCE_DEMONSTRATION, Row
+from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.endpoint import wait_for_endpoint
+from robot_rl.replay.errors import SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.sampler import ReplaySampler
-from robot_rl.run import RunDirectory
-from robot_rl.signals import stop_event
+from robot_rl.run import LAST, RunDirectory
+from robot_rl.signals import Stopped, stop_event
 from robot_rl.stages.pretrain import load_cloned, open_demonstrations
-from robot_rl.weights import publish
+from robot_rl.weights import BEHAVIOUR, publish
 
 DEMONSTRATOR = 0
-LAST = "checkpoints/last"
-STARTUP_SECONDS = 60.0
 _POLL_SECONDS = 0.002
+_ROOM_SECONDS = 60.0
 _OWNER = "demonstrations"
 _STATE = "state.json"
 _TENSORS = "algorithm.safetensors"
+
+
+class LearningDiverged(RobotRLError):
+    """A loss is no longer a number; the last checkpoint is from before."""
 
 
 class Learner:
     """Trains in blocks of environment steps, each with its exact number of updates.
 
     On the stepped clock, block j's weights are published when block j + 1 is complete, and act
-    in block j + 2. So the actor collects one block while the learner trains on the one before,
-    and what acts does not depend on how fast either is.
+    in block j + 2; see `robot_rl.blocks`.
 
     Args:
         config: The configuration.
@@ -59,7 +66,7 @@ class Learner:
         self._config = config
         self._run = run
         self._client = client
-        self._block = int(config.block_steps)
+        self._blocks = Blocks.of(config)
         self._stepped = config.clock == "stepped"
         self._cloned = load_cloned(run)
         dataset = open_demonstrations(config, run)
@@ -81,18 +88,21 @@ class Learner:
             demonstration_share=schedule.demonstration_share,
             rng=np.random.default_rng(seed),
         )
-        self._prefetcher = Prefetcher(self._sampler)
         self.environment_steps = 0
         self.updates = 0
+        self._saved_steps = 0
         if run.has_folder(LAST):
             self._load()
+        self._prefetcher = Prefetcher(self._sampler)
 
     def learn(self, stop: threading.Event) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set."""
-        total = int(self._config.environment_steps)
-        self._publish(self.environment_steps)
+        total = self._blocks.total
+        # A resumed run on the stepped clock goes on with the weights whose turn it is.
+        if not self._stepped or self._client.get_weights(BEHAVIOUR) is None:
+            self._publish(self.environment_steps)
         while self.environment_steps < total:
-            target = min(self.environment_steps + self._block, total)
+            target = self._blocks.end_after(self.environment_steps)
             if not self._wait_for(target, stop):
                 break
             if self._stepped:
@@ -100,10 +110,11 @@ class Learner:
             self._train_block(target)
             if not self._stepped:
                 self._publish(self.environment_steps)
-            if target % int(self._config.evaluation.every_steps) == 0 or target == total:
+            if target % self._blocks.every_steps == 0 or target == total:
                 self._save_snapshot()
                 self._save()
-        self._save()
+        if self._saved_steps != self.environment_steps:
+            self._save()
 
     def close(self) -> None:
         """End the prefetching thread and release the store."""
@@ -116,17 +127,9 @@ class Learner:
                 return False
         return not stop.is_set()
 
-    def _updates_due(self, target: int) -> int:
-        """Updates that the data of block [environment_steps, target) entitles to."""
-        schedule = self._algorithm.schedule
-        if target < schedule.warmup_steps:
-            return 0
-        entitled = (target - schedule.warmup_steps) * schedule.updates_per_step
-        return schedule.critic_only_updates + entitled - self.updates
-
     def _train_block(self, target: int) -> None:
         started = time.monotonic()
-        count = self._updates_due(target)
+        count = self._blocks.updates_at(target) - self.updates
         self._sampler.refresh(target)
         metrics: dict[str, list[Tensor]] = {}
         self._prefetcher.start(count)
@@ -142,6 +145,13 @@ class Learner:
         online = self.environment_steps - schedule.warmup_steps
         paid = self.updates - schedule.critic_only_updates
         means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise LearningDiverged(
+                    f"{name} is no longer a finite number at step {self.environment_steps}",
+                    got=value,
+                    hint="lower the learning rates; checkpoints/last is from before",
+                )
         self._run.append_jsonl(
             "learner",
             {
@@ -157,15 +167,12 @@ class Learner:
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
-        schedule = self._algorithm.schedule
         if self.updates == 0:
-            noise = schedule.warmup_noise
+            noise = self._algorithm.schedule.warmup_noise
             behaviour = self._cloned.exploring("base", "normal", noise)
-            first = -(-schedule.warmup_steps // self._block) * self._block
-            publish(self._client, behaviour, first + self._block)
         else:
             behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
-            publish(self._client, behaviour, steps + 2 * self._block)
+        publish(self._client, behaviour, self._blocks.acts_until(steps, self.updates))
 
     def _behaviour(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
@@ -187,6 +194,7 @@ class Learner:
             save_file(self._algorithm.state_dict(), folder / _TENSORS)
             (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
             checkpoint.save(folder / "policy", behaviour)
+        self._saved_steps = self.environment_steps
 
     def _load(self) -> None:
         folder = self._run.complete_folder(LAST)
@@ -195,6 +203,15 @@ class Learner:
         self._sampler.load_state_dict(state["sampler"])
         self.environment_steps = int(state["environment_steps"])
         self.updates = int(state["gradient_updates"])
+        self._saved_steps = self.environment_steps
+
+
+def learned_steps(run: RunDirectory) -> int:
+    """Environment steps behind a run's last checkpoint; 0 without one."""
+    if not run.has_folder(LAST):
+        return 0
+    state = json.loads((run.complete_folder(LAST) / _STATE).read_text(encoding="utf-8"))
+    return int(state["environment_steps"])
 
 
 def insert_demonstrations(
@@ -213,31 +230,50 @@ def insert_demonstrations(
     schema = dataset.schema
     client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
     reader = StoreReader(store)
-    present = sum(e.rows for e in reader.episodes(schema.task) if e.actor == DEMONSTRATOR)
-    reader.close()
+    try:
+        present = sum(e.rows for e in reader.episodes(schema.task) if e.actor == DEMONSTRATOR)
+    finally:
+        reader.close()
     runner = PolicyRunner(cloned)
     start = 0
     for index in range(len(dataset)):
-        columns = dataset.episode(index)
-        length = len(columns["is_last"])
+        length = int(dataset.episode_ends[index]) - start
         if start + length > present:
+            columns = dataset.episode(index)
             columns["base_action"] = runner.label(columns, int(dataset.seeds[index]))
+            # Whatever recorded it: what is given as a demonstration counts as one.
+            columns["source"] = np.full(length, SOURCE_DEMONSTRATION, np.uint8)
             facts = {
                 "task": schema.task,
                 "seed": int(dataset.seeds[index]),
                 "instruction": dataset.instructions[index],
             }
-            for row in range(max(0, present - start), length):
-                content = {name: column[row] for name, column in columns.items()}
-                client.append(content, facts if row == 0 else None)
+            rows = [
+                {name: column[row] for name, column in columns.items()} for row in range(length)
+            ]
+            _send(client, rows, max(0, present - start), facts)
         start += length
     client.flush()
+
+
+def _send(client: ReplayClient, rows: list[Row], begin: int, facts: dict[str, object]) -> None:
+    """Send an episode from row `begin` on, waiting for room."""
+    if begin == 0:
+        client.append_episode(rows, facts)
+        return
+    deadline = time.monotonic() + _ROOM_SECONDS
+    while not client.has_room(len(rows)):
+        if time.monotonic() > deadline:
+            raise client.problem or SpoolFull("the replay server takes no demonstrations")
+        time.sleep(_POLL_SECONDS)
+    for row in rows[begin:]:
+        client.append(row)
 
 
 def learn(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
     """Learn in a run directory; returns the environment steps that were learned from."""
     torch.set_num_threads(1)
-    wait_for_endpoint(run.store, STARTUP_SECONDS)
+    wait_for_server(run.store, stop)
     with ReplayClient(run.store) as client:
         learner = Learner(config, run, client)
         try:
@@ -248,7 +284,16 @@ def learn(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
 
 
 def run(config: DictConfig) -> None:
-    """Learn in the run directory `config.run`."""
-    with stop_event() as stop:
-        steps = learn(config, RunDirectory.open(config.run, config.runs_directory), stop)
+    """Learn in the run directory `config.run`.
+
+    Raises:
+        KeyboardInterrupt: The learner was asked to stop, and has saved its checkpoint.
+    """
+    directory = RunDirectory.open(config.run, config.runs_directory)
+    steps = 0
+    with stop_event() as stop, directory.claim("learner"):
+        with suppress(Stopped):
+            steps = learn(config, directory, stop)
+        if stop.is_set():
+            raise KeyboardInterrupt
     print(f"learner: learned from {steps} environment steps", flush=True)

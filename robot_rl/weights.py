@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import WeightsRefused
+from robot_rl.replay.errors import ServerUnreachable, WeightsRefused
 from robot_rl.replay.records import WeightsRecord
 
 BEHAVIOUR = "behaviour"
@@ -66,6 +68,8 @@ def _open(record: WeightsRecord) -> Published:
 class WeightsPoller:
     """Fetches new behaviours in a thread, so that the control loop never waits for them.
 
+    While the server is away the actor goes on with what it has.
+
     Args:
         client: A client of its own; it is closed with the poller.
         version: The version that the actor has.
@@ -75,7 +79,7 @@ class WeightsPoller:
         """Start polling; see the class for the arguments."""
         self._client = client
         self._version = version
-        self._newest: Published | None = None
+        self._found: deque[Published] = deque(maxlen=1)
         self._failure: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights-poller", daemon=True)
@@ -89,8 +93,7 @@ class WeightsPoller:
         """
         if self._failure is not None:
             raise self._failure
-        newest, self._newest = self._newest, None
-        return newest
+        return self._found.pop() if self._found else None
 
     def close(self) -> None:
         """End the thread."""
@@ -101,9 +104,10 @@ class WeightsPoller:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                found = fetch(self._client, self._version, POLL_SECONDS)
-                if found is not None:
-                    self._version = found.behaviour.version
-                    self._newest = found
+                with suppress(ServerUnreachable):
+                    found = fetch(self._client, self._version, POLL_SECONDS)
+                    if found is not None:
+                        self._version = found.behaviour.version
+                        self._found.append(found)
         except Exception as error:
             self._failure = error

@@ -84,7 +84,7 @@ def _measure(config: DictConfig) -> tuple[npt.NDArray[np.float64], int]:
         for name in ("replay", "learner"):
             group.start(name, [name, f"run={run.path}", f"runs_directory={config.runs_directory}"])
         decisions: list[float] = []
-        for result in act(config, run, threading.Event()):
+        for _, result in act(config, run, threading.Event()):
             decisions += result.decision_seconds
             group.running("learner")
     blocks = run.read_jsonl("learner")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Literal
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
@@ -14,6 +15,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.signals import Stopped
 
 SeedSet = Literal["periodic", "final"]
 
@@ -30,10 +32,17 @@ class Evaluator:
         self._config = config
         episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
         count = min(int(config.evaluation.slots), int(episodes))
-        self._envs: list[RobotEnv] = [make_env(config) for _ in range(count)]
+        # Episodes side by side share no wall clock: they run in simulated time.
+        stepped = OmegaConf.merge(config, {"clock": "stepped"})
+        assert isinstance(stepped, DictConfig)
+        self._envs: list[RobotEnv] = [make_env(stepped) for _ in range(count)]
 
     def evaluate(
-        self, behaviour: Behaviour, seed_set: SeedSet, environment_steps: int
+        self,
+        behaviour: Behaviour,
+        seed_set: SeedSet,
+        environment_steps: int,
+        stop: threading.Event | None = None,
     ) -> EvaluationResult:
         """Run the behaviour's best guess on a set of seeds.
 
@@ -41,8 +50,10 @@ class Evaluator:
             behaviour: The policy; its exploration is not used.
             seed_set: Which episodes.
             environment_steps: Training steps behind the policy, for the record.
+            stop: When set, the evaluation is given up.
 
         Raises:
+            Stopped: `stop` was set.
             PolicyError: The policy was made for another task, rate or observation.
         """
         settings = self._config.evaluation
@@ -53,7 +64,11 @@ class Evaluator:
         envs = self._envs[:count]
         runner = PolicyRunner(behaviour.exploring("mean"), slots=len(envs))
         started = time.monotonic()
-        results = list(rollout(envs, runner, iter(range(first, first + count))))
+        given_up = threading.Event() if stop is None else stop
+        seeds = iter(range(first, first + count))
+        results = list(rollout(envs, runner, seeds, stop=given_up.is_set))
+        if given_up.is_set():
+            raise Stopped
         results.sort(key=lambda result: result.seed)
         return EvaluationResult.of_episodes(
             np.array([result.success for result in results]),

@@ -11,16 +11,23 @@ import numpy.typing as npt
 from omegaconf import DictConfig
 
 from robot_rl.config import save_resolved
-from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rollout import rollout, training_seed
 from robot_rl.env.sim.task import ScriptedExpert
+from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 
 SEED_STREAM = 0
+_MOST_FAILURES = 200
+_MOST_ATTEMPTS = 100_000
+
+
+class ExpertFails(RobotRLError):
+    """The scripted expert does not solve the task."""
 
 
 class ExpertDecision(NamedTuple):
@@ -79,6 +86,10 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
         config: The configuration.
         run: Where to write.
         progress: Where to show how far it is.
+
+    Raises:
+        ExpertFails: It failed 200 times in a row.
+        StorageFull: The disk is full; what was recorded before is kept.
     """
     env = make_env(config)
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
@@ -87,13 +98,20 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
     seed = int(config.seed)
     with EpisodeWriter(run.demonstrations, env.schema, {"robot": config.choices.robot}) as writer:
         known = EpisodeDataset(run.demonstrations).seeds.tolist()
-        first = _attempts_behind(known, seed)
+        first = attempts = _attempts_behind(known, seed)
         seeds = (training_seed(seed, SEED_STREAM, number) for number in itertools.count(first))
-        attempts = first
+        failures = 0
         while len(writer) < wanted:
             result = next(rollout([env], controller, seeds, recorder=recorder))
             attempts += 1
             progress.episode(result.success)
+            failures = 0 if result.success else failures + 1
+            if failures == _MOST_FAILURES:
+                raise ExpertFails(
+                    f"the scripted expert has failed {failures} times in a row",
+                    got=f"{len(writer)} demonstrations in {attempts} attempts",
+                    hint="make the task or the expert's imperfections easier",
+                )
             if result.success:
                 writer.append(
                     result.rows,
@@ -104,18 +122,26 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
                 )
                 progress.update(len(writer))
     env.close()
-    progress.note(
-        f"collected {wanted} demonstrations of {config.task.name} in {attempts} attempts"
-        f" ({100 * wanted / attempts:.0f} % succeeded)"
-    )
+    if attempts > first:
+        progress.note(
+            f"collected {wanted} demonstrations of {config.task.name} in {attempts} attempts"
+            f" ({100 * wanted / attempts:.0f} % succeeded)"
+        )
     return EpisodeDataset(run.demonstrations)
 
 
 def run(config: DictConfig) -> None:
-    """Collect into a new run directory."""
-    directory = RunDirectory.create(config.task.name, config.runs_directory)
-    save_resolved(config, directory.path)
-    with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
+    """Collect into a new run directory, or go on in that of `run`."""
+    if config.run:
+        directory = RunDirectory.open(config.run, config.runs_directory)
+    else:
+        directory = RunDirectory.create(config.task.name, config.runs_directory)
+        save_resolved(config, directory.path)
+    with (
+        directory.claim("train"),
+        WorkProgress(int(config.demonstrations), "demonstrations") as progress,
+    ):
+        progress.phase("collecting")
         collect(config, directory, progress)
         progress.note(f"written to {directory.demonstrations}")
 
@@ -124,9 +150,12 @@ def _attempts_behind(seeds: Sequence[int], run_seed: int) -> int:
     """Number of the attempt after the last recorded one."""
     if not seeds:
         return 0
-    last = seeds[-1]
-    return 1 + next(
-        number
-        for number in itertools.count()
-        if training_seed(run_seed, SEED_STREAM, number) == last
+    for number in range(_MOST_ATTEMPTS):
+        if training_seed(run_seed, SEED_STREAM, number) == seeds[-1]:
+            return number + 1
+    raise DatasetError(
+        "the last demonstration was not recorded with this run's seed",
+        got=f"seed {seeds[-1]} of the episode",
+        expected=f"one that follows from seed={run_seed}",
+        hint="use them as they are, in a new run, with dataset=PATH",
     )

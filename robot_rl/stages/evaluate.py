@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
+from robot_rl.blocks import Blocks
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.learner import LAST
-from robot_rl.run import RunDirectory
-from robot_rl.signals import stop_event
-from robot_rl.stages.pretrain import CLONED, load_cloned
+from robot_rl.learner import learned_steps
+from robot_rl.run import CLONED, LAST, RunDirectory
+from robot_rl.signals import Stopped, stop_event
+from robot_rl.stages.pretrain import load_cloned
 
+RECORDS = "evaluations"
 _POLL_SECONDS = 0.2
 
 
@@ -41,22 +44,36 @@ def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None
     Args:
         config: The configuration.
         run: The run directory that a learner writes to.
-        stop: Ends the waiting.
+        stop: Ends the waiting and the evaluation that is going on.
+
+    Raises:
+        Stopped: `stop` was set.
     """
     torch.set_num_threads(1)
     evaluator = Evaluator(config)
-    every = int(config.evaluation.every_steps)
-    total = int(config.environment_steps)
-    known = {record["environment_steps"] for record in run.read_jsonl("evaluations")}
-    for steps in [*range(0, total, every), total]:
-        if steps in known:
-            continue
+    for steps in unevaluated(config, run):
         name = CLONED if steps == 0 else run.snapshot_name(steps)
-        while not run.has_folder(name):
+        while not run.has_folder(name) and learned_steps(run) <= steps:
             if stop.wait(_POLL_SECONDS):
-                return
+                raise Stopped
+        if not run.has_folder(name):
+            continue  # the run has passed this point with other points of evaluation
         behaviour = checkpoint.load(run.complete_folder(name) / "policy")
-        run.append_jsonl("evaluations", evaluator.evaluate(behaviour, "periodic", steps).to_json())
+        result = evaluator.evaluate(behaviour, "periodic", steps, stop)
+        run.append_jsonl(RECORDS, result.to_json())
+
+
+def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
+    """Environment steps of the periodic evaluations that are still to be made, or waited for."""
+    records = run.read_jsonl(RECORDS)
+    known = {r["environment_steps"] for r in records if r["seed_set"] == "periodic"}
+    learned = learned_steps(run)
+    return [
+        steps
+        for steps in Blocks.of(config).evaluation_points()
+        if steps not in known
+        and (steps == 0 or steps > learned or run.has_folder(run.snapshot_name(steps)))
+    ]
 
 
 def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
@@ -64,17 +81,33 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
     torch.set_num_threads(1)
     behaviour, steps = load_newest(run)
     result = Evaluator(config).evaluate(behaviour, "final", steps)
-    text = json.dumps(result.to_json(), indent=2) + "\n"
-    (run.path / "evaluation.json").write_text(text, encoding="utf-8")
+    run.save_json("evaluation.json", result.to_json())
     return result
 
 
+def record_final(run: RunDirectory, result: EvaluationResult) -> None:
+    """Add a final evaluation to the run's records, unless the same one is there already."""
+    if all(_outcome(record) != _outcome(result.to_json()) for record in run.read_jsonl(RECORDS)):
+        run.append_jsonl(RECORDS, result.to_json())
+
+
+def _outcome(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "wall_seconds"}
+
+
 def run(config: DictConfig) -> None:
-    """Evaluate the run `config.run` and print the result, or follow it as it trains."""
+    """Evaluate the run `config.run` and print the result, or follow it as it trains.
+
+    Raises:
+        KeyboardInterrupt: The follower was asked to stop.
+    """
     directory = RunDirectory.open(config.run, config.runs_directory)
     if config.evaluation.follow:
-        with stop_event() as stop:
-            follow(config, directory, stop)
+        with stop_event() as stop, directory.claim("evaluator"):
+            try:
+                follow(config, directory, stop)
+            except Stopped:
+                raise KeyboardInterrupt from None
         return
     result = evaluate_final(config, directory)
     print(f"{config.task.name}, {result.policy} after {result.environment_steps} steps: {result}")

@@ -19,28 +19,36 @@ from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
-from robot_rl.run import RunDirectory
-
-CLONED = "checkpoints/bc"
+from robot_rl.run import CLONED, LAST, RunDirectory
 
 
-def open_demonstrations(config: DictConfig, run: RunDirectory) -> EpisodeDataset:
-    """Open the configured demonstrations and check that they fit the task.
+def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
+    """Open the demonstrations of `dataset`, or of the run, and check that they fit the task.
+
+    Args:
+        config: The configuration.
+        run: The run directory; not needed where `dataset` names the demonstrations.
 
     Raises:
         SchemaMismatch: They are of another task, shape, rate or schema version.
         RobotRLError: There are none.
     """
-    path = Path(config.dataset) if config.dataset else run.demonstrations
+    path = Path(str(config.dataset)) if config.dataset or run is None else run.demonstrations
     if not path.exists():
         raise RobotRLError(
             "there are no demonstrations",
             got=f"nothing at {path}",
-            hint="record some with `robot-rl collect`, or name some with dataset=PATH",
+            hint="record some with: robot-rl collect; or name some with dataset=PATH",
         )
     env = make_env(config)
-    dataset = EpisodeDataset(path).expect(env.schema)
     env.close()
+    dataset = EpisodeDataset(path).expect(env.schema)
+    if not dataset.successes.any():
+        raise RobotRLError(
+            f"none of the demonstrations in {path} is successful",
+            got=f"{len(dataset)} episodes",
+            expected="at least one to learn from",
+        )
     return dataset
 
 
@@ -78,6 +86,12 @@ def pretrain(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> B
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
         execute_steps=int(config.execute_steps),
     )
+    if run.has_folder(LAST):
+        raise RobotRLError(
+            f"{run.path} has learned online from its cloned policy",
+            hint="clone into a new run: robot-rl pretrain"
+            f" dataset={config.dataset or run.demonstrations}",
+        )
     with run.atomic_folder(CLONED) as folder:
         checkpoint.save(folder / "policy", behaviour)
     return behaviour
@@ -96,10 +110,21 @@ def run(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
     if config.run:
         directory = RunDirectory.open(config.run, config.runs_directory)
+        open_demonstrations(config, directory)
     else:
-        directory = RunDirectory.create(config.task.name, config.runs_directory)
-        save_resolved(config, directory.path)
-    with WorkProgress(int(config.cloning.updates), "updates") as progress:
+        directory = create_run(config)
+    with directory.claim("train"), WorkProgress(int(config.cloning.updates), "updates") as progress:
         progress.phase("cloning")
         pretrain(config, directory, progress)
         progress.note(f"written to {directory.path / CLONED}")
+
+
+def create_run(config: DictConfig) -> RunDirectory:
+    """Make a run directory with its configuration, once its demonstrations are known to fit."""
+    if config.dataset:
+        # Absolute: the run is gone on with from other working directories too.
+        config.dataset = str(Path(config.dataset).absolute())
+        open_demonstrations(config, None)
+    directory = RunDirectory.create(config.task.name, config.runs_directory)
+    save_resolved(config, directory.path)
+    return directory

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import os
+import copy
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from robot_rl.blocks import Blocks
 from robot_rl.config import save_resolved
+from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed
-from robot_rl.learner import LAST
+from robot_rl.learner import learned_steps
+from robot_rl.machine import describe_machine
 from robot_rl.progress import WorkProgress
-from robot_rl.run import RunDirectory
+from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 from robot_rl.stages.collect import collect
-from robot_rl.stages.evaluate import evaluate_final
-from robot_rl.stages.pretrain import CLONED, open_demonstrations, pretrain
-from robot_rl.stages.processes import MemorySampler, ProcessGroup
+from robot_rl.stages.evaluate import evaluate_final, record_final, unevaluated
+from robot_rl.stages.memory import MemorySampler
+from robot_rl.stages.pretrain import create_run, open_demonstrations, pretrain
+from robot_rl.stages.processes import ProcessGroup
 
 _POLL_SECONDS = 0.25
 # In this order they are started; they are ended in the reverse one.
@@ -61,91 +66,131 @@ class _Feed:
             )
 
 
+class _Costs:
+    """Time and memory of a run, over all of its starts."""
+
+    def __init__(self, run: RunDirectory, memory: MemorySampler) -> None:
+        self._run = run
+        self._memory = memory
+        self._started = time.monotonic()
+
+    def totals(self) -> tuple[float, int]:
+        """Wall time [s] and peak memory [bytes], those of earlier starts included."""
+        records = [*self._run.read_jsonl(_TIMES), self._present()]
+        seconds = sum(float(record["wall_seconds"]) for record in records)
+        return seconds, max(int(record["peak_memory_bytes"]) for record in records)
+
+    def save(self) -> None:
+        """Note those of this start."""
+        self._run.append_jsonl(_TIMES, self._present())
+
+    def _present(self) -> dict[str, float]:
+        seconds = time.monotonic() - self._started
+        return {"wall_seconds": seconds, "peak_memory_bytes": self._memory.peak_bytes}
+
+
 def run(config: DictConfig) -> None:
     """Run the whole pipeline, or go on with the run `config.resume`."""
-    started = time.monotonic()
+    Blocks.of(config)  # what cannot work is said before anything is made
     if config.resume:
         directory = RunDirectory.open(config.resume, config.runs_directory)
     else:
-        directory = RunDirectory.create(config.task.name, config.runs_directory)
-        save_resolved(config, directory.path)
+        directory = create_run(config)
     print(f"run directory: {directory.path}", flush=True)
-    memory = MemorySampler()
-    try:
-        _prepare(config, directory, memory)
-        _learn_online(config, directory, memory)
-    finally:
-        directory.append_jsonl(
-            _TIMES,
-            {"wall_seconds": time.monotonic() - started, "peak_memory_bytes": memory.peak_bytes},
-        )
-    before = time.monotonic()
-    final = evaluate_final(config, directory)
-    memory.sample([os.getpid()])
-    directory.append_jsonl(_TIMES, {"wall_seconds": time.monotonic() - before})
-    summary = summarize(config, directory, final)
-    directory.save_summary(summary)
-    report = write_report(directory.path)
-    print(f"final evaluation of the last checkpoint: {final}")
-    print(f"summary: {directory.summary}\nreport:  {report}", flush=True)
+    with directory.claim("train") as lock, MemorySampler() as memory:
+        costs = _Costs(directory, memory)
+        try:
+            if config.resume:
+                save_resolved(_lasting(config), directory.path)
+            _check(config, directory)
+            _prepare(config, directory)
+            _learn_online(config, directory, lock)
+            _finish(config, directory, costs)
+        except BaseException as error:
+            _note_costs(costs)
+            if isinstance(error, KeyboardInterrupt):
+                print(f"to go on: robot-rl train resume={directory.path}", flush=True)
+            raise
+        costs.save()
 
 
-def _prepare(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
+def _lasting(config: DictConfig) -> DictConfig:
+    """What the run keeps of a configuration: all but what names the run itself."""
+    kept = copy.deepcopy(config)
+    return OmegaConf.merge(kept, {"resume": None, "run": None})  # type: ignore[return-value]
+
+
+def _note_costs(costs: _Costs) -> None:
+    with suppress(RunError):  # the disk is full, and the error that the run ends with says so
+        costs.save()
+
+
+def _check(config: DictConfig, run: RunDirectory) -> None:
+    """Look for damage before anything is started."""
+    for name in (CLONED, LAST):
+        if run.has_folder(name):
+            run.complete_folder(name)
+    if config.dataset or run.has_folder(CLONED):
+        open_demonstrations(config, run)
+
+
+def _prepare(config: DictConfig, run: RunDirectory) -> None:
     """Collect and clone, unless the run has done so before."""
     if config.dataset is None:
         with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
             progress.phase("collecting")
             collect(config, run, progress)
-    open_demonstrations(config, run)
-    memory.sample([os.getpid()])
     if not run.has_folder(CLONED):
         with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
             progress.phase("cloning")
             pretrain(config, run, progress)
-    memory.sample([os.getpid()])
 
 
-def _learn_online(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
+def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
     """Start the processes and wait until all steps are learned from and evaluated."""
-    overrides = [
-        f"run={run.path}",
-        f"environment_steps={config.environment_steps}",
-        f"runs_directory={config.runs_directory}",
-    ]
     total = int(config.environment_steps)
+    if learned_steps(run) >= total and not unevaluated(config, run):
+        return
+    place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]
     with (
-        ProcessGroup(run.path / "logs") as group,
+        ProcessGroup(run.path / "logs", [lock]) as group,
         WorkProgress(total, "environment steps") as progress,
     ):
         progress.phase("online learning")
         for name, arguments in _PROCESSES.items():
-            group.start(name, [*arguments, *overrides])
-        feed = _Feed(run, progress)
+            group.start(name, [*arguments, *place])
+        feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
         waiting = ["actor", "learner", "evaluator"]
         while waiting:
+            group.require("replay")
             waiting = [name for name in waiting if group.running(name)]
-            group.running("replay")
-            memory.sample([os.getpid(), *group.process_ids])
             feed.show()
             time.sleep(_POLL_SECONDS)
 
 
+def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
+    """Evaluate the last checkpoint and write summary and report."""
+    print(f"final evaluation of {config.evaluation.final_episodes} episodes", flush=True)
+    final = evaluate_final(config, run)
+    record_final(run, final)
+    summary = summarize(config, run, final)
+    summary["wall_seconds"], summary["peak_memory_bytes"] = costs.totals()
+    run.save_summary(summary)
+    report = write_report(run.path)
+    print(f"last checkpoint: {final}\nsummary: {run.summary}\nreport:  {report}", flush=True)
+
+
 def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) -> dict[str, Any]:
-    """The figures of a finished run: the content of `summary.json`."""
-    records = [EvaluationResult.from_json(r) for r in run.read_jsonl("evaluations")]
-    cloned = [record for record in records if record.environment_steps == 0]
-    learned = [
-        record
-        for record in records
-        if record.environment_steps > 0 and record.seed_set == "periodic"
-    ]
-    times = run.read_jsonl(_TIMES)
+    """The figures of a finished run: the content of `summary.json`, but for time and memory."""
+    curve = read_run(run.path).periodic()
+    cloned = next((record for record in curve if record.environment_steps == 0), None)
+    learned = [record for record in curve if record.environment_steps > 0]
     return {
         "task": config.task.name,
         "algorithm": config.choices.algorithm,
         "seed": int(config.seed),
-        "bc_success_rate": cloned[0].success_rate if cloned else None,
-        "bc_confidence": [cloned[0].confidence_low, cloned[0].confidence_high] if cloned else None,
+        "bc_success_rate": cloned.success_rate if cloned else None,
+        "bc_confidence": [cloned.confidence_low, cloned.confidence_high] if cloned else None,
         "rl_success_rate": final.success_rate,
         "rl_confidence": [final.confidence_low, final.confidence_high],
         "evaluation_episodes": final.episodes,
@@ -158,7 +203,6 @@ def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) ->
             [record.success_rate for record in learned],
         ),
         "gradient_updates": final.gradient_updates,
-        "wall_seconds": sum(float(record["wall_seconds"]) for record in times),
-        "peak_memory_bytes": max(int(record.get("peak_memory_bytes", 0)) for record in times),
         "checkpoint": LAST,
+        "machine": describe_machine(),
     }

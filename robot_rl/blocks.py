@@ -1,0 +1,101 @@
+"""The arithmetic of the stepped clock: which updates a block of steps pays for, and who acts when.
+
+Environment steps come in blocks of N. The weights after block j are published when block j + 1
+is complete and act in block j + 2, so the actor collects one block while the learner trains on
+the one before, and what acts does not depend on how fast either is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from robot_rl.errors import RobotRLError
+
+
+class ScheduleError(RobotRLError):
+    """Numbers of steps in the configuration that do not fit together."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of environment steps, and the updates that they entitle the learner to.
+
+    Attributes:
+        block_steps: Environment steps N of a block.
+        total: Environment steps of the run; the last block may be shorter.
+        every_steps: Environment steps between two evaluations, a multiple of N.
+        warmup_steps: Environment steps before the first update.
+        critic_only_updates: Updates that come due at once when the warm-up ends.
+        updates_per_step: Updates per environment step after it.
+    """
+
+    block_steps: int
+    total: int
+    every_steps: int
+    warmup_steps: int
+    critic_only_updates: int
+    updates_per_step: int
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Blocks:
+        """Take the numbers from a configuration and check them.
+
+        Raises:
+            ScheduleError: Names the key, what it is and what it may be.
+        """
+        schedule = config.algorithm.schedule
+        blocks = cls(
+            block_steps=int(config.block_steps),
+            total=int(config.environment_steps),
+            every_steps=int(config.evaluation.every_steps),
+            warmup_steps=int(schedule.warmup_steps),
+            critic_only_updates=int(schedule.critic_only_updates),
+            updates_per_step=int(schedule.updates_per_step),
+        )
+        for key, value, least in (
+            ("block_steps", blocks.block_steps, 1),
+            ("environment_steps", blocks.total, 1),
+            ("evaluation.every_steps", blocks.every_steps, 1),
+            ("algorithm.schedule.warmup_steps", blocks.warmup_steps, 0),
+            ("algorithm.schedule.critic_only_updates", blocks.critic_only_updates, 0),
+            ("algorithm.schedule.updates_per_step", blocks.updates_per_step, 1),
+        ):
+            if value < least:
+                raise ScheduleError(f"{key} is out of range", got=value, expected=f">= {least}")
+        if blocks.every_steps % blocks.block_steps:
+            raise ScheduleError(
+                "evaluation.every_steps must be a multiple of block_steps",
+                got=f"{blocks.every_steps} and {blocks.block_steps}",
+                hint="weights exist at the ends of blocks only; change one of the two",
+            )
+        return blocks
+
+    def end_after(self, steps: int) -> int:
+        """The end of the block that begins or goes on at `steps`, at most the run's end."""
+        return min((steps // self.block_steps + 1) * self.block_steps, self.total)
+
+    def updates_at(self, steps: int) -> int:
+        """All updates that the first `steps` environment steps entitle to."""
+        if steps < self.warmup_steps:
+            return 0
+        paid = (steps - self.warmup_steps) * self.updates_per_step
+        return self.critic_only_updates + paid
+
+    def acts_until(self, steps: int, updates: int) -> int:
+        """Environment step before which the weights after `steps` and `updates` may act.
+
+        They act in the block after next; the cloned policy (no updates) until the first learned
+        weights may.
+        """
+        if updates > 0:
+            return (steps // self.block_steps + 2) * self.block_steps
+        first = self.warmup_steps // self.block_steps * self.block_steps
+        while self.updates_at(first) == 0 or first == 0:
+            first += self.block_steps
+        return first + self.block_steps
+
+    def evaluation_points(self) -> list[int]:
+        """Environment steps at which the run is evaluated, the cloned policy's 0 included."""
+        return [*range(0, self.total, self.every_steps), self.total]
