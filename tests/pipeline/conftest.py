@@ -1,0 +1,53 @@
+"""A cloned policy to start from, and `robot-rl train` as a process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_runs import TINY, Train
+
+from robot_rl import cli
+
+
+@pytest.fixture(scope="session")
+def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/latest`: demonstrations and a cloned policy of the tiny configuration."""
+    folder = tmp_path_factory.mktemp("cloned")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert cli.main(["collect", *TINY]) == 0
+        assert cli.main(["pretrain"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def folder(cloned: Path, tmp_path: Path) -> Path:
+    """A working directory with a copy of `cloned`."""
+    shutil.copytree(cloned / "runs", tmp_path / "runs", symlinks=True)
+    return tmp_path
+
+
+@pytest.fixture
+def start_train() -> Iterator[Callable[..., Train]]:
+    """Start `robot-rl train` in a folder; whatever a failed test leaves is killed."""
+    started: list[Train] = []
+
+    def start(folder: Path, *words: str) -> Train:
+        started.append(Train(folder, *words))
+        return started[-1]
+
+    yield start
+    for train in started:
+        if train.process.poll() is None:
+            for process in psutil.Process(train.process.pid).children(recursive=True):
+                process.kill()
+            train.process.kill()
+            train.process.wait()

@@ -1,0 +1,161 @@
+"""The whole pipeline on a tiny configuration, as a user runs, stops, resumes and inspects it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_runs import TINY, lines, without
+
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.replay import StoreReader
+
+SUMMARY_KEYS = {
+    "task",
+    "seed",
+    "bc_success_rate",
+    "rl_success_rate",
+    "evaluation_episodes",
+    "demonstrations",
+    "environment_steps",
+    "steps_to_97",
+    "gradient_updates",
+    "wall_seconds",
+    "peak_memory_bytes",
+    "machine",
+}
+TIMES = ("wall_seconds", "updates_per_second", "median_decision_ms", "max_decision_ms")
+
+
+def _online_steps(run: Path) -> int:
+    reader = StoreReader(run / "store")
+    steps = sum(e.environment_steps for e in reader.episodes("reach") if e.source == "policy")
+    reader.close()
+    return steps
+
+
+def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_command):
+    run = (folder / "runs" / "latest").resolve()
+    train = start_train(folder, "resume=latest")
+    train.wait_until(lambda: train.learned() >= 100)
+    assert train.interrupt() == 130
+    assert f"train resume={run}" in train.text
+    assert "Traceback" not in train.text
+    state = json.loads((run / "checkpoints/last/state.json").read_text())
+    stopped_at = state["environment_steps"]
+    assert 100 <= stopped_at < 400
+    assert stopped_at == train.learned() <= _online_steps(run)
+    assert not (run / "summary.json").exists()
+
+    # A longer run with other evaluations, which the processes must hear of.
+    done = robot_rl_command(
+        "train", "resume=latest", "environment_steps=450", "evaluation.episodes=6", timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    blocks = lines(run / "learner.jsonl")
+    assert [b["environment_steps"] for b in blocks] == list(range(25, 451, 25))  # none twice
+    assert _online_steps(run) == 450
+    episodes = lines(run / "episodes.jsonl")
+    assert [e["episode"] for e in episodes] == list(range(len(episodes)))
+    assert [e["environment_steps"] for e in episodes] == sorted(
+        {e["environment_steps"] for e in episodes}
+    )
+    assert len({e["seed"] for e in episodes}) == len(episodes)
+    assert episodes[-1]["environment_steps"] == 450
+
+    evaluations = lines(run / "evaluations.jsonl")
+    assert [(e["environment_steps"], e["policy"], e["seed_set"]) for e in evaluations] == [
+        (0, "bc", "periodic"),
+        (100, "rl", "periodic"),
+        (200, "rl", "periodic"),
+        (300, "rl", "periodic"),
+        (400, "rl", "periodic"),
+        (450, "rl", "periodic"),
+        (450, "rl", "final"),
+    ]
+    assert evaluations[-2]["episodes"] == 6
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary) >= SUMMARY_KEYS
+    assert summary["task"] == "reach"
+    assert summary["demonstrations"] == 4
+    assert summary["environment_steps"] == 450
+    assert summary["gradient_updates"] == 20 + 375 == blocks[-1]["gradient_updates"]
+    assert summary["evaluation_episodes"] == 10
+    assert summary["rl_success_rate"] == evaluations[-1]["success_rate"]
+    assert summary["wall_seconds"] > 5
+    assert 100e6 < summary["peak_memory_bytes"] < 4 * 2**30
+    assert "final" in (run / "report.html").read_text()
+    assert (folder / "runs" / "latest").resolve() == run
+
+    again = robot_rl_command("train", "resume=latest", timeout=60)  # a finished run has no work
+    assert again.returncode == 0
+    assert len(lines(run / "evaluations.jsonl")) == 7
+    assert len(lines(run / "learner.jsonl")) == 18
+
+    done = robot_rl_command("evaluate", "evaluation.final_episodes=5")
+    assert done.returncode == 0
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["episodes"], result["environment_steps"]) == (5, 450)
+    assert json.loads((run / "evaluation.json").read_text()) == result
+
+    page = robot_rl_command("inspect", "runs/latest").stdout
+    for part in ("4 episodes", "450 steps", "success by environment steps: 0:", "final, after 450"):
+        assert part in " ".join(page.split()), page
+
+
+def test_two_runs_with_one_seed_are_the_same(tmp_path, cloned, robot_rl_command):
+    runs = []
+    for name in ("a", "b"):
+        shutil.copytree(cloned / "runs", tmp_path / name, symlinks=True)
+        done = robot_rl_command(
+            "train", "resume=latest", f"runs_directory={name}", "environment_steps=200", timeout=150
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        runs.append((tmp_path / name / "latest").resolve())
+    for name in ("learner", "episodes", "evaluations"):
+        first, second = (without(lines(run / f"{name}.jsonl"), *TIMES) for run in runs)
+        assert first == second
+        assert first
+    last = [run / "checkpoints/last" for run in runs]
+    names = ("policy/policy.safetensors", "algorithm.safetensors")
+    assert all((last[0] / n).read_bytes() == (last[1] / n).read_bytes() for n in names)
+
+
+def test_collect_and_clone_do_not_depend_on_interruptions(folder, tmp_path, start_train, cloned):
+    """Ctrl-C while recording and while cloning; resuming gives the run that was never stopped."""
+    words = [*TINY, "runs_directory=other", "demonstrations=60", "cloning.updates=600"]
+    train = start_train(tmp_path, *words, "environment_steps=25", "evaluation.every_steps=25")
+
+    def latest() -> Path:
+        return (tmp_path / "other" / "latest").resolve()
+
+    def recorded() -> int:
+        there = (latest() / "demonstrations.zarr").exists()
+        return len(EpisodeDataset(latest() / "demonstrations.zarr")) if there else 0
+
+    train.wait_until(lambda: recorded() >= 5)
+    assert train.interrupt() == 130
+    kept = recorded()
+    assert 5 <= kept < 60
+    train = start_train(tmp_path, f"resume={latest()}")
+    train.wait_until(lambda: recorded() == 60)
+    assert train.interrupt() == 130
+    assert not (latest() / "checkpoints/bc").exists()
+    whole = EpisodeDataset(latest() / "demonstrations.zarr")
+    tiny = EpisodeDataset(folder / "runs/latest/demonstrations.zarr")
+    assert whole.seeds[:4].tolist() == tiny.seeds.tolist()
+    assert len(set(whole.seeds.tolist())) == 60
+
+
+@pytest.mark.faults
+def test_interrupted_final_evaluation_is_made_up_for(folder, start_train):
+    words = ("resume=latest", "environment_steps=100", "evaluation.final_episodes=400")
+    train = start_train(folder, *words)
+    train.wait_until(lambda: "final evaluation of 400" in train.text)
+    assert train.interrupt() == 130
+    assert not (train.run / "summary.json").exists()
+    train = start_train(folder, "resume=latest", "evaluation.final_episodes=20")
+    assert train.end() == 0, train.text
+    assert json.loads((train.run / "summary.json").read_text())["evaluation_episodes"] == 20

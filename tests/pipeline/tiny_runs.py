@@ -1,0 +1,105 @@
+"""Runs so small that they take seconds, through the real command line and processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+TINY = (
+    "task=reach",
+    "demonstrations=4",
+    "cloning.updates=60",
+    "environment_steps=400",
+    "block_steps=25",
+    "algorithm.schedule.warmup_steps=75",
+    "algorithm.schedule.critic_only_updates=20",
+    "algorithm.schedule.updates_per_step=1",
+    "algorithm.schedule.batch_size=32",
+    "evaluation.every_steps=100",
+    "evaluation.episodes=8",
+    "evaluation.final_episodes=10",
+    "evaluation.slots=8",
+)
+WAIT_SECONDS = 120.0
+
+
+class Train:
+    """`robot-rl train` as a process of its own, in a working directory."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        self.output = folder / "output.txt"
+        with self.output.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "robot_rl.cli", "train", *words],
+                cwd=folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def run(self) -> Path:
+        return (self.folder / "runs" / "latest").resolve()
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def wait_until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not reached():
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.02)
+
+    def learned(self) -> int:
+        blocks = lines(self.run / "learner.jsonl")
+        return int(blocks[-1]["environment_steps"]) if blocks else 0
+
+    def child(self, name: str) -> psutil.Process | None:
+        """The process of a stage of this run, None while there is none."""
+        for process in psutil.Process(self.process.pid).children():
+            words = process.cmdline()
+            if name in words and f"run={self.run}" in words:
+                return process
+        return None
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def end(self) -> int:
+        code = self.process.wait(WAIT_SECONDS)
+        deadline = time.monotonic() + 20
+        while left := processes_of(self.run):
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.05)
+        return code
+
+
+def processes_of(run: Path) -> list[str]:
+    """Command lines of the processes that work in a run directory."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if f"run={run}" in words or f"resume={run}" in words:
+            found.append(" ".join(words[2:]))
+    return found
+
+
+def lines(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def without(records: list[dict], *names: str) -> list[dict]:
+    return [{k: v for k, v in record.items() if k not in names} for record in records]
