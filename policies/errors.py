@@ -1,10 +1,10 @@
-"""The error that every policy, process and checkpoint raises."""
+"""Errors that say what was got, what was expected and what to do next."""
 
 from __future__ import annotations
 
 
-class PolicyError(ValueError):
-    """A policy, checkpoint or observation that does not fit.
+class ExplainedError(Exception):
+    """The base of every error that a user can meet, here and in robot_rl.
 
     Args:
         problem: One sentence: what is wrong, naming the field or file.
@@ -25,3 +25,7 @@ class PolicyError(ValueError):
         parts = {"got": got, "expected": expected, "next": hint}
         details = [f"{name}: {value}" for name, value in parts.items() if value is not None]
         super().__init__("; ".join([problem, *details]))
+
+
+class PolicyError(ExplainedError, ValueError):
+    """A policy, checkpoint or observation that does not fit."""
