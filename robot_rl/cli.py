@@ -156,6 +156,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except (RobotRLError, PolicyError) as error:
         return _fail(str(error))
+    except BrokenPipeError:  # `robot-rl inspect RUN | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
     except OSError as error:
         if error.errno not in _NO_SPACE_OR_ACCESS:
             raise

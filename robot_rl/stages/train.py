@@ -99,10 +99,10 @@ def run(config: DictConfig) -> None:
     print(f"run directory: {directory.path}", flush=True)
     with directory.claim("train") as lock, MemorySampler() as memory:
         costs = _Costs(directory, memory)
+        _check(config, directory)
         try:
             if config.resume:
                 save_resolved(_lasting(config), directory.path)
-            _check(config, directory)
             _prepare(config, directory)
             _learn_online(config, directory, lock)
             _finish(config, directory, costs)
@@ -126,7 +126,7 @@ def _note_costs(costs: _Costs) -> None:
 
 
 def _check(config: DictConfig, run: RunDirectory) -> None:
-    """Look for damage before anything is started."""
+    """Look for damage before anything is started or written."""
     for name in (CLONED, LAST):
         if run.has_folder(name):
             run.complete_folder(name)

@@ -35,6 +35,8 @@ class Train:
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder = folder
+        named = [w.partition("=")[2] for w in words if w.startswith("runs_directory=")]
+        self.runs = folder / (named[0] if named else "runs")
         self.output = folder / "output.txt"
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
@@ -47,7 +49,7 @@ class Train:
 
     @property
     def run(self) -> Path:
-        return (self.folder / "runs" / "latest").resolve()
+        return (self.runs / "latest").resolve()
 
     @property
     def text(self) -> str:

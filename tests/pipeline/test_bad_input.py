@@ -1,0 +1,138 @@
+"""What a user who makes a mistake is told, and that nothing is touched by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from tiny_runs import TINY
+
+from robot_rl import cli
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
+from robot_rl.safety import ActionRefused
+
+
+@pytest.fixture(autouse=True)
+def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(".lock")
+    }
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a stage that must end with one message, and change nothing."""
+    before, latest = _files(Path("runs")), os.readlink("runs/latest")
+    assert cli.main(list(words)) == 2
+    error = capsys.readouterr().err
+    assert error.count("robot-rl: ") == 1
+    assert "Traceback" not in error
+    assert (_files(Path("runs")), os.readlink("runs/latest")) == (before, latest)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("task=peg_inset", "did you mean task=peg_insert?"),
+        ("policy=difusion", "did you mean policy=diffusion?"),
+        ("algorithm=residul", "did you mean algorithm=residual?"),
+        ("demonstratons=3", "did you mean demonstrations?"),
+        ("evaluation.every_steps=70", "must be a multiple of block_steps; got: 70 and 50"),
+        ("block_steps=0", "block_steps is out of range; got: 0"),
+        ("dataset=nowhere.zarr", "there are no demonstrations; got: nothing at"),
+        ("resume=nowhere", "there is no run 'nowhere'"),
+    ],
+)
+def test_mistyped_words(capsys, word, message):
+    assert message in _refused(capsys, "train", word)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["task=peg_insert"], ["task", "peg_insert", "reach"]),
+        (["task=reach", "control_rate_hz=20.0"], ["control_rate_hz", "20", "10"]),
+    ],
+)
+@pytest.mark.parametrize("stage", ["train", "pretrain"])
+def test_demonstrations_that_do_not_fit(capsys, stage, words, parts):
+    error = _refused(capsys, stage, "dataset=runs/latest/demonstrations.zarr", *words)
+    assert all(part in error for part in ["expected", "got", *parts]), error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ('"state/tcp_wrench", "float32", [6]', '"state/tcp_wrench", "float32", [5]', ["(5,)"]),
+        ('"version": 1', '"version": 99', ["version", "got: 99", "expected: 1"]),
+    ],
+)
+def test_demonstrations_of_another_shape_or_version(capsys, old, new, parts):
+    shutil.copytree("runs/latest/demonstrations.zarr", "other.zarr")
+    file = Path("other.zarr/zarr.json")
+    content = json.loads(file.read_text())
+    schema = content["attributes"]["schema"]
+    assert old in schema
+    content["attributes"]["schema"] = schema.replace(old, new)
+    file.write_text(json.dumps(content))
+    error = _refused(capsys, "train", "dataset=other.zarr", "task=reach")
+    assert all(part in error for part in parts), error
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "train", "learner"])
+def test_a_run_of_another_configuration(capsys, stage):
+    key = "resume" if stage == "train" else "run"
+    error = _refused(capsys, stage, f"{key}=latest", "seed=5")
+    assert "made with another configuration: seed differ" in error
+    assert "got: seed=5; expected: seed=0" in error
+
+
+@pytest.mark.parametrize("words", [["train", "resume=latest"], ["evaluate"]])
+def test_a_checkpoint_that_is_cut_in_half(capsys, words):
+    file = Path("runs/latest/checkpoints/bc/policy/policy.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    error = _refused(capsys, *words)
+    assert str(file.resolve()) in error
+    assert f"got: {len(whole) // 2} bytes; expected: {len(whole)} bytes" in error
+
+
+def test_a_port_in_use(capsys):
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    assert cli.main(["replay", f"replay.address=tcp://127.0.0.1:{port}"]) == 2
+    assert f"cannot listen on tcp://127.0.0.1:{port}" in capsys.readouterr().err
+    socket.close()
+    context.term()
+
+
+def test_cloning_again_under_a_policy_that_learned_is_refused(capsys):
+    shutil.copytree("runs/latest/checkpoints/bc", "runs/latest/checkpoints/last")
+    error = _refused(capsys, "pretrain")
+    assert "has learned online from its cloned policy" in error
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1.5])
+def test_an_action_that_is_no_action_never_reaches_the_robot(bad):
+    env = make_env(compose([*TINY]))
+    env.reset(seed=1)
+    before = env.robot.observe()
+    action = np.zeros(6, np.float32)
+    action[2] = bad
+    with pytest.raises(ActionRefused, match="action"):
+        env.step(action)
+    after = env.robot.observe()
+    assert all(np.array_equal(before[name], after[name]) for name in before)

@@ -1,0 +1,198 @@
+"""Processes that are killed and disks that are full: one clear error, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_runs import Train, lines, processes_of
+
+from robot_rl.replay import StoreReader
+
+pytestmark = pytest.mark.faults
+
+STEPS = "environment_steps=400"
+
+
+def _rows(run: Path) -> dict[tuple[int, int], bytes]:
+    """Rows of the actor's episodes, as bytes, by session and sequence."""
+    reader = StoreReader(run / "store")
+    rows = {}
+    for episode in reader.episodes("reach"):
+        if episode.source == "policy":
+            for index, row in enumerate(reader.read_episode("reach", episode)):
+                rows[episode.session, episode.first_sequence + index] = row.tobytes()
+    reader.close()
+    return rows
+
+
+def _finish(train: Train) -> None:
+    """Resume and check that no step is missing and none was learned from twice."""
+    resumed = Train(train.folder, f"resume={train.run}")
+    assert resumed.end() == 0, resumed.text
+    blocks = [b["environment_steps"] for b in lines(train.run / "learner.jsonl")]
+    last = [b for i, b in enumerate(blocks) if all(b < later for later in blocks[i + 1 :])]
+    assert last == list(range(25, 401, 25))
+    summary = json.loads((train.run / "summary.json").read_text())
+    assert summary["environment_steps"] == 400
+    assert summary["gradient_updates"] == 20 + 325
+    assert lines(train.run / "episodes.jsonl")[-1]["environment_steps"] == 400
+    reader = StoreReader(train.run / "store")
+    episodes = [e for e in reader.episodes("reach") if e.source == "policy"]
+    reader.close()
+    assert sum(e.environment_steps for e in episodes) == 400
+    assert episodes[-1].sealed
+
+
+@pytest.mark.parametrize("name", ["actor", "learner", "replay", "evaluate"])
+def test_a_killed_process_is_one_clear_error_and_resume_goes_on(folder, start_train, name):
+    train = start_train(folder, "resume=latest", STEPS)
+    train.wait_until(lambda: train.learned() >= 125 and train.child(name) is not None)
+    before = _rows(train.run)
+    child = train.child(name)
+    assert child is not None
+    child.kill()
+    assert train.end() == 2
+    errors = [line for line in train.text.splitlines() if line.startswith("robot-rl:")]
+    shown = "evaluator" if name == "evaluate" else name
+    assert len(errors) == 1
+    assert f"the process {shown!r} ended with an error; got: killed by SIGKILL" in errors[0]
+    assert f"train resume={train.run}" in errors[0]
+    after = _rows(train.run)
+    assert before.items() <= after.items()
+    _finish(train)
+    assert before.items() <= _rows(train.run).items()
+
+
+def test_a_killed_parent_leaves_nobody_behind(folder, start_train):
+    train = start_train(folder, "resume=latest", STEPS)
+    train.wait_until(lambda: train.learned() >= 100)
+    train.process.kill()
+    train.end()  # checks that the children are gone
+    assert processes_of(train.run) == []
+    state = json.loads((train.run / "checkpoints/last/state.json").read_text())
+    assert state["environment_steps"] == train.learned()  # the learner saved as it ended
+    _finish(train)
+
+
+def test_resuming_right_after_a_kill_waits_for_the_old_processes(folder, start_train):
+    train = start_train(folder, "resume=latest", STEPS)
+    train.wait_until(lambda: train.learned() >= 100)
+    train.process.kill()
+    _finish(train)
+
+
+def test_an_actor_killed_between_the_last_step_and_its_observation(folder, start_train):
+    """The step that ended an episode is not counted until its last observation is there."""
+    from robot_rl.config import load_resolved
+    from robot_rl.data.schema import RowSchema
+    from robot_rl.replay import ReplayClient, wait_for_endpoint
+
+    run = (folder / "runs/latest").resolve()
+    train = start_train(folder, "resume=latest", STEPS)
+    train.wait_until(lambda: train.learned() >= 100)
+    assert train.interrupt() == 130
+    assert load_resolved(run).task.name == "reach"
+    words = [sys.executable, "-m", "robot_rl.cli", "replay", f"run={run}"]
+    server = subprocess.Popen(words)
+    try:
+        wait_for_endpoint(run / "store", 30)
+        reader = StoreReader(run / "store")
+        schema: RowSchema = reader.table("reach").schema
+        episode = next(e for e in reader.episodes("reach") if e.sealed and e.source == "policy")
+        rows = reader.read_episode("reach", episode)[-2:-1]  # a truncated or terminated row
+        reader.close()
+        with ReplayClient(run / "store") as client:
+            client.open_session("reach", schema, 1)
+            client.append({f.name: rows[f.name][0] for f in schema.fields}, {"task": "reach"})
+            client.flush()
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
+    _finish(train)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 24 MB (a tmpfs, which needs root)."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(folder, small_disk, start_train):
+    shutil.copytree(folder / "runs", small_disk / "runs", symlinks=True)
+    runs = f"runs_directory={small_disk}/runs"
+    train = start_train(folder, "resume=latest", STEPS, runs)
+    train.wait_until(lambda: train.learned() >= 100)
+    filling = small_disk / "filling"
+    with filling.open("wb") as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        except OSError:
+            pass
+    assert train.end() == 2
+    errors = [line for line in train.text.splitlines() if line.startswith("robot-rl:")]
+    assert len(errors) == 1, train.text
+    assert "full" in errors[0] or "No space" in errors[0]
+    before = _rows(train.run)
+    assert before
+    filling.unlink()
+    _finish(train)
+    assert before.items() <= _rows(train.run).items()
+
+
+def test_a_taken_port_ends_train_with_one_error(folder, start_train):
+    import zmq
+
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    train = start_train(folder, "resume=latest", f"replay.address=tcp://127.0.0.1:{port}", STEPS)
+    assert train.end() == 2
+    socket.close()
+    context.term()
+    errors = [line for line in train.text.splitlines() if line.startswith("robot-rl:")]
+    assert len(errors) == 1
+    assert "Address already in use" in errors[0]
+    assert str(port) in errors[0]
+    train = start_train(folder, "resume=latest")  # the port is free now
+    assert train.end() == 0, train.text
+
+
+def test_an_actor_refuses_weights_that_are_not_numbers(folder):
+    from policies import checkpoint
+    from robot_rl.replay import ReplayClient, wait_for_endpoint
+    from robot_rl.weights import publish
+
+    run = (folder / "runs/latest").resolve()
+    behaviour = checkpoint.load(run / "checkpoints/bc/policy")
+    for parameter in behaviour.policy.parameters():
+        parameter.data.fill_(np.nan)
+    words = [sys.executable, "-m", "robot_rl.cli"]
+    server = subprocess.Popen([*words, "replay", f"run={run}"])
+    try:
+        wait_for_endpoint(run / "store", 30)
+        with ReplayClient(run / "store") as client:
+            publish(client, behaviour, 1000)
+        done = subprocess.run(
+            [*words, "actor", f"run={run}"], capture_output=True, text=True, timeout=60
+        )
+    finally:
+        server.terminate()
+        server.wait(20)
+    assert done.returncode == 2
+    assert "is not finite" in done.stderr
