@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -137,13 +138,9 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(folder, small_disk, st
     train = start_train(folder, "resume=latest", STEPS, runs)
     train.wait_until(lambda: train.learned() >= 100)
     filling = small_disk / "filling"
-    with filling.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        except OSError:
-            pass
+    with filling.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
     assert train.end() == 2
     errors = [line for line in train.text.splitlines() if line.startswith("robot-rl:")]
     assert len(errors) == 1, train.text
