@@ -67,6 +67,7 @@ class DiffusionPolicy(ChunkPolicy):
         denoiser: Mapping[str, Any] | None = None,
         identity: Sequence[str] = (),
         range_floor: float = 0.02,
+        observation_tail: float = 0.0,
         steps: int = 10,
         eta: float = 0.0,
         prediction: str = "sample",
@@ -86,6 +87,7 @@ class DiffusionPolicy(ChunkPolicy):
             denoiser: Options of `MLPDenoiser`: hidden, embedding, activation.
             identity: Keys, "action" among them, that are not normalised.
             range_floor: See `Normalizer`.
+            observation_tail: The `tail` of the observations' `Normalizer`.
             steps: See `DDIM`, as for the options below.
             eta: Share of the DDPM standard deviation.
             prediction: What the network predicts.
@@ -94,7 +96,7 @@ class DiffusionPolicy(ChunkPolicy):
             std_bounds: Clip of the standard deviation.
         """
         own = [key for key in identity if key in keys]
-        normalizer = Normalizer(keys, identity=own, range_floor=range_floor)
+        normalizer = Normalizer(keys, identity=own, range_floor=range_floor, tail=observation_tail)
         encoder = StateEncoder(keys, normalizer, observation_steps=observation_steps).fit(arrays)
         width = int(arrays["action"].shape[-1])
         action_identity = ("action",) if "action" in identity else ()

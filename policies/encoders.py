@@ -65,6 +65,7 @@ class StateEncoder(nn.Module):
             "observation_steps": self.observation_steps,
             "identity": sorted(self.normalizer.identity),
             "range_floor": self.normalizer.range_floor,
+            "tail": self.normalizer.tail,
         }
 
     @classmethod
@@ -72,7 +73,10 @@ class StateEncoder(nn.Module):
         """Make an unfitted encoder from `config`."""
         keys = {str(name): int(width) for name, width in config["keys"].items()}
         normalizer = Normalizer(
-            keys, identity=config["identity"], range_floor=config["range_floor"]
+            keys,
+            identity=config["identity"],
+            range_floor=config["range_floor"],
+            tail=config["tail"],
         )
         return cls(keys, normalizer, observation_steps=int(config["observation_steps"]))
 

@@ -26,6 +26,8 @@ class Normalizer(nn.Module):
         identity: Keys that pass unchanged.
         range_floor: Smallest range, in the key's unit, that is stretched to [-1, 1]. A
             near-constant dimension is divided by this instead of by its noise.
+        tail: Share of the values at each end that may lie outside of [-1, 1]. With 0 one spike
+            of a force sensor would squeeze all its other readings together.
     """
 
     center: Tensor
@@ -38,12 +40,18 @@ class Normalizer(nn.Module):
         *,
         identity: Iterable[str] = (),
         range_floor: float = 0.02,
+        tail: float = 0.0,
     ) -> None:
         """Start as the identity map; see the class for the arguments."""
         super().__init__()
         self.widths = dict(widths)
         self.identity = frozenset(identity)
         self.range_floor = float(range_floor)
+        self.tail = float(tail)
+        if not 0 <= self.tail < 0.5:
+            raise PolicyError(
+                "the normaliser's tail is out of range", got=tail, expected=">= 0 and < 0.5"
+            )
         if self.range_floor <= 0:
             raise PolicyError(
                 "the normaliser's range_floor must be positive", got=range_floor, expected="> 0"
@@ -61,7 +69,7 @@ class Normalizer(nn.Module):
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
 
     def fit(self, arrays: Mapping[str, Array]) -> Normalizer:
-        """Take minimum and maximum of every dimension from arrays of shape (n, ...width).
+        """Take the limits of every dimension from arrays of shape (n, ...width).
 
         Raises:
             PolicyError: Already fitted, a missing key, another width, or a non-finite value.
@@ -77,7 +85,7 @@ class Normalizer(nn.Module):
             start += width
             if key in self.identity:
                 continue
-            low, high = _limits(key, width, arrays)
+            low, high = _limits(key, width, arrays, self.tail)
             half_range = np.maximum(high - low, self.range_floor) / 2
             self.center[part] = torch.from_numpy((low + high) / 2).to(self.center)
             self.half_range[part] = torch.from_numpy(half_range).to(self.half_range)
@@ -93,7 +101,7 @@ class Normalizer(nn.Module):
         return values * self.half_range + self.center
 
 
-def _limits(key: str, width: int, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
+def _limits(key: str, width: int, arrays: Mapping[str, Array], tail: float) -> tuple[Array, Array]:
     if key not in arrays:
         raise PolicyError(f"the normaliser needs data of {key!r}", got=sorted(arrays), expected=key)
     values = np.asarray(arrays[key], np.float64)
@@ -104,4 +112,5 @@ def _limits(key: str, width: int, arrays: Mapping[str, Array]) -> tuple[Array, A
     values = values.reshape(-1, width)
     if not np.isfinite(values).all():
         raise PolicyError(f"the data of {key!r} is not finite", expected="finite numbers")
-    return values.min(0), values.max(0)
+    low, high = np.quantile(values, [tail, 1 - tail], axis=0)
+    return low, high

@@ -87,3 +87,21 @@ def test_a_missing_or_misshapen_key_is_named_with_got_and_expected():
         encoder({"state/tcp_pose": np.zeros((1, 7))})
     with pytest.raises(PolicyError, match=r"'state/relative'.*got: \(1, 4\); expected: \(batch, 3"):
         encoder({"state/tcp_pose": np.zeros((1, 7)), "state/relative": np.zeros((1, 4))})
+
+
+def test_a_tail_keeps_spikes_from_squeezing_all_other_readings():
+    readings = np.linspace(-1.0, 1.0, 201, dtype=np.float32)
+    readings[100] = 50.0  # one spike of a force sensor
+    plain = Normalizer({"force": 1}).fit({"force": readings[:, None]})
+    robust = Normalizer({"force": 1}, tail=0.05).fit({"force": readings[:, None]})
+    usual = torch.tensor([[0.5]])
+    rest = torch.tensor([[-0.5]])
+    assert (plain.normalize(usual) - plain.normalize(rest)).item() < 0.05
+    assert (robust.normalize(usual) - robust.normalize(rest)).item() > 0.9
+    with pytest.raises(PolicyError, match="tail"):
+        Normalizer({"force": 1}, tail=0.5)
+
+
+def test_an_encoder_made_from_its_configuration_keeps_the_tail():
+    encoder = StateEncoder({"force": 1}, Normalizer({"force": 1}, tail=0.05))
+    assert StateEncoder.from_config(encoder.config).normalizer.tail == 0.05
