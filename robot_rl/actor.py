@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
+from rich.console import Console
 
 from policies.runner import Acted, PolicyRunner
 from robot_rl.connection import PATIENCE_SECONDS, STARTUP_SECONDS, flush, wait_for_server
@@ -20,6 +21,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
+from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable
 from robot_rl.run import RunDirectory
@@ -203,11 +205,16 @@ def run(config: DictConfig) -> None:
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
     number = len(directory.read_jsonl(_EPISODES))
-    with stop_event() as stop, directory.claim("actor"):
+    # Plain lines between episodes: a display that redraws itself would disturb the control loop.
+    progress = WorkProgress(int(config.environment_steps), console=Console(force_terminal=False))
+    progress.phase("acting")
+    with stop_event() as stop, directory.claim("actor"), progress:
         try:
             for steps, result in act(config, directory, stop):
                 directory.append_jsonl(_EPISODES, _record(number, steps, result))
                 number += 1
+                progress.episode(result.success)
+                progress.update(steps)
         except Stopped:
             pass
         if stop.is_set():

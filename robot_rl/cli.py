@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import PolicyError
 from robot_rl.errors import RobotRLError
-from robot_rl.signals import ENDS_WITH_INPUT, end_with_input
+from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, ending_signals
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -145,11 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    # A signal that is ignored, as nohup does with SIGHUP, stays ignored.
-    ending = [
-        n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN
-    ]
-    previous = {number: signal.signal(number, _interrupt) for number in ending}
+    previous = {number: signal.signal(number, _interrupt) for number in ending_signals()}
     if os.environ.pop(ENDS_WITH_INPUT, None):
         end_with_input()
     try:
@@ -286,7 +282,7 @@ def _fail(message: str) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Let a request to end (SIGTERM, a closed terminal) take the same clean way out as Ctrl-C."""
+    """Let every request to end take the same clean way out as Ctrl-C."""
     raise KeyboardInterrupt
 
 

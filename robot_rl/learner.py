@@ -27,6 +27,7 @@ from robot_rl.connection import wait_for_server
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import ACTION_FIELDS, SOURCE_DEMONSTRATION, Row
 from robot_rl.errors import RobotRLError
+from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
@@ -95,7 +96,7 @@ class Learner:
             self._load()
         self._prefetcher = Prefetcher(self._sampler)
 
-    def learn(self, stop: threading.Event) -> None:
+    def learn(self, stop: threading.Event, progress: WorkProgress) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set."""
         total = self._blocks.total
         # A resumed run on the stepped clock goes on with the weights whose turn it is.
@@ -107,7 +108,13 @@ class Learner:
                 break
             if self._stepped:
                 self._publish(self.environment_steps)
-            self._train_block(target)
+            record = self._train_block(target)
+            progress.update(
+                target,
+                updates_per_second=record["updates_per_second"],
+                update_to_data=record["update_to_data"],
+                replay_transitions=int(record["replay_transitions"]),
+            )
             if not self._stepped:
                 self._publish(self.environment_steps)
             if target % self._blocks.every_steps == 0 or target == total:
@@ -127,7 +134,7 @@ class Learner:
                 return False
         return not stop.is_set()
 
-    def _train_block(self, target: int) -> None:
+    def _train_block(self, target: int) -> dict[str, float]:
         started = time.monotonic()
         count = self._blocks.updates_at(target) - self.updates
         self._sampler.refresh(target)
@@ -138,9 +145,13 @@ class Learner:
                 metrics.setdefault(name, []).append(value)
         self.updates += count
         self.environment_steps = target
-        self._log(count, time.monotonic() - started, metrics)
+        record = self._record(count, time.monotonic() - started, metrics)
+        self._run.append_jsonl("learner", record)
+        return record
 
-    def _log(self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]) -> None:
+    def _record(
+        self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]
+    ) -> dict[str, float]:
         schedule = self._algorithm.schedule
         online = self.environment_steps - schedule.warmup_steps
         paid = self.updates - schedule.critic_only_updates
@@ -152,18 +163,15 @@ class Learner:
                     got=value,
                     hint="lower the learning rates; checkpoints/last is from before",
                 )
-        self._run.append_jsonl(
-            "learner",
-            {
-                "environment_steps": self.environment_steps,
-                "gradient_updates": self.updates,
-                "updates_per_second": count / max(seconds, 1e-9),
-                "update_to_data": paid / online if online > 0 else 0.0,
-                "replay_transitions": self._sampler.online_transitions
-                + self._sampler.demonstration_transitions,
-                **means,
-            },
-        )
+        transitions = self._sampler.online_transitions + self._sampler.demonstration_transitions
+        return {
+            "environment_steps": self.environment_steps,
+            "gradient_updates": self.updates,
+            "updates_per_second": count / max(seconds, 1e-9),
+            "update_to_data": paid / online if online > 0 else 0.0,
+            "replay_transitions": transitions,
+            **means,
+        }
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
@@ -274,10 +282,12 @@ def learn(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
     """Learn in a run directory; returns the environment steps that were learned from."""
     torch.set_num_threads(1)
     wait_for_server(run.store, stop)
-    with ReplayClient(run.store) as client:
+    total = int(config.environment_steps)
+    with ReplayClient(run.store) as client, WorkProgress(total) as progress:
+        progress.phase("learning")
         learner = Learner(config, run, client)
         try:
-            learner.learn(stop)
+            learner.learn(stop, progress)
         finally:
             learner.close()
         return learner.environment_steps

@@ -25,9 +25,7 @@ def stop_event() -> Iterator[threading.Event]:
     def request_stop(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    # A signal that is ignored, as nohup does with SIGHUP, stays ignored.
-    numbers = [n for n in ending_signals() if signal.getsignal(n) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, request_stop) for number in numbers}
+    previous = {number: signal.signal(number, request_stop) for number in ending_signals()}
     try:
         yield stop
     finally:
@@ -35,9 +33,16 @@ def stop_event() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def ending_signals() -> tuple[signal.Signals, ...]:
-    """Signals that ask a process to end."""
-    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def ending_signals() -> list[signal.Signals]:
+    """Signals that ask a process to end.
+
+    A closed terminal does not, where nohup has said so. Ctrl-C does even in a process that a
+    script has started in the background, where it is ignored by default: whoever sends it to
+    such a process means it.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    always = [signal.SIGINT, signal.SIGTERM]
+    return always if ignored else [*always, signal.SIGHUP]
 
 
 def end_with_input() -> None:

@@ -27,3 +27,4 @@ def run(config: DictConfig) -> None:
         )
         print(f"replay: serving {directory.store} at {server.address}", flush=True)
         server.run(stop)
+    print("replay: stopped, everything is committed", flush=True)

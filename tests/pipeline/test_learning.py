@@ -13,10 +13,10 @@ EASY_REACH = (
     "task.environment.time_limit_steps=30",
 )
 WEAK_CLONING = (
-    "demonstrations=6",
-    "cloning.updates=200",
+    "demonstrations=8",
+    "cloning.updates=250",
     "policy.denoiser.hidden=[128,128]",
-    "execute_steps=4",
+    "execute_steps=2",
 )
 # Small networks and fast rates: learning that takes seconds on one core.
 QUICK_LEARNING = (
@@ -44,7 +44,10 @@ EVALUATION = (
 
 
 def test_online_learning_improves_on_cloning(tmp_path, robot_rl_command):
-    """Seeds 0, 1, 2 gave 8 → 93 %, 36 → 100 %, 2 → 85 %; learning without effect fails."""
+    """Seeds 0 to 3 gave 14, 30, 42, 16 % → 99, 98, 99, 100 %.
+
+    With rewards of zero, or an actor that is not updated, it ends no better than it began.
+    """
     done = robot_rl_command(
         "train", "seed=0", *EASY_REACH, *WEAK_CLONING, *QUICK_LEARNING, *EVALUATION, timeout=230
     )
@@ -52,4 +55,5 @@ def test_online_learning_improves_on_cloning(tmp_path, robot_rl_command):
     summary = json.loads((tmp_path / "runs/latest/summary.json").read_text())
     assert summary["evaluation_episodes"] == 100
     assert summary["bc_success_rate"] < 0.5
+    assert summary["rl_success_rate"] >= 0.7
     assert summary["rl_success_rate"] > summary["bc_success_rate"] + 0.4
