@@ -77,6 +77,7 @@ def _measure(config: DictConfig) -> tuple[npt.NDArray[np.float64], int]:
     run = RunDirectory.create(config.task.name, config.runs_directory)
     with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
         collect(config, run, progress)
+    with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
         pretrain(config, run, progress)
     config.clock = "realtime"
     save_resolved(config, run.path)
