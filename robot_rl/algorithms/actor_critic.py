@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,9 +104,11 @@ class ActorCritic(ABC):
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
-        self._critic_optimizer = _adam(self.critics.parameters(), settings.critic_rate)
-        self._actor_optimizer = _adam(self.actor.parameters(), settings.actor_rate)
-        self._temperature_optimizer = _adam([self.log_temperature], settings.temperature_rate)
+        self._critic_optimizer = _adam((self.critics.parameters(), settings.critic_rate))
+        self._actor_optimizer = _adam(
+            (self.actor.parameters(), settings.actor_rate),
+            ([self.log_temperature], settings.temperature_rate),
+        )
         observed = list(encoder.keys)
         base = ["base_action"] if uses_base else []
         self.required_fields = (*observed, *base, "action", "source", "reward", "discount")
@@ -206,11 +208,10 @@ class ActorCritic(ABC):
         weight = self._imitation_weight()
         if weight > 0.0:
             loss = loss + weight * self._imitation_loss(batch, features, base, action)
-        _step(self._actor_optimizer, loss)
-        move_towards(self.average_actor, self.actor, settings.average_rate)
         target_entropy = settings.target_entropy * self.actor.action_dimension
         dual = losses.temperature_loss(self.log_temperature, log_prob, target_entropy)
-        _step(self._temperature_optimizer, dual)
+        _step(self._actor_optimizer, loss + dual)  # they share no gradient
+        move_towards(self.average_actor, self.actor, settings.average_rate)
         return {
             "actor_loss": loss.detach(),
             "temperature": temperature,
@@ -250,8 +251,10 @@ class ActorCritic(ABC):
     def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
         return {
             "critic": (self._critic_optimizer, list(self.critics.parameters())),
-            "actor": (self._actor_optimizer, list(self.actor.parameters())),
-            "temperature": (self._temperature_optimizer, [self.log_temperature]),
+            "actor": (
+                self._actor_optimizer,
+                [*self.actor.parameters(), self.log_temperature],
+            ),
         }
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -316,8 +319,11 @@ def _join(*parts: Tensor | None) -> Tensor:
     return torch.cat([part for part in parts if part is not None], -1)
 
 
-def _adam(parameters: Sequence[Tensor] | object, rate: float) -> torch.optim.Adam:
-    return torch.optim.Adam(parameters, lr=rate, fused=True)  # type: ignore[arg-type]
+def _adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
+    """Adam over groups of parameters with a step size each."""
+    return torch.optim.Adam(
+        [{"params": list(parameters), "lr": rate} for parameters, rate in groups], fused=True
+    )
 
 
 def _step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
