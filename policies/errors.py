@@ -1,10 +1,10 @@
-"""Errors that say what was got, what was expected and what to do next."""
+"""The error that every policy, process and checkpoint raises."""
 
 from __future__ import annotations
 
 
-class ExplainedError(Exception):
-    """The base of every error that a user can meet, here and in robot_rl.
+class PolicyError(ValueError):
+    """A policy, checkpoint or observation that does not fit.
 
     Args:
         problem: One sentence: what is wrong, naming the field or file.
@@ -25,7 +25,3 @@ class ExplainedError(Exception):
         parts = {"got": got, "expected": expected, "next": hint}
         details = [f"{name}: {value}" for name, value in parts.items() if value is not None]
         super().__init__("; ".join([problem, *details]))
-
-
-class PolicyError(ExplainedError, ValueError):
-    """A policy, checkpoint or observation that does not fit."""
