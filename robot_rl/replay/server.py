@@ -10,7 +10,6 @@ import ctypes
 import logging
 import math
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -40,6 +39,7 @@ from robot_rl.replay.records import ACTOR_LIMIT, SEQUENCE_LIMIT, SESSION_LIMIT, 
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import DEFAULT_MAP_SIZE, Fsync, StoreWriter
 from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Frame, Kind, Message, decode, encode
+from robot_rl.signals import stop_event
 
 logger = logging.getLogger(__name__)
 
@@ -364,7 +364,5 @@ def serve(
 
     Call it from the main thread. Takes the arguments of `ReplayServer` and raises what it raises.
     """
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    ReplayServer(path, address, fsync=fsync, map_size_bytes=map_size_bytes).run(stop)
+    with stop_event() as stop:
+        ReplayServer(path, address, fsync=fsync, map_size_bytes=map_size_bytes).run(stop)
