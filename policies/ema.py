@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 Decay = Callable[[int], float]
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
@@ -18,9 +18,10 @@ def power_decay(power: float = 0.75, maximum: float = 0.9999) -> Decay:
     return lambda step: min(1 - (1 + step) ** -power, maximum)
 
 
-def constant_rate(rate: float) -> Decay:
-    """Give decay(step) = 1 - rate, for example rate 0.002."""
-    return lambda step: 1 - rate
+@torch.no_grad()
+def move_towards(target: nn.Module, source: nn.Module, rate: float) -> None:
+    """Move every parameter of `target` by `rate` towards `source` (Polyak averaging)."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), rate)
 
 
 class EMA(Generic[ModuleType]):
@@ -40,14 +41,11 @@ class EMA(Generic[ModuleType]):
         self._decay = decay
         self.step = 0
         self.model: ModuleType = copy.deepcopy(source).requires_grad_(False)
-        self._averaged: list[Tensor] = list(self.model.parameters())
-        self._current: list[Tensor] = list(source.parameters())
 
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the source's present parameters."""
-        weight = 1 - self._decay(self.step)
-        torch._foreach_lerp_(self._averaged, self._current, weight)
+        move_towards(self.model, self._source, 1 - self._decay(self.step))
         for averaged, current in zip(self.model.buffers(), self._source.buffers(), strict=True):
             averaged.copy_(current)
         self.step += 1

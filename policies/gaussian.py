@@ -107,14 +107,13 @@ class GaussianTanh(nn.Module):
         Returns:
             Action (B, d) in (-1, 1) and its log-density (B,), both differentiable.
         """
-        mean, log_std = self.forward(features)
-        if noise is None:
-            if generator is None:
-                raise PolicyError("sampling needs a generator or noise", got="neither")
-            noise = standard_normal(mean.shape, mean, generator)
-        raw = mean + log_std.exp() * noise
+        raw, log_std, noise = self._draw(features, generator, noise)
         density = -0.5 * noise.square() - log_std - _LOG_SQRT_TWO_PI
         return torch.tanh(raw), (density - _log_slope(raw)).sum(-1)
+
+    def action(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the action of `sample` without its log-density, (B, d) in (-1, 1)."""
+        return torch.tanh(self._draw(features, generator, None)[0])
 
     def log_prob(self, features: Tensor, action: Tensor) -> Tensor:
         """Give the log-density (B,) of actions (B, d) in [-1, 1]."""
@@ -123,6 +122,17 @@ class GaussianTanh(nn.Module):
         raw = torch.atanh(action.clamp(-limit, limit))
         density = -0.5 * ((raw - mean) * (-log_std).exp()).square() - log_std - _LOG_SQRT_TWO_PI
         return (density - _log_slope(raw)).sum(-1)
+
+    def _draw(
+        self, features: Tensor, generator: torch.Generator | None, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw before the squashing: value, log standard deviation and noise, (B, d) each."""
+        mean, log_std = self.forward(features)
+        if noise is None:
+            if generator is None:
+                raise PolicyError("sampling needs a generator or noise", got="neither")
+            noise = standard_normal(mean.shape, mean, generator)
+        return mean + log_std.exp() * noise, log_std, noise
 
 
 def _log_slope(raw: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms import losses
 from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
-from robot_rl.algorithms.critics import CriticEnsemble, minimum_of_subset, move_towards
+from robot_rl.algorithms.critics import CriticEnsemble
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 
 
@@ -169,6 +170,20 @@ class ActorCritic(ABC):
         squashed, log_prob = self.actor.sample(_join(features, base), self._generator)
         return self.act(squashed, base), log_prob
 
+    def _next_value(self, features: Tensor, base: Tensor | None) -> Tensor:
+        """The targets' value (B,) of the actor's own next action."""
+        settings = self.settings
+        entropy: Tensor | float = 0.0
+        if settings.entropy_in_target:
+            action, log_prob = self._sample(features, base)
+            entropy = -self.log_temperature.exp() * log_prob
+        else:
+            squashed = self.actor.action(_join(features, base), self._generator)
+            action = self.act(squashed, base)
+        inputs = _join(features, base, action)
+        heads = settings.target_heads or settings.critic_heads
+        return self.target_critics.minimum_of_subset(inputs, heads, self._generator) + entropy
+
     def _update_critics(
         self,
         batch: Batch,
@@ -180,13 +195,7 @@ class ActorCritic(ABC):
     ) -> dict[str, Tensor]:
         settings = self.settings
         with torch.no_grad():
-            next_action, log_prob = self._sample(next_features, next_base)
-            values = self.target_critics(_join(next_features, next_base, next_action))
-            heads = settings.target_heads or settings.critic_heads
-            value = minimum_of_subset(values, heads, self._generator)
-            if settings.entropy_in_target:
-                value = value - self.log_temperature.exp() * log_prob
-            value = value.clamp(*settings.value_range)
+            value = self._next_value(next_features, next_base).clamp(*settings.value_range)
             target = torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * value
         predicted = self.critics(_join(features, base, action))
         loss = losses.td_loss(predicted, target)

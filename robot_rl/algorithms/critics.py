@@ -34,31 +34,27 @@ class CriticEnsemble(nn.Module):
             self.weights.append(nn.Parameter(weight.uniform_(-bound, bound, generator=generator)))
             self.biases.append(nn.Parameter(torch.zeros(heads, 1, fan_out)))
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Q-values (E, B) of inputs (B, inputs)."""
-        values = features.expand(self.heads, -1, -1)
-        hidden = len(self.weights) - 1
-        for weight, bias in zip(self.weights[:hidden], self.biases[:hidden], strict=True):
+    def forward(self, features: Tensor, heads: Tensor | None = None) -> Tensor:
+        """Q-values of inputs (B, inputs): (E, B), or (len(heads), B) of the named heads."""
+        weights, biases = list(self.weights), list(self.biases)
+        if heads is not None:
+            weights, biases = [w[heads] for w in weights], [b[heads] for b in biases]
+        values = features.expand(len(weights[0]), -1, -1)
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
             # Not baddbmm: with a broadcast bias it takes half as long again.
             values = torch.bmm(values, weight).add_(bias)
             # Without scale and shift: the next matrix can learn them, and an update is 20 % faster.
             values = torch.relu_(nn.functional.layer_norm(values, values.shape[-1:]))
-        return torch.bmm(values, self.weights[-1]).add_(self.biases[-1]).squeeze(-1)
+        return torch.bmm(values, weights[-1]).add_(biases[-1]).squeeze(-1)
 
+    def minimum_of_subset(self, features: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """Minimum over a random subset of heads, (B,) (REDQ, Chen et al. 2021, algorithm 1).
 
-def minimum_of_subset(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Minimum over a random subset of heads (REDQ, Chen et al. 2021, algorithm 1): (E, B) → (B,).
-
-    Args:
-        values: Q-values (E, B).
-        count: Size of the subset.
-        generator: Source of the choice.
-    """
-    chosen = torch.randperm(values.shape[0], generator=generator)[:count]
-    return values[chosen].amin(0)
-
-
-@torch.no_grad()
-def move_towards(target: nn.Module, source: nn.Module, rate: float) -> None:
-    """Move every parameter of `target` by `rate` towards `source` (Polyak averaging)."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), rate)
+        Args:
+            features: Inputs (B, inputs).
+            count: Size of the subset.
+            generator: Source of the choice.
+        """
+        chosen = torch.randperm(self.heads, generator=generator)[:count]
+        values: Tensor = self(features, None if count == self.heads else chosen)
+        return values.amin(0)

@@ -9,7 +9,7 @@ import torch
 from policy_examples import diffusion
 
 from policies.diffusion import DiffusionPolicy
-from policies.ema import EMA, constant_rate, power_decay
+from policies.ema import EMA, move_towards, power_decay
 from policies.networks import linear, seeded
 from robot_rl.algorithms.behavior_cloning import (
     BehaviorCloning,
@@ -110,7 +110,7 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
 
 def test_averages_follow_their_decay():
     source = linear(1, 1, seeded(0))
-    ema = EMA(source, constant_rate(0.25))
+    ema = EMA(source, lambda step: 0.75)
     start = ema.model.weight.item()
     with torch.no_grad():
         source.weight.fill_(start + 1.0)
@@ -120,3 +120,11 @@ def test_averages_follow_their_decay():
     assert decay(0) == 0.0
     assert math.isclose(decay(15), 1 - 16**-0.75)
     assert decay(10**9) == 0.9999
+
+
+def test_move_towards_is_a_convex_step():
+    target, source = linear(4, 3, seeded(0)), linear(4, 3, seeded(5))
+    before = [p.detach().clone() for p in target.parameters()]
+    move_towards(target, source, 0.1)
+    for old, new, goal in zip(before, target.parameters(), source.parameters(), strict=True):
+        torch.testing.assert_close(new, 0.9 * old + 0.1 * goal)
