@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -17,6 +18,8 @@ from robot_rl.signals import ENDS_WITH_INPUT
 
 _END_SECONDS = 60.0
 _ASKED_TO_END = (0, 130, -signal.SIGTERM)
+# A child that is killed more often than this is not started again.
+_DEATHS, _DEATHS_WITHIN_SECONDS = 5, 60.0
 
 
 class ProcessDied(RobotRLError):
@@ -25,9 +28,11 @@ class ProcessDied(RobotRLError):
 
 @dataclass
 class _Child:
+    arguments: tuple[str, ...]
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     log_start: int
+    deaths: list[float] = field(default_factory=list)
 
     @property
     def input_descriptor(self) -> int:
@@ -38,6 +43,9 @@ class _Child:
 class ProcessGroup:
     """Child processes of one run, each with a log file.
 
+    A child that is killed by a signal is started again, for each of them goes on where it was; one
+    that ends with an error of its own is not.
+
     The one that is started first, the replay server, serves the others: it ends last, so that
     nothing that they still send is lost. The children have sessions of their own: Ctrl-C in the
     terminal reaches only the parent, which then ends them. Should the parent be killed, they do
@@ -47,11 +55,15 @@ class ProcessGroup:
     Args:
         logs: Folder of the log files.
         inherited: Open descriptors that the children keep, for example of a lock.
+        note: Told of every child that is started again.
     """
 
-    def __init__(self, logs: Path, inherited: Sequence[int] = ()) -> None:
+    def __init__(
+        self, logs: Path, inherited: Sequence[int] = (), note: Callable[[str], None] = print
+    ) -> None:
         """See the class."""
         self._logs = logs
+        self._note = note
         self._inherited = tuple(inherited)
         self._children: dict[str, _Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
@@ -59,40 +71,37 @@ class ProcessGroup:
     def start(self, name: str, arguments: Sequence[str]) -> None:
         """Start `python -m robot_rl.cli ARGUMENTS` under a name."""
         log = (self._logs / f"{name}.log").open("ab")
-        # One computing thread each: with several, processes that share cores stall one another.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
-        earlier = [child.input_descriptor for child in self._children.values()]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "robot_rl.cli", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            pass_fds=(*self._inherited, *earlier),
-        )
-        self._children[name] = _Child(process, log, log.tell())
+        process = self._spawn(arguments, log, list(self._children.values()))
+        self._children[name] = _Child(tuple(arguments), process, log, log.tell())
 
     def running(self, name: str) -> bool:
-        """Whether a child is still running.
+        """Whether a child is still running; one that was killed is started again.
 
         Raises:
-            ProcessDied: It has ended with an error; the message has the end of its log.
+            ProcessDied: It has ended with an error, or was killed too often; the message has the
+                end of its log.
         """
-        code = self._children[name].process.poll()
-        if code not in (None, 0):
+        child = self._children[name]
+        code = child.process.poll()
+        if code is None:
+            return True
+        if code == 0:
+            return False
+        child.deaths.append(time.monotonic())
+        recent = [at for at in child.deaths if at > child.deaths[-1] - _DEATHS_WITHIN_SECONDS]
+        if code > 0 or len(recent) > _DEATHS:
             raise self._died(name, code)
-        return code is None
+        self._start_again(name, code)
+        return True
 
     def require(self, name: str) -> None:
         """Check that a child that the others need is running.
 
         Raises:
-            ProcessDied: It has ended, with an error or without.
+            ProcessDied: It has ended, with an error or without, or was killed too often.
         """
-        code = self._children[name].process.poll()
-        if code is not None:
-            raise self._died(name, code)
+        if not self.running(name):
+            raise self._died(name, 0)
 
     def end(self) -> list[ProcessDied]:
         """Ask all children to end, the first one last, and wait until they have saved their data.
@@ -109,6 +118,33 @@ class ProcessGroup:
                     process.send_signal(signal.SIGTERM)
             problems += [problem for name in group if (problem := self._ended(name))]
         return problems
+
+    def _start_again(self, name: str, code: int) -> None:
+        child = self._children[name]
+        how = signal.Signals(-code).name
+        self._note(f"the process {name!r} was killed by {how}; it is started again")
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+        # Should the parent be killed, it may end before those who were started before it: what
+        # they then cannot send stays with them.
+        others = [other for other in self._children.values() if other is not child]
+        child.process = self._spawn(child.arguments, child.log, others)
+        child.log_start = child.log.tell()
+
+    def _spawn(
+        self, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]
+    ) -> subprocess.Popen[bytes]:
+        # One computing thread each: with several, processes that share cores stall one another.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "robot_rl.cli", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            pass_fds=(*self._inherited, *(other.input_descriptor for other in others)),
+        )
 
     def _ended(self, name: str) -> ProcessDied | None:
         process = self._children[name].process

@@ -153,8 +153,8 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         return
     place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]
     with (
-        ProcessGroup(run.path / "logs", [lock]) as group,
         WorkProgress(total, "environment steps") as progress,
+        ProcessGroup(run.path / "logs", [lock], progress.note) as group,
     ):
         progress.phase("online learning")
         for name, arguments in _PROCESSES.items():

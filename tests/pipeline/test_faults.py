@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def _finish(train: Train) -> None:
     """Resume and check that no step is missing and none was learned from twice."""
     resumed = Train(train.folder, f"resume={train.run}")
     assert resumed.end() == 0, resumed.text
+    _check_whole(train)
+
+
+def _check_whole(train: Train) -> None:
     blocks = [b["environment_steps"] for b in lines(train.run / "learner.jsonl")]
     last = [b for i, b in enumerate(blocks) if all(b < later for later in blocks[i + 1 :])]
     assert last == list(range(25, 401, 25))
@@ -51,23 +56,37 @@ def _finish(train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", ["actor", "learner", "replay", "evaluate"])
-def test_a_killed_process_is_one_clear_error_and_resume_goes_on(folder, start_train, name):
+def test_a_killed_process_is_started_again_and_the_run_goes_on(folder, start_train, name):
     train = start_train(folder, "resume=latest", STEPS)
     train.wait_until(lambda: train.learned() >= 125 and train.child(name) is not None)
     before = _rows(train.run)
     child = train.child(name)
     assert child is not None
     child.kill()
-    assert train.end() == 2
-    errors = [line for line in train.text.splitlines() if line.startswith("robot-rl:")]
+    assert train.end() == 0, train.text
     shown = "evaluator" if name == "evaluate" else name
-    assert len(errors) == 1
-    assert f"the process {shown!r} ended with an error; got: killed by SIGKILL" in errors[0]
-    assert f"train resume={train.run}" in errors[0]
-    after = _rows(train.run)
-    assert before.items() <= after.items()
-    _finish(train)
+    words = " ".join(train.text.split())
+    assert words.count(f"the process {shown!r} was killed by SIGKILL; it is started again") == 1
     assert before.items() <= _rows(train.run).items()
+    _check_whole(train)
+
+
+def test_a_process_that_dies_again_and_again_is_one_clear_error(folder, start_train):
+    train = start_train(folder, "resume=latest", STEPS)
+    killed: set[int] = set()
+    while train.process.poll() is None:
+        child = train.child("learner")
+        if child is not None and child.pid not in killed:
+            killed.add(child.pid)
+            child.kill()
+        time.sleep(0.02)
+    assert train.end() == 2
+    assert len(killed) == 6
+    errors = [line for line in train.text.splitlines() if line.startswith("robot-rl:")]
+    assert len(errors) == 1
+    assert "the process 'learner' ended with an error; got: killed by SIGKILL" in errors[0]
+    assert f"train resume={train.run}" in errors[0]
+    _finish(train)
 
 
 def test_a_killed_parent_leaves_nobody_behind(folder, start_train):

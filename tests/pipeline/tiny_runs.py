@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -69,9 +70,10 @@ class Train:
     def child(self, name: str) -> psutil.Process | None:
         """The process of a stage of this run, None while there is none."""
         for process in psutil.Process(self.process.pid).children():
-            words = process.cmdline()
-            if name in words and f"run={self.run}" in words:
-                return process
+            with suppress(psutil.NoSuchProcess):  # it ends while we look
+                words = process.cmdline()
+                if name in words and f"run={self.run}" in words:
+                    return process
         return None
 
     def interrupt(self) -> int:
