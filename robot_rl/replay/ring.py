@@ -119,10 +119,10 @@ class RingSpool:
         """Go on at the begin of the file.
 
         With a server that keeps up, the same few pages are then written again and again, and the
-        disk is spared the rest. Between the two stores the tail is ahead: still an empty ring.
+        disk is spared the rest. Until the next row moves the head, the file's tail is ahead of it.
         """
-        self._tail = self._file.counters[TAIL] = self._next_lap(self._head)
-        self._head = self._file.counters[HEAD] = self._tail
+        self._tail = self._head = self._next_lap(self._head)
+        self._file.counters[TAIL] = self._tail
 
     def _next_lap(self, position: int) -> int:
         capacity = len(self._file.data)

@@ -4,8 +4,9 @@
     64     the session, JSON
     65536  `capacity` bytes of records, used as a ring
 
-Every change ends with the store of one aligned uint64, which a kill cannot cut in half: of the
-magic for a new file, of the session's length for a session, of the head for a row.
+A new file and a row count from the last store of their making, that of the magic and of the
+head: one aligned uint64, which a kill cannot cut in half. The session is written while there are
+no rows, and read only if there are.
 """
 
 from __future__ import annotations
@@ -115,7 +116,6 @@ class RingFile:
                 got=f"{len(data)} bytes",
                 expected=f"<= {HEADER_BYTES - _SESSION_START} bytes",
             )
-        self.counters[_SESSION_BYTES_AT] = 0
         self._map[_SESSION_START : _SESSION_START + len(data)] = data
         self.counters[_SESSION_SUM_AT] = zlib.crc32(data)
         self.counters[_SESSION_BYTES_AT] = len(data)
