@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,16 +15,18 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from policies.runner import Acted, PolicyRunner
-from robot_rl.connection import PATIENCE_SECONDS, STARTUP_SECONDS, flush, wait_for_server
+from robot_rl.connection import STARTUP_SECONDS, flush, wait_for_server
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
 from robot_rl.env.factory import make_env
+from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ServerUnreachable
+from robot_rl.replay.errors import ServerUnreachable, StoreFull
+from robot_rl.replay.ring import check_size
 from robot_rl.run import RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.weights import Published, WeightsPoller, fetch
@@ -31,6 +34,7 @@ from robot_rl.weights import Published, WeightsPoller, fetch
 ACTOR = 1
 _SEED_STREAM = 1
 _EPISODES = "episodes"
+_ROOM_SECONDS = 0.05
 
 
 class WeightSource(Protocol):
@@ -153,7 +157,8 @@ def act(
     Args:
         config: The configuration.
         run: The run directory; its store's server must be running.
-        stop: When set, the running episode ends as truncated and all rows are flushed.
+        stop: When set, the running episode ends as truncated. Rows that the server does not take
+            then wait in the run's spool for the next start.
 
     Yields:
         Each episode as it ends, with the environment steps of the run so far.
@@ -166,7 +171,7 @@ def act(
     env = make_env(config)
     wait_for_server(run.store, stop)
     total = int(config.environment_steps)
-    with ReplayClient(run.store) as client:
+    with _spooling_client(config, run, env, stop) as client:
         first = _first_behaviour(client, stop)
         check_fit(first.behaviour, env)
         opened = client.open_session(env.schema.task, env.schema, ACTOR)
@@ -230,6 +235,33 @@ def online_steps(client: ReplayClient, table: str) -> int:
     return int(counts["policy"]) + int(counts["intervention"])
 
 
+@contextmanager
+def _spooling_client(
+    config: DictConfig, run: RunDirectory, env: RobotEnv, stop: threading.Event
+) -> Iterator[ReplayClient]:
+    """A client whose rows outlive the actor; those that an earlier one left are sent first."""
+    size, path = int(config.replay.spool_bytes), run.spool(ACTOR)
+    rows = env.task.time_limit_steps + 1
+    check_size(size, rows=rows, row_bytes=env.schema.dtype.itemsize)
+    client = ReplayClient(run.store, spool_path=path, spool_bytes=size)
+    try:
+        if client.unacknowledged:
+            print(f"actor: first sending the {client.unacknowledged} rows in {path}", flush=True)
+            flush(client, stop)
+        yield client
+    finally:
+        try:
+            client.close()
+        except (ServerUnreachable, StoreFull) as problem:
+            print(
+                f"actor: {client.unacknowledged} rows wait in {path} for the next start"
+                f" (robot-rl train resume={run.path}): {problem}",
+                flush=True,
+            )
+            if not stop.is_set():
+                raise
+
+
 def _first_behaviour(client: ReplayClient, stop: threading.Event) -> Published:
     deadline = time.monotonic() + STARTUP_SECONDS
     while time.monotonic() < deadline:
@@ -270,17 +302,23 @@ def _seeds(
 
 
 def _wait_for_room(client: ReplayClient, rows: int, stop: threading.Event) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Pause before an episode until all of its rows have room, however long that takes.
+
+    Raises:
+        Stopped: `stop` was set.
+    """
+    if client.has_room(rows):
+        return
+    print(
+        f"actor: pausing before the next episode, whose {rows} rows have no room in the spool:"
+        f" {client.unacknowledged} rows are not in the store yet"
+        f" ({client.problem or 'the replay server is slower than the actor'})",
+        flush=True,
+    )
     while not client.has_room(rows):
-        if stop.is_set():
+        if stop.wait(_ROOM_SECONDS):
             raise Stopped
-        if time.monotonic() > deadline:
-            raise client.problem or ServerUnreachable(
-                "the replay server takes no rows",
-                got=f"{client.unacknowledged} rows not acknowledged",
-                hint="see that the replay server runs",
-            )
-        time.sleep(0.05)
+    print("actor: there is room again, going on", flush=True)
 
 
 def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]:

@@ -40,14 +40,14 @@ def wait_for_server(store: Path, stop: threading.Event, seconds: float = STARTUP
 
 
 def flush(client: ReplayClient, stop: threading.Event, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until every row is committed.
+    """Wait until every row is committed, as long as rows get through.
 
     Raises:
         StoreFull: The store has no room, and none came in time.
-        ServerUnreachable: The server did not answer in time.
+        ServerUnreachable: No row got through in time.
         Stopped: `stop` was set; closing the client still tries for a while.
     """
-    deadline = time.monotonic() + seconds
+    left, deadline = client.unacknowledged, time.monotonic() + seconds
     while True:
         try:
             client.flush(_SLICE_SECONDS)
@@ -55,5 +55,7 @@ def flush(client: ReplayClient, stop: threading.Event, seconds: float = PATIENCE
         except (ServerUnreachable, StoreFull):
             if stop.is_set():
                 raise Stopped from None
-            if time.monotonic() > deadline:
+            if client.unacknowledged < left:
+                left, deadline = client.unacknowledged, time.monotonic() + seconds
+            elif time.monotonic() > deadline:
                 raise

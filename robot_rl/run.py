@@ -4,6 +4,7 @@
         config.yaml                    the resolved configuration
         demonstrations.zarr/           episodes
         store/                         the replay store (LMDB)
+        spool/actor-1.ring             steps of an actor that are not in the store yet
         checkpoints/bc/                the cloned policy
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/last/              the learner's full state
@@ -125,6 +126,10 @@ class RunDirectory:
     def store(self) -> Path:
         """The folder of the replay store."""
         return self.path / "store"
+
+    def spool(self, actor: int) -> Path:
+        """The file in which steps of an actor wait until they are in the store."""
+        return self.path / "spool" / f"actor-{actor}.ring"
 
     @property
     def summary(self) -> Path:

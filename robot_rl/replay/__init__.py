@@ -11,7 +11,11 @@ from robot_rl.replay.errors import (
     RowRefused,
     ServerUnreachable,
     SessionTaken,
+    SpoolDamaged,
+    SpoolError,
     SpoolFull,
+    SpoolInUse,
+    SpoolTooSmall,
     StoreError,
     StoreFull,
     StoreInUse,
@@ -19,12 +23,12 @@ from robot_rl.replay.errors import (
     WireError,
 )
 from robot_rl.replay.link import LinkOptions
-from robot_rl.replay.outbox import OpenSession
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, TableInfo, WeightsRecord
 from robot_rl.replay.sampler import Batch, ReplaySampler
 from robot_rl.replay.server import ReplayServer, serve
+from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.store import StoreWriter
 
 __all__ = [
@@ -45,7 +49,11 @@ __all__ = [
     "RowRefused",
     "ServerUnreachable",
     "SessionTaken",
+    "SpoolDamaged",
+    "SpoolError",
     "SpoolFull",
+    "SpoolInUse",
+    "SpoolTooSmall",
     "StoreError",
     "StoreFull",
     "StoreInUse",

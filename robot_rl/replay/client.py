@@ -1,7 +1,8 @@
 """The client of the replay server, for actors, learners and tools.
 
-`ReplayClient.append` packs and checks a row in the caller's thread and returns; a background
-thread sends it, and keeps it until the server has committed it.
+`ReplayClient.append` packs and checks a row in the caller's thread, puts it into the spool and
+returns, without a system call; a background thread sends it, and it stays in the spool until the
+server has committed it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ from typing import Self
 
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.errors import ReplayError, RowRefused, ServerUnreachable, SpoolFull
+from robot_rl.replay.errors import (
+    ReplayError,
+    RowRefused,
+    ServerUnreachable,
+    SpoolFull,
+    StoreFull,
+)
 from robot_rl.replay.link import Link, LinkOptions
-from robot_rl.replay.outbox import OpenSession, Outbox, Request, Spool
+from robot_rl.replay.outbox import Outbox, Request
 from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
+from robot_rl.replay.ring import RingSpool
 from robot_rl.replay.sessions import check_order, read_facts
+from robot_rl.replay.spool import MAXIMUM_EPISODE_METADATA, MemorySpool, OpenSession, Spool
 from robot_rl.replay.wire import Kind, Message
 
 LONG_POLL_SECONDS = 2.0
-MAXIMUM_EPISODE_METADATA = 1 << 13
 
 
 class ReplayClient:
@@ -37,9 +45,14 @@ class ReplayClient:
         address: ``tcp://127.0.0.1:PORT``, or the folder of the store, whose server is then found
             by its ``endpoint.json`` again and again.
         spool_rows: Most unacknowledged rows held in memory.
-        spool_bytes: Most bytes of them.
+        spool_bytes: Most bytes of them, or the size of the file.
+        spool_path: File in which the unacknowledged rows wait, so that they outlive this process.
+            Those that an earlier one left in it are sent before anything else. None: in memory.
         request_seconds: How long a request may stay unanswered before it raises.
         options: Batch size, credit window and resend time of the background thread.
+
+    Raises:
+        SpoolError: The file cannot be used; see `RingSpool`.
     """
 
     def __init__(
@@ -48,12 +61,18 @@ class ReplayClient:
         *,
         spool_rows: int = 8192,
         spool_bytes: int = 256 << 20,
+        spool_path: Path | None = None,
         request_seconds: float = 10.0,
         options: LinkOptions | None = None,
     ) -> None:
         """Start the background thread; the server need not be there yet."""
         self._request_seconds = request_seconds
-        self._outbox = Outbox(Spool(spool_rows, spool_bytes))
+        spool: Spool
+        if spool_path is None:
+            spool = MemorySpool(spool_rows, spool_bytes)
+        else:
+            spool = RingSpool(spool_path, spool_bytes)
+        self._outbox = Outbox(spool)
         self._link = Link(address, self._outbox, options or LinkOptions())
         self._next_request = 1
         self._schema: RowSchema | None = None
@@ -73,6 +92,8 @@ class ReplayClient:
     ) -> OpenSession:
         """Begin a session in a table, which is created where absent.
 
+        Rows of the session before, also of an earlier process, are sent first.
+
         Args:
             table: Name of the table.
             schema: What its rows look like.
@@ -85,10 +106,11 @@ class ReplayClient:
         Raises:
             SchemaMismatch: The table has another schema; names the field.
             SessionTaken: The session was begun by another writer.
+            StoreFull: The store has no room for rows of the session before.
             ServerUnreachable: No answer, or rows of the session before are unacknowledged.
         """
         flags = RowFlags.of(schema)
-        self.flush(self._request_seconds)
+        self._drain(self._request_seconds)
         header = {
             "table": table,
             "schema": schema.to_json(),
@@ -119,7 +141,7 @@ class ReplayClient:
             RowRefused: The row cannot follow the one before it.
             SpoolFull: No room; ask `has_room` before an episode begins.
         """
-        return self._push(*self._pack(row), _checked_metadata(episode))
+        return self._push(*self._pack(row), _metadata_bytes(episode))
 
     def append_episode(
         self,
@@ -145,23 +167,21 @@ class ReplayClient:
                 got=f"{len(rows)} rows, {sum(closing)} with is_last",
                 expected="exactly the last row has is_last, and no other episode is open",
             )
-        metadata = _checked_metadata(episode)
+        metadata = _metadata_bytes(episode)
         first = 0
         for index, (data, facts) in enumerate(packed):
-            self._wait_for(self._has_room_for_one, timeout)
-            sequence = self._push(data, facts, metadata if index == 0 else None)
+            text = metadata if index == 0 else b""
+            self._wait_for_room(len(data) + len(text), timeout)
+            sequence = self._push(data, facts, text)
             first = sequence if index == 0 else first
         return first
 
     def has_room(self, rows: int) -> bool:
-        """Return whether so many more rows can be appended without waiting."""
+        """Return whether so many more rows of one episode can be appended without waiting."""
         with self._outbox.condition:
             self._outbox.check()
             size = self._flags.size if self._flags else 0
-            return self._outbox.spool.has_room(rows, size)
-
-    def _has_room_for_one(self) -> bool:
-        return self._outbox.spool.has_room(1, self._flags.size if self._flags else 0)
+            return self._outbox.spool.has_room(rows, rows * size + MAXIMUM_EPISODE_METADATA)
 
     @property
     def unacknowledged(self) -> int:
@@ -192,7 +212,8 @@ class ReplayClient:
                 raise kind(
                     f"{spool.end - spool.first} rows are not acknowledged after {timeout:g} s",
                     got=problem,
-                    hint="they are kept and sent again; see that the replay server runs",
+                    hint=f"they are kept in {spool.place} and sent again; see that the replay"
+                    " server runs",
                 ) from problem
 
     def put_weights(
@@ -251,7 +272,7 @@ class ReplayClient:
 
         Raises:
             ReplayError: Rows were still unacknowledged after `timeout` seconds, or the thread
-                had failed. The thread has ended all the same.
+                had failed. The thread has ended all the same. Rows in a file stay there.
         """
         if self._closed:
             return
@@ -277,27 +298,38 @@ class ReplayClient:
         """Close the client."""
         self.close()
 
+    def _drain(self, patience: float) -> None:
+        """Wait until every row is committed, as long as rows get through."""
+        while True:
+            before = self._outbox.spool.first
+            try:
+                return self.flush(patience)
+            except (ServerUnreachable, StoreFull):
+                if self._outbox.spool.first == before:
+                    raise
+
     def _pack(self, row: Row) -> tuple[bytes, RowFacts]:
         if self._schema is None or self._flags is None:
             raise ReplayError("no session is open", hint="call open_session first")
         data = self._schema.pack(row)
         return data, read_facts(data, self._flags)
 
-    def _push(self, data: bytes, facts: RowFacts, metadata: Mapping[str, object] | None) -> int:
+    def _push(self, data: bytes, facts: RowFacts, metadata: bytes) -> int:
         check_order(facts, begins=not self._in_episode, ended=self._ended)
-        if metadata is not None and self._in_episode:
+        if metadata and self._in_episode:
             raise RowRefused("episode metadata belongs to the first row of an episode")
         outbox = self._outbox
         with outbox.condition:
             outbox.check()
-            if not outbox.spool.has_room(1, len(data)):
+            spool = outbox.spool
+            if not spool.has_room(1, len(data) + len(metadata)):
                 raise SpoolFull(
                     "the replay client holds as many unacknowledged rows as it may",
-                    got=f"{outbox.spool.end - outbox.spool.first} rows; {outbox.problem or ''}",
+                    got=f"{spool.end - spool.first} rows in {spool.place}; {outbox.problem or ''}",
                     hint="wait until has_room(rows of an episode) before an episode begins",
                 )
-            sequence = outbox.spool.push(data, metadata)
-            outbox.wake()
+            # The link looks for rows by itself: waking it would take a system call.
+            sequence = spool.push(data, metadata)
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
 
@@ -327,24 +359,27 @@ class ReplayClient:
     def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
         outbox = self._outbox
         with outbox.condition:
+            if not done():
+                outbox.wake()
             outbox.condition.wait_for(lambda: done() or outbox.failure is not None, timeout)
             outbox.check()
             return done()
 
+    def _wait_for_room(self, size: int, timeout: float) -> bool:
+        return self._wait_for(lambda: self._outbox.spool.has_room(1, size), timeout)
 
-def _checked_metadata(episode: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    if episode is None:
-        return None
+
+def _metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
+    if not episode:
+        return b""
     try:
-        text = json.dumps(dict(episode), allow_nan=False)
+        text = json.dumps(dict(episode), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise RowRefused("episode metadata is not JSON", got=repr(error)) from error
     if len(text) > MAXIMUM_EPISODE_METADATA:
         raise RowRefused(
             "episode metadata is too large",
             got=len(text),
-            expected=f"<= {MAXIMUM_EPISODE_METADATA} characters",
+            expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
         )
-    content = json.loads(text)
-    assert isinstance(content, dict)
-    return content
+    return text

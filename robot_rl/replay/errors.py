@@ -54,6 +54,22 @@ class SpoolFull(ReplayError):
     """The client holds as many unacknowledged rows as it may; wait between episodes."""
 
 
+class SpoolError(ReplayError):
+    """The file in which rows wait for the server cannot be made, read or written."""
+
+
+class SpoolInUse(SpoolError):
+    """Another process has the spool's file open."""
+
+
+class SpoolDamaged(SpoolError):
+    """The file is no spool, or not as it was written; it is left as it is."""
+
+
+class SpoolTooSmall(SpoolError):
+    """The spool cannot hold one whole episode."""
+
+
 class ServerUnreachable(ReplayError):
     """The replay server did not answer in time."""
 

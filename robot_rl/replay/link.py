@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +21,17 @@ from robot_rl.replay.errors import (
     StoreError,
     error_from_wire,
 )
-from robot_rl.replay.outbox import OpenSession, Outbox, Spooled
+from robot_rl.replay.outbox import Outbox
+from robot_rl.replay.spool import OpenSession, Spooled
 from robot_rl.replay.wire import Frame, Kind, Message, decode, encode
 
 RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
 JOIN_BELOW_BYTES = 16 << 10
 MAXIMUM_PATIENCE_SECONDS = 4.0
+IDLE_SECONDS = 0.1
+ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
 _RETRIED = (StoreError, SequenceGap)
+_SILENCE = ServerUnreachable("the replay server does not answer")
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,15 @@ class LinkOptions:
         credit_bytes: Most bytes of them.
         batch_rows: Most rows in one message.
         resend_seconds: Silence after which the link connects anew and goes back.
+        poll_seconds: How often the link looks for new rows while they come. Callers do not wake
+            it for a row, as that would take a system call in the control loop.
     """
 
     credit_rows: int = 512
     credit_bytes: int = 32 << 20
     batch_rows: int = 16
     resend_seconds: float = 0.5
+    poll_seconds: float = 0.002
 
 
 class Link:
@@ -67,6 +76,9 @@ class Link:
         self._heard_at = 0.0
         self._connected_at = 0.0
         self._patience = options.resend_seconds
+        self._poller = zmq.Poller()
+        self._end_seen = 0
+        self._rows_at = -math.inf
         self._handlers: Mapping[Kind, Callable[[Message], None]] = {
             Kind.ACKNOWLEDGED: self._on_acknowledged,
             Kind.ERROR: self._on_error,
@@ -87,6 +99,8 @@ class Link:
                 self._send_requests()
                 self._send_rows()
                 if self._is_overdue(time.monotonic()):
+                    if self._outbox.problem is None:
+                        self._note(_SILENCE)
                     self._patience = min(2 * self._patience, MAXIMUM_PATIENCE_SECONDS)
                     self._connect()
         except BaseException as failure:
@@ -103,6 +117,8 @@ class Link:
             self._socket = None
         self._connected_at = time.monotonic()
         self._synced, self._resync_sent_at = False, None
+        self._poller = zmq.Poller()
+        self._poller.register(self._outbox.wake_read, zmq.POLLIN)
         with self._outbox.condition:
             for request in self._outbox.requests.values():
                 request.sent_at = None
@@ -119,14 +135,26 @@ class Link:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         self._socket.connect(address)
+        self._poller.register(self._socket, zmq.POLLIN)
 
     def _wait(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._outbox.wake_read, zmq.POLLIN)
-        if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN)
-        poller.poll(int(1000 * min(self._options.resend_seconds / 2, 0.1)))
+        """Wait a while for an answer, a wake-up or rows, which come without one."""
+        until = time.monotonic() + min(self._options.resend_seconds / 2, IDLE_SECONDS)
+        while True:
+            now = time.monotonic()
+            pause = max(until - now, 0.0)
+            if now < self._rows_at + ACTIVE_SECONDS:
+                pause = min(pause, self._options.poll_seconds)
+            if self._poller.poll(math.ceil(1000 * pause)) or self._rows_have_come() or now >= until:
+                break
         self._outbox.clear_wake()
+
+    def _rows_have_come(self) -> bool:
+        end = self._outbox.spool.end
+        if end == self._end_seen:
+            return False
+        self._end_seen, self._rows_at = end, time.monotonic()
+        return True
 
     def _receive(self) -> None:
         while self._socket is not None:
@@ -136,6 +164,8 @@ class Link:
                 return
             self._heard_at = time.monotonic()
             message = decode(frames)
+            if isinstance(self._outbox.problem, ServerUnreachable):
+                self._outbox.problem = None
             self._handlers.get(message.kind, self._on_answer)(message)
 
     def _on_acknowledged(self, message: Message) -> None:
@@ -173,7 +203,7 @@ class Link:
 
     def _adopt(self, message: Message, header: Mapping[str, object]) -> None:
         """Make a session that a caller has opened the current one."""
-        self._outbox.session = OpenSession(
+        session = OpenSession(
             message.integer("table"),
             message.integer("actor"),
             message.integer("session"),
@@ -183,12 +213,17 @@ class Link:
             message.header.get("ended") is True,
             header,
         )
-        self._sent = message.integer("next")
-        self._outbox.spool.restart(self._sent)
+        self._outbox.spool.begin(session)
+        self._outbox.session = session
+        self._sent = session.next_sequence
         self._synced, self._resync_sent_at = True, None
 
     def _on_resync(self, message: Message) -> None:
-        following = message.integer("next")
+        following, session = message.integer("next"), self._outbox.session
+        if session is None or not _is_about(message, session):
+            raise StoreError(
+                "the server keeps the session under another key: it serves another store"
+            )
         if following < self._outbox.spool.first:
             raise StoreError(
                 "the server lacks rows that it had acknowledged: it serves another store",
@@ -288,7 +323,7 @@ def encode_rows(session: OpenSession, first: int, rows: list[Spooled]) -> list[F
         "owner": session.owner,
         "first": first,
     }
-    episodes = {str(first + i): dict(e) for i, (_, e) in enumerate(rows) if e}
+    episodes = {str(first + i): json.loads(e) for i, (_, e) in enumerate(rows) if e}
     if episodes:
         header["episodes"] = episodes
     payload = [row for row, _ in rows]

@@ -4,65 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.errors import ClientFailed
+from robot_rl.replay.spool import OpenSession, Spool
 from robot_rl.replay.wire import Kind, Message
-
-Spooled = tuple[bytes, Mapping[str, object] | None]
-
-
-class Spool:
-    """Rows in memory that the server has not acknowledged yet, with consecutive sequences.
-
-    Args:
-        maximum_rows: Most rows it holds.
-        maximum_bytes: Most bytes it holds.
-    """
-
-    def __init__(self, maximum_rows: int, maximum_bytes: int) -> None:
-        """Start empty at sequence 0."""
-        self.maximum_rows, self.maximum_bytes = maximum_rows, maximum_bytes
-        self.first = 0
-        self._rows: deque[Spooled] = deque()
-        self._size = 0
-
-    @property
-    def end(self) -> int:
-        """Sequence of the next row."""
-        return self.first + len(self._rows)
-
-    def restart(self, sequence: int) -> None:
-        """Begin another session at `sequence`; the spool must be empty."""
-        self.first = sequence
-
-    def has_room(self, rows: int, row_size: int) -> bool:
-        """Return whether so many more rows fit."""
-        size = self._size + rows * row_size
-        return len(self._rows) + rows <= self.maximum_rows and size <= self.maximum_bytes
-
-    def push(self, row: bytes, episode: Mapping[str, object] | None) -> int:
-        """Add a row and return its sequence."""
-        self._rows.append((row, episode))
-        self._size += len(row)
-        return self.end - 1
-
-    def rows_from(self, sequence: int, count: int) -> list[Spooled]:
-        """Return up to `count` rows from `sequence` on."""
-        start = sequence - self.first
-        return list(islice(self._rows, start, start + count))
-
-    def acknowledge(self, following: int) -> bool:
-        """Forget the rows below `following`; return whether there were any."""
-        count = following - self.first
-        for _ in range(count):
-            self._size -= len(self._rows.popleft()[0])
-        self.first += max(count, 0)
-        return count > 0
 
 
 @dataclass
@@ -86,45 +34,25 @@ class Request:
     sent_at: float | None = None
 
 
-@dataclass(frozen=True)
-class OpenSession:
-    """The session that the client writes.
-
-    Attributes:
-        table: Number of its table.
-        actor: Number of the actor.
-        number: Number of the session.
-        owner: Token with which it can be gone on with.
-        next_sequence: Rows that it had when it was opened.
-        in_episode: Whether an episode was open then.
-        ended: Whether only that episode's row with ``is_last`` was missing.
-        header: What opens it again after a break.
-    """
-
-    table: int
-    actor: int
-    number: int
-    owner: str
-    next_sequence: int
-    in_episode: bool
-    ended: bool
-    header: Mapping[str, object]
-
-
 class Outbox:
     """The shared state and its lock; a write to its pipe wakes the link.
 
+    Rows that an earlier process left in the spool are the first to be sent.
+
     Attributes:
         condition: Guards everything here; notified on every change that a caller may wait for.
+        spool: The rows.
+        session: Whose rows these are; None before the first session.
+        requests: By number.
         failure: What ended the link.
         problem: Why rows are not getting through at the moment.
     """
 
     def __init__(self, spool: Spool) -> None:
-        """Start without session, requests or failure."""
+        """Start without requests or failure."""
         self.condition = threading.Condition()
         self.spool = spool
-        self.session: OpenSession | None = None
+        self.session: OpenSession | None = spool.left
         self.requests: dict[int, Request] = {}
         self.failure: BaseException | None = None
         self.problem: RobotRLError | None = None
@@ -154,8 +82,20 @@ class Outbox:
     def fail(self, failure: BaseException) -> None:
         """Record what ended the link and wake every waiting caller."""
         with self.condition:
-            self.failure = failure
+            self.failure = self._with_rows(failure)
             self.condition.notify_all()
+
+    def _with_rows(self, failure: BaseException) -> BaseException:
+        """Say where the rows are that an earlier process left and the server does not take."""
+        if self.spool.left is None or not isinstance(failure, RobotRLError):
+            return failure
+        explained = type(failure)(
+            f"{failure}; {self.spool.end - self.spool.first} rows of an earlier process stay in"
+            f" {self.spool.place}",
+            hint="serve the store that they are for; to go on without them, move the file away",
+        )
+        explained.__cause__ = failure
+        return explained
 
     def check(self) -> None:
         """Raise what ended the link. Call with the condition held.
@@ -172,6 +112,11 @@ class Outbox:
             ) from self.failure
 
     def release(self) -> None:
-        """Close the pipe."""
+        """Close the pipe and the spool.
+
+        Raises:
+            SpoolError: The rows that are left cannot be written to the disk.
+        """
         os.close(self.wake_read)
         os.close(self._wake_write)
+        self.spool.close()

@@ -154,7 +154,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(folder, small_disk, start_train):
     shutil.copytree(folder / "runs", small_disk / "runs", symlinks=True)
     runs = f"runs_directory={small_disk}/runs"
-    train = start_train(folder, "resume=latest", STEPS, runs)
+    train = start_train(folder, "resume=latest", STEPS, runs, "replay.spool_bytes=1048576")
     train.wait_until(lambda: train.learned() >= 100)
     filling = small_disk / "filling"
     with filling.open("wb", buffering=0) as file, suppress(OSError):

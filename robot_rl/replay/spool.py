@@ -1,0 +1,138 @@
+"""Where rows wait until the server has committed them: what every spool does, and one in memory."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Protocol
+
+MAXIMUM_EPISODE_METADATA = 1 << 13
+
+# A packed row, and the JSON of its episode's metadata if it begins one, else nothing.
+Spooled = tuple[bytes | memoryview, bytes]
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """The session that a client writes.
+
+    Attributes:
+        table: Number of its table.
+        actor: Number of the actor.
+        number: Number of the session.
+        owner: Token with which it can be gone on with.
+        next_sequence: Rows that it had when it was opened.
+        in_episode: Whether an episode was open then.
+        ended: Whether only that episode's row with ``is_last`` was missing.
+        header: What opens it again after a break.
+    """
+
+    table: int
+    actor: int
+    number: int
+    owner: str
+    next_sequence: int
+    in_episode: bool
+    ended: bool
+    header: Mapping[str, object]
+
+    def to_bytes(self) -> bytes:
+        """Serialise as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> OpenSession:
+        """Read what `to_bytes` wrote."""
+        return cls(**json.loads(data))
+
+
+class Spool(Protocol):
+    """Unacknowledged rows of one session, with consecutive sequences.
+
+    One thread pushes; another reads and acknowledges. Callers share a lock over all calls, but
+    what `rows_from` returned may be read without it until those rows are acknowledged.
+
+    Attributes:
+        first: Sequence of the oldest row.
+        end: Sequence of the next row.
+        place: Where the rows are, for messages.
+        left: The session whose rows an earlier process left here; None without any.
+    """
+
+    first: int
+    end: int
+    place: str
+    left: OpenSession | None
+
+    def begin(self, session: OpenSession) -> None:
+        """Begin another session; the spool must be empty."""
+
+    def has_room(self, rows: int, size: int) -> bool:
+        """Return whether so many more rows fit, with `size` bytes of rows and metadata in all."""
+
+    def push(self, row: bytes, episode: bytes) -> int:
+        """Add a row for which there is room, and return its sequence."""
+
+    def rows_from(self, sequence: int, count: int) -> list[Spooled]:
+        """Return up to `count` rows from `sequence` on."""
+
+    def acknowledge(self, following: int) -> bool:
+        """Forget the rows below `following`; return whether there were any."""
+
+    def close(self) -> None:
+        """Release what the spool holds; a second call does nothing."""
+
+
+class MemorySpool:
+    """Rows in memory: they end with the process.
+
+    Args:
+        maximum_rows: Most rows it holds.
+        maximum_bytes: Most bytes it holds.
+    """
+
+    place = "memory"
+    left: OpenSession | None = None
+
+    def __init__(self, maximum_rows: int, maximum_bytes: int) -> None:
+        """Start empty at sequence 0."""
+        self.maximum_rows, self.maximum_bytes = maximum_rows, maximum_bytes
+        self.first = self.end = 0
+        self._rows: deque[tuple[bytes, bytes]] = deque()
+        self._size = 0
+
+    def begin(self, session: OpenSession) -> None:
+        """See `Spool`."""
+        self.first = self.end = session.next_sequence
+
+    def has_room(self, rows: int, size: int) -> bool:
+        """See `Spool`."""
+        fits = self._size + size <= self.maximum_bytes
+        return fits and len(self._rows) + rows <= self.maximum_rows
+
+    def push(self, row: bytes, episode: bytes) -> int:
+        """See `Spool`."""
+        self._rows.append((row, episode))
+        self._size += len(row) + len(episode)
+        self.end += 1
+        return self.end - 1
+
+    def rows_from(self, sequence: int, count: int) -> list[Spooled]:
+        """See `Spool`."""
+        start = sequence - self.first
+        return list(islice(self._rows, start, start + count))
+
+    def acknowledge(self, following: int) -> bool:
+        """See `Spool`."""
+        count = max(following - self.first, 0)
+        for _ in range(count):
+            row, episode = self._rows.popleft()
+            self._size -= len(row) + len(episode)
+        self.first += count
+        return count > 0
+
+    def close(self) -> None:
+        """See `Spool`."""

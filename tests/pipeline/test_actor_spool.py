@@ -1,0 +1,152 @@
+"""The actor while the replay server is away: it pauses between episodes, and loses nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tiny_runs import WAIT_SECONDS, lines
+
+from robot_rl.replay import StoreReader, wait_for_endpoint
+
+pytestmark = pytest.mark.faults
+
+ROBOT_RL = [sys.executable, "-m", "robot_rl.cli"]
+# Room for two episodes of `reach`: 51 rows of some 300 bytes each.
+SMALL = "replay.spool_bytes=110000"
+
+
+class Actor:
+    """`robot-rl actor` as a process of its own."""
+
+    def __init__(self, run: Path, *words: str) -> None:
+        self.run, self.output = run, run / "actor-output.txt"
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*ROBOT_RL, "actor", f"run={run}", *words], stdout=file, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def wait_until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not reached():
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.02)
+
+    def end(self) -> int:
+        return self.process.wait(WAIT_SECONDS)
+
+
+class Server:
+    """`robot-rl replay` of a run, with weights that may act for ever."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([*ROBOT_RL, "replay", f"run={self.run}"])
+        while wait_for_endpoint(self.run / "store", 30).pid != self.process.pid:
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    from policies import checkpoint
+    from robot_rl.replay import ReplayClient
+    from robot_rl.weights import publish
+
+    run = (folder / "runs/latest").resolve()
+    server = Server(run)
+    with ReplayClient(run / "store") as client:
+        publish(client, checkpoint.load(run / "checkpoints/bc/policy"), 10**9)
+    yield server
+    server.kill()
+
+
+def check_store(run: Path) -> int:
+    """Check that each session is whole; return the environment steps of all of them."""
+    reader = StoreReader(run / "store")
+    episodes = reader.episodes("reach")
+    following: dict[int, int] = {}
+    for episode in episodes:
+        assert episode.first_sequence == following.get(episode.session, 0)
+        following[episode.session] = episode.first_sequence + episode.rows
+        steps = reader.read_episode("reach", episode)["episode_step"]
+        assert steps.tolist() == list(range(episode.rows))
+    reader.close()
+    return sum(episode.environment_steps for episode in episodes)
+
+
+def test_the_actor_pauses_between_episodes_and_keeps_its_rows(server: Server) -> None:
+    run = server.run
+    spool = run / "spool" / "actor-1.ring"
+    actor = Actor(run, "environment_steps=1000000", SMALL)
+
+    def recorded() -> int:
+        return len(lines(run / "episodes.jsonl"))
+
+    actor.wait_until(lambda: recorded() >= 3)
+    server.kill()
+    actor.wait_until(lambda: "pausing before the next episode, whose 51 rows" in actor.text)
+    paused_at = recorded()
+    assert "rows are not in the store yet" in actor.text
+    server.start()
+    actor.wait_until(lambda: recorded() >= paused_at + 3)
+    assert actor.text.count("going on") == 1
+
+    server.kill()
+    actor.wait_until(lambda: actor.text.count("pausing") == 2)
+    actor.process.send_signal(signal.SIGINT)
+    assert actor.end() == 130
+    waiting = f"rows wait in {spool} for the next start (robot-rl train resume={run})"
+    assert waiting in actor.text
+    assert "Traceback" not in actor.text
+    steps = lines(run / "episodes.jsonl")[-1]["environment_steps"]
+
+    server.start()
+    assert check_store(run) < steps
+    actor = Actor(run, "environment_steps=1", SMALL)
+    assert actor.end() == 0, actor.text
+    assert "first sending the" in actor.text
+    assert check_store(run) == steps
+    assert not spool.exists()
+
+
+def test_a_killed_actor_is_followed_by_one_that_sends_its_rows_first(server: Server) -> None:
+    run = server.run
+    actor = Actor(run, "environment_steps=1000000", SMALL)
+    actor.wait_until(lambda: len(lines(run / "episodes.jsonl")) >= 2)
+    server.kill()
+    actor.wait_until(lambda: "pausing" in actor.text)
+    actor.process.kill()
+    actor.end()
+    steps = lines(run / "episodes.jsonl")[-1]["environment_steps"]
+    server.start()
+    actor = Actor(run, f"environment_steps={steps + 60}", SMALL)
+    assert actor.end() == 0, actor.text
+    assert check_store(run) == steps + 60
+    assert lines(run / "episodes.jsonl")[-1]["environment_steps"] == steps + 60
+
+
+def test_a_spool_without_room_for_an_episode_is_refused_with_numbers(server: Server) -> None:
+    actor = Actor(server.run, "replay.spool_bytes=70000")
+    assert actor.end() == 2
+    (error,) = [line for line in actor.text.splitlines() if line.startswith("robot-rl:")]
+    assert "no room for one episode of 51 rows" in error
+    assert "got: 70000 bytes; expected: >= " in error
+    assert "set replay.spool_bytes=" in error
+    assert not (server.run / "spool").exists()

@@ -1,0 +1,380 @@
+"""What an actor's rows on disk survive: kills, a server that is away, a store that is another."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sandbox
+from spool_writer import (
+    ACTOR,
+    OPTIONS,
+    ROWS,
+    SPOOL_BYTES,
+    camera_schema,
+    metadata,
+    numbered_row,
+    open_client,
+)
+
+from robot_rl.data.schema import Field, SchemaMismatch, row_schema
+from robot_rl.replay import (
+    ReplayClient,
+    ReplayServer,
+    ServerUnreachable,
+    SessionTaken,
+    SpoolDamaged,
+    SpoolFull,
+    SpoolInUse,
+    StoreError,
+    StoreReader,
+)
+from robot_rl.replay.ring import size_for
+
+HERE = Path(__file__).parent
+SCHEMA = camera_schema()
+
+
+@pytest.fixture
+def spool(tmp_path):
+    return tmp_path / "run" / "spool" / "actor-1.ring"
+
+
+def stored(store):
+    """Return rows by session, and each episode's metadata by session and sequence."""
+    reader = StoreReader(store)
+    sessions, episodes = {}, {}
+    for episode in reader.episodes("reach"):
+        rows = sessions.setdefault(episode.session, [])
+        assert episode.first_sequence == len(rows)
+        rows += [row.tobytes() for row in reader.read_episode("reach", episode)]
+        episodes[episode.session, episode.first_sequence] = episode.metadata
+    reader.close()
+    return sessions, episodes
+
+
+def check_rows(store, appended):
+    """Check that a store holds of each session what `append` returned for and the row in flight.
+
+    Args:
+        store: The store.
+        appended: Rows for which `append` returned, by session.
+    """
+    sessions, episodes = stored(store)
+    assert sessions.keys() == {session for session, count in appended.items() if count}
+    for session, rows in sessions.items():
+        assert appended[session] <= len(rows) <= appended[session] + 1
+        expected = [SCHEMA.pack(numbered_row(SCHEMA, session, i)) for i in range(len(rows))]
+        assert rows == expected
+        for first in range(0, len(rows), ROWS):
+            assert episodes[session, first] == metadata(session, first)
+
+
+class Writer:
+    """A process that appends until it is killed."""
+
+    def __init__(self, store, spool):
+        command = [sys.executable, str(HERE / "spool_writer.py"), str(store), str(spool)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.session, self.rows = int(self._words()[0]), 0
+
+    def append(self, count):
+        """Wait for `append` to return so many times."""
+        for _ in range(count):
+            self.rows = int(self._words()[1]) + 1
+
+    def kill(self):
+        """Kill -9 it and take note of what it said before."""
+        self.process.send_signal(signal.SIGKILL)
+        rest, _ = self.process.communicate()
+        if rest:
+            self.rows = int(rest.split()[-1]) + 1
+
+    def _words(self):
+        words = self.process.stdout.readline().split()
+        assert len(words) == 2, "the writer has died"
+        return words
+
+
+def kill_writers(start_server, spool, kills):
+    """Kill a writer at random points, with the server running or dead; then check everything."""
+    random = np.random.default_rng(kills)
+    server = start_server()
+    appended = {}
+    for number in range(kills):
+        writer = Writer(server.store, spool)
+        writer.append(int(random.integers(1, 60)))
+        if number % 2 == 0:
+            server.kill()
+        writer.append(int(random.integers(1, 200)))
+        writer.kill()
+        appended[writer.session] = writer.rows
+        if number % 2 == 0:
+            server.start()
+    with open_client(server.store, spool) as client:
+        client.open_session("reach", SCHEMA, ACTOR)
+    check_rows(server.store, appended)
+    assert len(appended) == kills
+    assert not spool.exists()
+    return sum(appended.values())
+
+
+def test_a_killed_actor_loses_at_most_the_step_in_flight(start_server, spool):
+    kill_writers(start_server, spool, 3)
+
+
+@pytest.mark.faults
+def test_many_killed_actors_lose_at_most_the_step_in_flight(start_server, spool):
+    assert kill_writers(start_server, spool, 16) > 1000
+
+
+def test_rows_of_an_actor_whose_server_was_dead_are_sent_by_the_next_one(start_server, spool):
+    server = start_server()
+    first = Writer(server.store, spool)
+    server.kill()
+    first.append(3 * ROWS + 5)
+    first.kill()
+    # The next one cannot send them either, and neither loses nor overtakes them.
+    client = open_client(server.store, spool)
+    waiting = client.unacknowledged
+    assert waiting >= 3 * ROWS + 5 - 60  # some may have reached the server before its end
+    with pytest.raises(ServerUnreachable, match=rf"{waiting} rows .*kept in the spool {spool}"):
+        client.flush(0.3)
+    with pytest.raises(ServerUnreachable):
+        client.close(0.1)
+    # The one after it starts before the server.
+    client = open_client(server.store, spool)
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    opened = client.open_session("reach", SCHEMA, ACTOR)
+    starting.join()
+    assert opened.number == first.session + 1
+    for sequence in range(ROWS):
+        client.append(
+            numbered_row(SCHEMA, opened.number, sequence), metadata(opened.number, sequence)
+        )
+    client.close()
+    check_rows(server.store, {first.session: first.rows, opened.number: ROWS})
+
+
+def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool):
+    server = start_server()
+    size = size_for(3 * ROWS + 1, SCHEMA.dtype.itemsize)
+    client = ReplayClient(server.store, spool_path=spool, spool_bytes=size, options=OPTIONS)
+    session = client.open_session("reach", SCHEMA, ACTOR).number
+    server.kill()
+    for count in range(3 * ROWS):
+        assert client.has_room(ROWS - count % ROWS)
+        client.append(numbered_row(SCHEMA, session, count), metadata(session, count))
+    assert not client.has_room(ROWS)
+    count = 3 * ROWS
+    client.append(numbered_row(SCHEMA, session, count), metadata(session, count))
+    with pytest.raises(SpoolFull, match=rf"40 rows in the spool {spool}.*has_room"):
+        client.append(numbered_row(SCHEMA, session, count + 1))
+    count += 1
+    server.start()
+    client.flush(20)
+    while count < 20 * ROWS:  # several times around the file
+        if client.has_room(1):
+            client.append(numbered_row(SCHEMA, session, count), metadata(session, count))
+            count += 1
+    client.close()
+    check_rows(server.store, {session: count})
+
+
+def test_rows_are_sent_without_being_asked_for(server, spool):
+    with open_client(server.store, spool) as client:
+        client.open_session("reach", SCHEMA, ACTOR)
+        client.append(numbered_row(SCHEMA, 0, 0))
+        with ReplayClient(server.store) as other:
+            while other.statistics()["tables"]["reach"]["rows"] == 0:
+                pass
+
+
+def left_behind(server, spool, schema=SCHEMA, before=0):
+    """Leave rows of a session in a spool, `before` of them acknowledged; return its number."""
+    client = ReplayClient(server.store, spool_path=spool, spool_bytes=SPOOL_BYTES, options=OPTIONS)
+    opened = client.open_session("reach", schema, ACTOR)
+    for sequence in range(before):
+        client.append(numbered_row(schema, 0, sequence))
+    client.flush(10)
+    server.kill()
+    for sequence in range(before, before + 4):
+        client.append(numbered_row(schema, 0, sequence))
+    with pytest.raises(ServerUnreachable):
+        client.close(0.1)
+    return opened.number
+
+
+def replace_store(server):
+    for file in server.store.iterdir():
+        file.unlink()
+    server.start()
+
+
+def check_kept(server, spool, error, match):
+    """Check that a client cannot send what is left, says so, and changes nothing."""
+    for _ in range(2):
+        client = open_client(server.store, spool)
+        with pytest.raises(error, match=rf"{match}.*4 rows .* stay in the spool {spool}"):
+            client.open_session("reach", SCHEMA, ACTOR)
+        with pytest.raises(error):
+            client.close()
+    assert spool.exists()
+
+
+def test_rows_for_another_store_stay_where_they_are(start_server, spool):
+    server = start_server()
+    left_behind(server, spool, before=3)
+    replace_store(server)
+    check_kept(server, spool, StoreError, "another store")
+    spool.rename(spool.with_suffix(".aside"))
+    with open_client(server.store, spool) as client:
+        client.open_session("reach", SCHEMA, ACTOR)
+
+
+def test_rows_of_another_schema_stay_where_they_are(start_server, spool):
+    server = start_server()
+    left_behind(server, spool)
+    replace_store(server)
+    other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
+    with ReplayClient(server.store) as client:
+        client.open_session("reach", other, ACTOR)
+    check_kept(server, spool, SchemaMismatch, "state/x.*")
+
+
+def test_rows_whose_session_is_somebody_elses_stay_where_they_are(start_server, spool):
+    server = start_server()
+    number = left_behind(server, spool)
+    replace_store(server)
+    with ReplayClient(server.store) as client:
+        client.open_session("reach", SCHEMA, ACTOR, number, owner="somebody else")
+    check_kept(server, spool, SessionTaken, "another writer")
+
+
+def test_a_new_schema_is_refused_only_after_the_old_rows_are_sent(start_server, spool):
+    server = start_server()
+    number = left_behind(server, spool)
+    server.start()
+    other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
+    with open_client(server.store, spool) as client:
+        with pytest.raises(SchemaMismatch, match="state/x"):
+            client.open_session("reach", other, ACTOR)
+        assert len(stored(server.store)[0][number]) == 4
+
+
+def test_a_damaged_spool_is_refused_by_name_until_the_user_moves_it(start_server, spool):
+    server = start_server()
+    left_behind(server, spool)
+    server.start()
+    content = bytearray(spool.read_bytes())
+    at = content.index(SCHEMA.pack(numbered_row(SCHEMA, 0, 2)))
+    content[at + 100] ^= 1
+    spool.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(SpoolDamaged, match=rf"{spool} is damaged.*row 2 .*2 rows .*move it"):
+            open_client(server.store, spool)
+    assert spool.read_bytes() == content
+    spool.rename(spool.with_suffix(".damaged"))
+    with open_client(server.store, spool) as client:
+        client.open_session("reach", SCHEMA, ACTOR)
+
+
+def test_two_actors_cannot_share_a_spool(server, spool):
+    with open_client(server.store, spool) as client:
+        client.open_session("reach", SCHEMA, ACTOR)
+        with pytest.raises(SpoolInUse, match=f"another process uses the spool {spool}"):
+            open_client(server.store, spool)
+        command = [sys.executable, str(HERE / "spool_writer.py"), str(server.store), str(spool)]
+        other = subprocess.run(command, capture_output=True, text=True)
+        assert "SpoolInUse" in other.stderr
+
+
+IN_SANDBOX = """
+import os, sys, threading, time
+from pathlib import Path
+from sandbox import forbid_system_calls
+from spool_writer import *
+
+store, spool, more = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+client = open_client(store, spool) if more != "memory" else ReplayClient(store, options=OPTIONS)
+client.open_session("reach", camera_schema(), ACTOR)
+schema = camera_schema()
+rows = [(numbered_row(schema, 0, i), metadata(0, i)) for i in range(15 * ROWS)]
+done, for_ever = [], threading.Lock()
+
+def control_loop():
+    client.append(*rows[0])
+    forbid_system_calls()
+    for row in rows[1:]:
+        client.append(*row)
+    if more == "one more":
+        os.getppid()
+    done.append(True)
+    for_ever.acquire()
+    for_ever.acquire()
+
+threading.Thread(target=control_loop, daemon=True).start()
+while not done:
+    time.sleep(0.01)
+client.flush(20)
+print(client.statistics()["tables"]["reach"]["rows"], flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not sandbox.SUPPORTED, reason="the numbers of system calls are not known")
+@pytest.mark.parametrize("what", ["memory", "file", "one more"])
+def test_appending_makes_no_system_call(server, spool, what):
+    done = subprocess.run(
+        [sys.executable, "-c", IN_SANDBOX, str(server.store), str(spool), what],
+        capture_output=True,
+        text=True,
+        cwd=HERE,
+    )
+    if what == "one more":  # the sandbox does what it is for
+        assert done.returncode == -signal.SIGSYS
+    else:
+        assert (done.returncode, done.stdout) == (0, f"{15 * ROWS}\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, spool):
+    def cycle(index):
+        stop = threading.Event()
+        server = ReplayServer(tmp_path / f"store{index % 2}")
+        thread = threading.Thread(target=server.run, args=(stop,))
+        thread.start()
+        with (
+            ReplayClient(server.address, spool_path=spool, spool_bytes=1 << 20) as client,
+            ReplayClient(server.address) as other,
+        ):
+            for user, actor in ((client, 1), (other, 2)):
+                user.open_session("reach", SCHEMA, actor)
+                user.append(numbered_row(SCHEMA, 0, 0))
+        stop.set()
+        thread.join()
+
+    cycle(0)
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    maps = Path("/proc/self/maps").read_text().count("actor-1.ring")
+    for index in range(100):
+        cycle(index)
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert threading.active_count() <= threads
+    assert Path("/proc/self/maps").read_text().count("actor-1.ring") == maps == 0
+
+
+def test_the_spool_says_whose_rows_it_holds(start_server, spool):
+    server = start_server()
+    left_behind(server, spool)
+    header = spool.read_bytes()[64 : 1 << 16].rstrip(b"\0")
+    session = json.loads(header)
+    assert (session["actor"], session["number"]) == (ACTOR, 0)
+    assert session["header"]["table"] == "reach"
+    assert session["header"]["schema"] == SCHEMA.to_json()
