@@ -172,7 +172,10 @@ class RowSchema:
                 ),
                 version=version,
             )
-        except (ValueError, KeyError, TypeError) as error:
+            _ = schema.dtype  # NumPy's limits on names and shapes
+            if not 0 < schema.control_rate_hz < math.inf:
+                raise ValueError(f"control_rate_hz is {schema.control_rate_hz}")
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise SchemaMismatch("the schema cannot be read", got=f"{error!r}") from error
         if version != SCHEMA_VERSION:
             raise SchemaMismatch(

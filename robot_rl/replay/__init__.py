@@ -1,11 +1,14 @@
 """Replay: the server that keeps every transition, its clients, and the learner's sampler."""
 
+from robot_rl.replay.batches import Batch
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.endpoint import Endpoint, read_endpoint, wait_for_endpoint
 from robot_rl.replay.errors import (
     AddressInUse,
     AddressRefused,
     ClientFailed,
+    KeysError,
+    KeysRefused,
     NotEnoughData,
     ReplayError,
     RowRefused,
@@ -26,7 +29,9 @@ from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, TableInfo, WeightsRecord
-from robot_rl.replay.sampler import Batch, ReplaySampler
+from robot_rl.replay.remote_sampler import RemoteSampler
+from robot_rl.replay.sampler import ReplaySampler
+from robot_rl.replay.sampling import Sampler, SamplerOptions
 from robot_rl.replay.server import ReplayServer, serve
 from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.store import StoreWriter
@@ -38,15 +43,20 @@ __all__ = [
     "ClientFailed",
     "Endpoint",
     "EpisodeRecord",
+    "KeysError",
+    "KeysRefused",
     "LinkOptions",
     "NotEnoughData",
     "OpenSession",
     "Prefetcher",
+    "RemoteSampler",
     "ReplayClient",
     "ReplayError",
     "ReplaySampler",
     "ReplayServer",
     "RowRefused",
+    "Sampler",
+    "SamplerOptions",
     "ServerUnreachable",
     "SessionTaken",
     "SpoolDamaged",

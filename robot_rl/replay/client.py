@@ -17,20 +17,23 @@ from typing import Self
 
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.replay.endpoint import check_protected
 from robot_rl.replay.errors import (
+    KeysRefused,
     ReplayError,
     RowRefused,
     ServerUnreachable,
     SpoolFull,
     StoreFull,
 )
+from robot_rl.replay.keys import ClientKeys
 from robot_rl.replay.link import Link, LinkOptions
 from robot_rl.replay.outbox import Outbox, Request
 from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
 from robot_rl.replay.ring import RingSpool
 from robot_rl.replay.sessions import check_order, read_facts
 from robot_rl.replay.spool import MAXIMUM_EPISODE_METADATA, MemorySpool, OpenSession, Spool
-from robot_rl.replay.wire import Kind, Message
+from robot_rl.replay.wire import Kind, Message, split
 
 LONG_POLL_SECONDS = 2.0
 
@@ -42,8 +45,10 @@ class ReplayClient:
     the next call.
 
     Args:
-        address: ``tcp://127.0.0.1:PORT``, or the folder of the store, whose server is then found
-            by its ``endpoint.json`` again and again.
+        address: ``tcp://HOST:PORT``, or the folder of the store, whose server is then found by its
+            ``endpoint.json`` again and again.
+        keys: Folder with the client's keys, see `robot_rl.replay.keys`; without them only a
+            server on this machine can be reached.
         spool_rows: Most unacknowledged rows held in memory.
         spool_bytes: Most bytes of them, or the size of the file.
         spool_path: File in which the unacknowledged rows wait, so that they outlive this process.
@@ -52,6 +57,8 @@ class ReplayClient:
         options: Batch size, credit window and resend time of the background thread.
 
     Raises:
+        AddressRefused: No address, or one beyond this machine and no keys.
+        KeysError: The keys cannot be read.
         SpoolError: The file cannot be used; see `RingSpool`.
     """
 
@@ -59,6 +66,7 @@ class ReplayClient:
         self,
         address: str | Path,
         *,
+        keys: Path | None = None,
         spool_rows: int = 8192,
         spool_bytes: int = 256 << 20,
         spool_path: Path | None = None,
@@ -67,13 +75,16 @@ class ReplayClient:
     ) -> None:
         """Start the background thread; the server need not be there yet."""
         self._request_seconds = request_seconds
+        if isinstance(address, str):
+            check_protected(address, keys=keys is not None)
+        own = None if keys is None else ClientKeys.load(keys)
         spool: Spool
         if spool_path is None:
             spool = MemorySpool(spool_rows, spool_bytes)
         else:
             spool = RingSpool(spool_path, spool_bytes)
         self._outbox = Outbox(spool)
-        self._link = Link(address, self._outbox, options or LinkOptions())
+        self._link = Link(address, self._outbox, options or LinkOptions(), own)
         self._next_request = 1
         self._schema: RowSchema | None = None
         self._flags: RowFlags | None = None
@@ -227,7 +238,7 @@ class ReplayClient:
             ServerUnreachable: No answer.
         """
         header = {"name": name, "version": version, "metadata": dict(metadata or {})}
-        self._request(Request(Kind.PUT_WEIGHTS, header, [tensors]), self._request_seconds)
+        self._request(Request(Kind.PUT_WEIGHTS, header, split(tensors)), self._request_seconds)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
@@ -252,7 +263,7 @@ class ReplayClient:
                 return WeightsRecord(
                     name,
                     answer.integer("version"),
-                    bytes(answer.payload[0]),
+                    answer.joined(),
                     answer.mapping("metadata"),
                 )
             if time.monotonic() >= deadline:
@@ -266,6 +277,23 @@ class ReplayClient:
         """
         answer = self._request(Request(Kind.GET_STATISTICS, {}), self._request_seconds)
         return answer.mapping("statistics")
+
+    def ask(
+        self, kind: Kind, header: Mapping[str, object], timeout: float, held_back: float = 0.0
+    ) -> Message:
+        """Send a request and return its answer; it is sent again until there is one.
+
+        Args:
+            kind: What is asked.
+            header: Without the number of the request.
+            timeout: When to give up, seconds.
+            held_back: How long a server that is there may take.
+
+        Raises:
+            ServerUnreachable: No answer.
+            ReplayError: What the server answered.
+        """
+        return self._request(Request(kind, header, wait=held_back), timeout)
 
     def close(self, timeout: float = 5.0) -> None:
         """Flush, then end the background thread.
@@ -342,11 +370,16 @@ class ReplayClient:
             outbox.requests[number] = request
             outbox.wake()
         try:
-            answered = self._wait_for(lambda: request.answer is not None, timeout)
+            self._wait_for(
+                lambda: request.answer is not None or isinstance(outbox.problem, KeysRefused),
+                timeout,
+            )
         finally:
             with outbox.condition:
                 outbox.requests.pop(number, None)
-        if not answered or request.answer is None:
+        if request.answer is None and isinstance(outbox.problem, KeysRefused):
+            raise KeysRefused(str(outbox.problem)) from outbox.problem
+        if request.answer is None:
             raise ServerUnreachable(
                 f"the replay server did not answer within {timeout:g} s",
                 got=outbox.problem,

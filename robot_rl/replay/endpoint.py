@@ -13,7 +13,7 @@ from pathlib import Path
 from robot_rl.replay.errors import AddressRefused, ServerUnreachable
 
 ENDPOINT_FILE = "endpoint.json"
-_ADDRESS = re.compile(r"tcp://(?P<host>[^/]+):(?P<port>\d{1,5})")
+_ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>\d{1,5})")
 
 
 @dataclass(frozen=True)
@@ -27,30 +27,59 @@ class Endpoint:
 def parse_address(address: str) -> tuple[str, int]:
     """Take ``tcp://host:port`` apart; port 0 means any free one.
 
+    Returns:
+        The host, an IPv6 address in its brackets, and the port.
+
     Raises:
-        AddressRefused: Not such an address, or not this machine's loopback.
+        AddressRefused: Not such an address.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match["port"]) > 65535:
         raise AddressRefused(
             "this is not an address of a replay server",
             got=address,
-            expected="tcp://127.0.0.1:PORT",
+            expected="tcp://HOST:PORT, for example tcp://127.0.0.1:5555",
         )
-    host = match["host"]
+    return match["host"], int(match["port"])
+
+
+def check_protected(address: str, *, keys: bool) -> None:
+    """Check that messages which leave this machine are authenticated and encrypted.
+
+    Args:
+        address: Where a server is to listen, or is to be reached.
+        keys: Whether there are keys for it.
+
+    Raises:
+        AddressRefused: Not an address, or beyond loopback and without keys.
+    """
+    host, _ = parse_address(address)
+    if keys or _is_loopback(host):
+        return
+    raise AddressRefused(
+        "beyond this machine the replay server is used with keys only: without them its messages "
+        "are neither authenticated nor encrypted",
+        got=f"{address} without keys",
+        expected="tcp://127.0.0.1:PORT, or keys",
+        hint="make keys once with: robot-rl keys FOLDER, and add replay.keys=FOLDER",
+    )
+
+
+def is_ipv6(address: str) -> bool:
+    """Return whether the host is an IPv6 address, for which ZeroMQ wants an option set."""
+    return parse_address(address)[0].startswith("[")
+
+
+def local_address(bound: str) -> str:
+    """Return where a client on this machine reaches a server that listens at `bound`."""
+    host, port = parse_address(bound)
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        anywhere = ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
-        loopback = False
-    if not loopback:
-        raise AddressRefused(
-            "the replay server listens on this machine only: its messages are neither "
-            "authenticated nor encrypted",
-            got=address,
-            expected="tcp://127.0.0.1:PORT",
-            hint="tunnel the port, for example with ssh -L",
-        )
-    return host, int(match["port"])
+        anywhere = False
+    if not anywhere:
+        return bound
+    return f"tcp://{'[::1]' if host.startswith('[') else '127.0.0.1'}:{port}"
 
 
 def write_endpoint(store: Path, endpoint: Endpoint) -> None:
@@ -96,3 +125,10 @@ def wait_for_endpoint(path: Path, timeout: float) -> Endpoint:
                     f"no replay server of {path} is running", got=repr(error)
                 ) from error
         time.sleep(0.02)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

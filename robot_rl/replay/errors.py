@@ -15,7 +15,11 @@ class WireError(ReplayError):
 
 
 class AddressRefused(ReplayError):
-    """The server may not listen on this address."""
+    """The server may not listen, or not be reached, at this address."""
+
+
+class KeysError(ReplayError):
+    """Key files that are absent, damaged, readable by others, or would be overwritten."""
 
 
 class AddressInUse(ReplayError):
@@ -74,6 +78,10 @@ class ServerUnreachable(ReplayError):
     """The replay server did not answer in time."""
 
 
+class KeysRefused(ServerUnreachable):
+    """The server is there, but it and this client do not accept each other's keys."""
+
+
 class ClientFailed(ReplayError):
     """The client's background thread died; its cause is attached."""
 
@@ -93,6 +101,7 @@ _BY_NAME: dict[str, type[RobotRLError]] = {
         SessionTaken,
         RowRefused,
         WeightsRefused,
+        NotEnoughData,
         SchemaMismatch,
     )
 }

@@ -13,14 +13,17 @@ from pathlib import Path
 import zmq
 
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.endpoint import parse_address, read_endpoint
+from robot_rl.replay.endpoint import check_protected, is_ipv6, read_endpoint
 from robot_rl.replay.errors import (
+    KeysRefused,
     SequenceGap,
     ServerUnreachable,
     SessionTaken,
     StoreError,
     error_from_wire,
 )
+from robot_rl.replay.handshake import Handshakes
+from robot_rl.replay.keys import ClientKeys
 from robot_rl.replay.outbox import Outbox
 from robot_rl.replay.spool import OpenSession, Spooled
 from robot_rl.replay.wire import Frame, Kind, Message, decode, encode
@@ -58,15 +61,24 @@ class Link:
     """Moves rows and requests from an outbox to the server and answers back.
 
     Args:
-        address: ``tcp://127.0.0.1:PORT``, or the store's folder, whose server is looked up at
-            every connection.
+        address: ``tcp://HOST:PORT``, or the store's folder, whose server is looked up at every
+            connection.
         outbox: Shared with the callers.
         options: How to send.
+        keys: With them the connection is authenticated and encrypted.
     """
 
-    def __init__(self, address: str | Path, outbox: Outbox, options: LinkOptions) -> None:
+    def __init__(
+        self,
+        address: str | Path,
+        outbox: Outbox,
+        options: LinkOptions,
+        keys: ClientKeys | None = None,
+    ) -> None:
         """Start the thread; see the class."""
         self._address, self._outbox, self._options = address, outbox, options
+        self._keys = keys
+        self._handshakes = Handshakes(has_keys=keys is not None)
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._sent = 0
@@ -95,6 +107,7 @@ class Link:
             self._connect()
             while not self._outbox.closing:
                 self._wait()
+                self._look_at_connection()
                 self._receive()
                 self._send_requests()
                 self._send_rows()
@@ -106,22 +119,22 @@ class Link:
         except BaseException as failure:
             self._outbox.fail(failure)
         finally:
-            if self._socket is not None:
-                self._socket.close(linger=0)
+            self._disconnect()
             self._context.term()
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._handshakes.leave()
+            self._socket.close(linger=0)
+            self._socket = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._outbox.wake_read, zmq.POLLIN)
 
     def _connect(self) -> None:
         """Open a fresh socket; everything unanswered will be sent again."""
-        if self._socket is not None:
-            self._socket.close(linger=0)
-            self._socket = None
+        self._disconnect()
         self._connected_at = time.monotonic()
-        self._synced, self._resync_sent_at = False, None
-        self._poller = zmq.Poller()
-        self._poller.register(self._outbox.wake_read, zmq.POLLIN)
-        with self._outbox.condition:
-            for request in self._outbox.requests.values():
-                request.sent_at = None
+        self._send_again()
         try:
             address = self._address
             if isinstance(address, Path):
@@ -129,13 +142,37 @@ class Link:
         except ServerUnreachable as problem:
             self._note(problem)
             return
-        parse_address(address)
+        check_protected(address, keys=self._keys is not None)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._socket.setsockopt(zmq.IPV6, is_ipv6(address))
+        if self._keys is not None:
+            self._socket.curve_serverkey = self._keys.server
+            self._socket.curve_publickey = self._keys.public
+            self._socket.curve_secretkey = self._keys.secret
+        self._poller.register(self._handshakes.follow(self._socket), zmq.POLLIN)
         self._socket.connect(address)
         self._poller.register(self._socket, zmq.POLLIN)
+
+    def _send_again(self) -> None:
+        """Take nothing that is unanswered for being on its way."""
+        self._synced, self._resync_sent_at = False, None
+        with self._outbox.condition:
+            for request in self._outbox.requests.values():
+                request.sent_at = None
+
+    def _look_at_connection(self) -> None:
+        """Note refused keys, and go back at once where the server has come back."""
+        while (found := self._handshakes.look(time.monotonic())) is not None:
+            if isinstance(found, KeysRefused):
+                self._note(found)
+                continue
+            if isinstance(self._outbox.problem, KeysRefused):
+                self._note(None)
+            if found.again:
+                self._send_again()
 
     def _wait(self) -> None:
         """Wait a while for an answer, a wake-up or rows, which come without one."""
@@ -252,7 +289,7 @@ class Link:
         self._pause_until = time.monotonic() + self._options.resend_seconds
         self._synced, self._resync_sent_at = False, None
 
-    def _note(self, problem: RobotRLError) -> None:
+    def _note(self, problem: RobotRLError | None) -> None:
         with self._outbox.condition:
             self._outbox.problem = problem
             self._outbox.condition.notify_all()
@@ -304,9 +341,10 @@ class Link:
             return now > self._connected_at + self._patience
         if self._resync_sent_at is not None:
             return now > self._resync_sent_at + self._patience
+        held_back = self._handshakes.connected  # only a server that is there holds answers back
         with self._outbox.condition:
             if any(
-                r.sent_at is not None and now > r.sent_at + r.wait + self._patience
+                r.sent_at is not None and now > r.sent_at + held_back * r.wait + self._patience
                 for r in self._outbox.requests.values()
             ):
                 return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from robot_rl.replay.errors import ReplayError
 from robot_rl.replay.records import WeightsRecord
 from robot_rl.replay.store import StoreWriter
-from robot_rl.replay.wire import Frame, Kind, Message, encode
+from robot_rl.replay.wire import Frame, Kind, Message, encode, split
 
 MAXIMUM_WAIT_SECONDS = 60.0
 MAXIMUM_WAITING = 1024
@@ -20,7 +20,7 @@ Answer = tuple[bytes, list[Frame]]
 @dataclass(frozen=True)
 class _Waiting:
     client: bytes
-    request: object
+    request: int | None
     name: str
     newer_than: int
     deadline: float
@@ -70,7 +70,7 @@ class Mailbox:
         if message.header.get("newer_than") is not None:
             newer_than = message.integer("newer_than")
         wait = message.number("wait", MAXIMUM_WAIT_SECONDS)
-        request = message.header.get("request")
+        request = message.request()
         version = self._writer.weights_version(name)
         if version is not None and version > newer_than:
             return _answer(request, self._writer.weights(name))
@@ -93,8 +93,8 @@ class Mailbox:
         return min((w.deadline for w in self._waiting), default=math.inf)
 
 
-def _answer(request: object, record: WeightsRecord | None) -> list[Frame]:
+def _answer(request: int | None, record: WeightsRecord | None) -> list[Frame]:
     if record is None:
         return encode(Kind.WEIGHTS, {"request": request, "version": None})
     header = {"request": request, "version": record.version, "metadata": dict(record.metadata)}
-    return encode(Kind.WEIGHTS, header, [record.tensors])
+    return encode(Kind.WEIGHTS, header, split(record.tensors))

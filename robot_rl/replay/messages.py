@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from robot_rl.errors import RobotRLError
 from robot_rl.replay.errors import WireError
-from robot_rl.replay.wire import Message
+from robot_rl.replay.wire import REQUEST_LIMIT, Message
 
 MAXIMUM_EPISODE_METADATA = 1 << 14
 
@@ -52,3 +53,18 @@ def parse_episodes(message: Message) -> dict[int, Mapping[str, object]]:
             )
         episodes[int(key)] = value
     return episodes
+
+
+def error_header(error: RobotRLError, header: Mapping[str, object]) -> dict[str, object]:
+    """Return the header of the answer to a message that cannot be served.
+
+    Args:
+        error: What is wrong.
+        header: That of the message; it says what the answer is about.
+    """
+    about = {
+        name: value
+        for name in ("request", "table", "actor", "session")
+        if type(value := header.get(name)) is int and 0 <= value < REQUEST_LIMIT
+    }
+    return {**about, "error": type(error).__name__, "message": str(error)[:4000]}

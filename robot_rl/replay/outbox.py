@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.errors import ClientFailed
 from robot_rl.replay.spool import OpenSession, Spool
-from robot_rl.replay.wire import Kind, Message
+from robot_rl.replay.wire import Frame, Kind, Message
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Request:
 
     kind: Kind
     header: Mapping[str, object]
-    payload: Sequence[bytes] = ()
+    payload: Sequence[Frame] = ()
     wait: float = 0.0
     answer: Message | RobotRLError | None = None
     sent_at: float | None = None

@@ -7,8 +7,9 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from robot_rl.replay.batches import Batch
 from robot_rl.replay.errors import ClientFailed, ReplayError
-from robot_rl.replay.sampler import Batch, ReplaySampler
+from robot_rl.replay.sampling import Sampler
 
 
 class Prefetcher:
@@ -20,13 +21,11 @@ class Prefetcher:
     Args:
         sampler: Used by the thread alone between `start` and the last `next`.
         depth: Most batches that are ready and waiting.
-        batches_per_draw: 1 gives batches as `ReplaySampler.sample` does, k > 1 as
-            `ReplaySampler.sample_many(k)`.
+        batches_per_draw: 1 gives batches as `Sampler.sample` does, k > 1 as
+            `Sampler.sample_many(k)`.
     """
 
-    def __init__(
-        self, sampler: ReplaySampler, *, depth: int = 2, batches_per_draw: int = 1
-    ) -> None:
+    def __init__(self, sampler: Sampler, *, depth: int = 2, batches_per_draw: int = 1) -> None:
         """Start the thread; it waits for `start`."""
         if depth < 1 or batches_per_draw < 1:
             raise ReplayError(

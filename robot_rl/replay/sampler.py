@@ -13,15 +13,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from robot_rl.data.schema import Array, Field, RowSchema
+from robot_rl.data.schema import Field, RowSchema
+from robot_rl.replay.batches import Batch, allocate, checked
 from robot_rl.replay.environment import ROWS, open_for_reading
 from robot_rl.replay.errors import NotEnoughData, ReplayError
 from robot_rl.replay.gather import RowGather
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import ROW_KEY, SEQUENCE_LIMIT, field_offset
 from robot_rl.replay.windows import SCALARS, Records, WindowIndex
-
-Batch = dict[str, Array]
 
 NEXT = "next/"
 _WINDOW_FIELDS: dict[str, np.dtype[Any]] = {
@@ -153,7 +152,7 @@ class ReplaySampler:
         Raises:
             NotEnoughData: Nothing to draw from is visible.
         """
-        batch = self.allocate() if out is None else self._checked(out, (self.batch_size,))
+        batch = self.allocate() if out is None else checked(out, self._layout, (self.batch_size,))
         self._fill([self._draw()], batch)
         return batch
 
@@ -165,9 +164,8 @@ class ReplaySampler:
         Raises:
             NotEnoughData: Nothing to draw from is visible.
         """
-        batch = (
-            self.allocate(count) if out is None else self._checked(out, (count, self.batch_size))
-        )
+        lead = (count, self.batch_size)
+        batch = self.allocate(count) if out is None else checked(out, self._layout, lead)
         flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()}
         self._fill([self._draw() for _ in range(count)], flat)
         return batch
@@ -175,9 +173,7 @@ class ReplaySampler:
     def allocate(self, count: int | None = None) -> Batch:
         """Return arrays for a batch, or for `count` batches with a leading axis."""
         lead = (self.batch_size,) if count is None else (count, self.batch_size)
-        return {
-            name: np.empty((*lead, *shape), dtype) for name, (dtype, shape) in self._layout.items()
-        }
+        return allocate(self._layout, lead)
 
     def state_dict(self) -> dict[str, object]:
         """Return the state of the random stream and what is visible, JSON-able."""
@@ -195,32 +191,16 @@ class ReplaySampler:
         """
         try:
             self.rng.bit_generator.state = cast("dict[str, Any]", state["rng"])
-            steps = cast("int | None", state["environment_steps"])
-        except (KeyError, TypeError, ValueError) as error:
+            steps = state["environment_steps"]
+            if steps is not None and (not isinstance(steps, int) or steps < 0):
+                raise ValueError(f"environment_steps is {steps!r}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ReplayError("this is not the state of a sampler", got=repr(error)) from error
         self.refresh(steps)
 
     def close(self) -> None:
         """Release the store."""
         self._environment.release()
-
-    def _checked(self, out: Batch, lead: tuple[int, ...]) -> Batch:
-        """Return `out` if it is what `allocate` makes; bytes are copied into it unseen."""
-        for name, (dtype, shape) in self._layout.items():
-            array = out.get(name)
-            if (
-                array is None
-                or array.shape != (*lead, *shape)
-                or array.dtype != dtype
-                or not array.flags.c_contiguous
-            ):
-                raise ReplayError(
-                    f"out[{name!r}] cannot take this batch",
-                    got=None if array is None else f"{array.dtype} {array.shape}",
-                    expected=f"{dtype} {(*lead, *shape)}, contiguous",
-                    hint="take it from allocate()",
-                )
-        return out
 
     def _draw(self) -> Records:
         """Draw the windows of one batch, shape (B,)."""

@@ -6,42 +6,40 @@ only then acknowledged; so a client may forget what was acknowledged.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-
-import zmq
+from typing import Any
 
 from robot_rl.data.schema import RowSchema, SchemaMismatch
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.endpoint import (
     ENDPOINT_FILE,
     Endpoint,
-    parse_address,
-    read_endpoint,
+    check_protected,
+    local_address,
     write_endpoint,
 )
-from robot_rl.replay.errors import (
-    AddressInUse,
-    ReplayError,
-    StoreError,
-    StoreFull,
-    WireError,
-)
+from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, WireError
+from robot_rl.replay.keys import ServerKeys
+from robot_rl.replay.listener import DEFAULT_MEMORY_BYTES, Listener
+from robot_rl.replay.log_limit import LogLimit
 from robot_rl.replay.mailbox import Mailbox
-from robot_rl.replay.messages import parse_episodes, split_rows
+from robot_rl.replay.memory import keep_freed_memory
+from robot_rl.replay.messages import error_header, parse_episodes, split_rows
 from robot_rl.replay.records import ACTOR_LIMIT, SEQUENCE_LIMIT, SESSION_LIMIT, TABLE_LIMIT
+from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import DEFAULT_MAP_SIZE, Fsync, StoreWriter
-from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Frame, Kind, Message, decode, encode
+from robot_rl.replay.wire import DEFAULT_MESSAGE_BYTES, Frame, Kind, Message, decode, encode
 from robot_rl.signals import stop_event
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 IDLE_SECONDS = 0.1
 READER_CHECK_SECONDS = 5.0
@@ -49,37 +47,30 @@ DRAIN_MESSAGES = 128
 DRAIN_BYTES = 4 << 20
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep what rows free for the next rows, instead of faulting it in again.
-
-    Without this a third of the server's time goes into the kernel's clearing of pages. What is
-    kept is bounded by the most that ever waited at a time. Other C libraries are left alone.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # from glibc's malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(trim_threshold, 256 << 20)
-        mallopt(mmap_threshold, 4 << 20)
-
-
 class ReplayServer:
     """Serves one store.
 
     Args:
         path: Folder of the store; created where absent.
-        address: ``tcp://127.0.0.1:PORT``. Port 0 takes the port of the server that was killed on
-            this store, so that its clients find it again, or else any free one.
+        address: ``tcp://HOST:PORT``. Port 0 takes the port of the server that was killed on this
+            store, so that its clients find it again, or else any free one.
+        keys: Folder with the server's keys, see `robot_rl.replay.keys`. With them every client
+            must have keys too; without, only clients on this machine are served.
         fsync: ``"none"``: acknowledged rows survive kill -9 of any process. ``"group"``: they
             survive a power cut too.
         group_rows: With ``"group"``, commit after so many rows ...
         group_seconds: ... or after so many seconds, whichever comes first.
         map_size_bytes: Largest size of the store's sparse file.
+        message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
+        memory_bytes: Most that may wait in memory, unread or unsent, before all connections
+            are cut.
 
     Attributes:
-        address: Where it listens, with the port it really got.
+        address: Where a client on this machine reaches it, with the port it really got.
 
     Raises:
-        AddressRefused: Not a loopback address.
+        AddressRefused: Not an address of this machine, or beyond loopback without keys.
+        KeysError: The keys cannot be read.
         AddressInUse: The port is taken.
         StoreInUse: Another server writes this store.
         StoreError: The store cannot be opened.
@@ -90,26 +81,32 @@ class ReplayServer:
         path: Path,
         address: str = "tcp://127.0.0.1:0",
         *,
+        keys: Path | None = None,
         fsync: Fsync = "none",
         group_rows: int = 32,
         group_seconds: float = 0.02,
         map_size_bytes: int = DEFAULT_MAP_SIZE,
+        message_bytes: int = DEFAULT_MESSAGE_BYTES,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> None:
         """Open the store and listen; see the class."""
-        host, port = parse_address(address)
+        check_protected(address, keys=keys is not None)
+        own = None if keys is None else ServerKeys.load(keys)
         keep_freed_memory()
         self.path = path
         self._group = fsync == "group"
         self._group_rows, self._group_seconds = group_rows, group_seconds
-        self._writer = StoreWriter(path, fsync=fsync, map_size_bytes=map_size_bytes)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        try:
-            self.address = self._bind(host, port)
+        self._message_bytes = message_bytes
+        with ExitStack() as opened:
+            self._writer = StoreWriter(path, fsync=fsync, map_size_bytes=map_size_bytes)
+            opened.callback(self._writer.close)
+            self._sampling = SamplingService(path, message_bytes)
+            opened.callback(self._sampling.close)
+            self._listener = Listener(path, address, keys=own, memory_bytes=memory_bytes)
+            opened.callback(self._listener.close)
+            self.address = local_address(self._listener.address)
             write_endpoint(path, Endpoint(self.address, os.getpid()))
-        except BaseException:
-            self._close()
-            raise
+            self._opened = opened.pop_all()
         self._mailbox = Mailbox(self._writer)
         self._pending: list[tuple[bytes, RowBatch]] = []
         self._pending_rows = 0
@@ -132,17 +129,20 @@ class ReplayServer:
             Kind.PUT_WEIGHTS: self._put_weights,
             Kind.GET_WEIGHTS: self._get_weights,
             Kind.GET_STATISTICS: self._get_statistics,
+            Kind.SAMPLE: self._sampling.submit,
+            Kind.COUNT_WINDOWS: self._sampling.submit,
         }
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set; then commit what was received and close."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
         next_reader_check = time.monotonic()
         try:
             while not stop.is_set():
-                if poller.poll(math.ceil(1000 * self._wait_seconds())):
+                if self._listener.poll(self._wait_seconds(), self._sampling.socket):
                     self._drain()
+                while (sampled := self._sampling.answer()) is not None:
+                    self._send(*sampled)
+                self._listener.limit_memory()
                 if self._commit_is_due():
                     self._commit()
                 now = time.monotonic()
@@ -154,35 +154,11 @@ class ReplayServer:
             self._commit()
             (self.path / ENDPOINT_FILE).unlink(missing_ok=True)
         finally:
-            self._close()
+            self.close()
 
-    def _bind(self, host: str, port: int) -> str:
-        self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_FRAME_BYTES)
-        self._socket.setsockopt(zmq.RCVHWM, DRAIN_MESSAGES)
-        ports = [port]
-        if port == 0:
-            try:
-                ports = [parse_address(read_endpoint(self.path).address)[1], 0]
-            except ReplayError:
-                ports = [0]
-        for candidate in ports:
-            try:
-                self._socket.bind(f"tcp://{host}:{candidate or '*'}")
-                return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-            except zmq.ZMQError as error:
-                reason = error
-        raise AddressInUse(
-            f"the replay server cannot listen on tcp://{host}:{port}",
-            got=reason.strerror,
-            hint="stop the program that uses the port, or choose another, or port 0",
-        )
-
-    def _close(self) -> None:
-        self._socket.close()
-        self._context.term()
-        self._writer.close()
+    def close(self) -> None:
+        """Stop listening and release the store; `run` does it at its end."""
+        self._opened.close()
 
     def _wait_seconds(self) -> float:
         until = time.monotonic() + IDLE_SECONDS
@@ -193,23 +169,22 @@ class ReplayServer:
 
     def _drain(self) -> None:
         """Handle what waits on the socket, up to a bound that keeps commits short."""
-        size = 0
+        enough = self._listener.traffic_bytes + DRAIN_BYTES
         for _ in range(DRAIN_MESSAGES):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            received = self._listener.receive()
+            if received is None:
                 return
-            client = frames[0].bytes
-            self._handle(client, [frame.buffer for frame in frames[1:]])
-            size += sum(len(frame) for frame in frames)
-            if size > DRAIN_BYTES or (self._group and self._pending_rows >= self._group_rows):
+            self._handle(*received)
+            if self._listener.traffic_bytes > enough or (
+                self._group and self._pending_rows >= self._group_rows
+            ):
                 return
 
     def _handle(self, client: bytes, frames: list[Frame]) -> None:
         self._counters["messages"] += 1
         header: Mapping[str, object] = {}
         try:
-            message = decode(frames)
+            message = decode(frames, self._message_bytes)
             header = message.header
             handler = self._handlers.get(message.kind)
             if handler is None:
@@ -275,14 +250,12 @@ class ReplayServer:
         self._counters["rows_received"] += len(batch.rows)
 
     def _put_weights(self, client: bytes, message: Message) -> None:
-        if len(message.payload) != 1:
-            raise WireError(
-                "weights come as one payload frame", got=len(message.payload), expected=1
-            )
+        if not message.payload:
+            raise WireError("a message with weights carries none")
         record, answers = self._mailbox.put(
             message.text("name", 64),
             message.integer("version"),
-            bytes(message.payload[0]),
+            message.joined(),
             message.mapping("metadata"),
         )
         self._reply(client, message, Kind.WEIGHTS_STORED, version=record.version)
@@ -295,9 +268,13 @@ class ReplayServer:
             self._send(client, answer)
 
     def _get_statistics(self, client: bytes, message: Message) -> None:
+        admission = self._listener.admission
         statistics = {
             **self._writer.statistics(),
             **self._counters,
+            "sampling_failures": self._sampling.failures,
+            "connection_resets": self._listener.resets,
+            "clients_refused": 0 if admission is None else admission.refused,
             "uptime_seconds": time.monotonic() - self._started,
         }
         self._reply(client, message, Kind.STATISTICS, statistics=statistics)
@@ -313,12 +290,7 @@ class ReplayServer:
         if not self._pending:
             return
         pending, self._pending, self._pending_rows = self._pending, [], 0
-        try:
-            results = self._writer.append([batch for _, batch in pending])
-        except StoreError as failure:
-            if not isinstance(failure, StoreFull):
-                logger.error("commit failed: %s", failure)
-            results = [failure] * len(pending)
+        results = self._store([batch for _, batch in pending])
         self._counters["commits"] += 1
         acknowledged = {}
         for (client, batch), error in zip(pending, results, strict=True):
@@ -332,22 +304,30 @@ class ReplayServer:
             following = self._writer.session(key).next_sequence
             self._send(client, encode(Kind.ACKNOWLEDGED, {**place, "next": following}))
 
+    def _store(self, batches: Sequence[RowBatch]) -> Sequence[RobotRLError | None]:
+        """Commit batches; return for each the error for which it was refused, or None."""
+        try:
+            return self._writer.append(batches)
+        except StoreError as failure:
+            if not isinstance(failure, StoreFull):
+                logger.error("commit failed: %s", failure)
+            return [failure] * len(batches)
+        except Exception as error:
+            # The batch that nobody had thought of must not cost the others theirs.
+            if len(batches) > 1:
+                return [self._store([batch])[0] for batch in batches]
+            self._counters["internal_errors"] += 1
+            logger.exception("rows could not be stored")
+            return [ReplayError("the server failed on these rows", got=repr(error))]
+
     def _reply(self, client: bytes, message: Message, kind: Kind, **entries: object) -> None:
-        self._send(client, encode(kind, {"request": message.header.get("request"), **entries}))
+        self._send(client, encode(kind, {"request": message.request(), **entries}))
 
     def _send_error(self, client: bytes, error: RobotRLError, header: Mapping[str, object]) -> None:
-        about = {
-            name: header[name]
-            for name in ("request", "table", "actor", "session")
-            if isinstance(header.get(name), int)
-        }
-        content = {**about, "error": type(error).__name__, "message": str(error)[:4000]}
-        self._send(client, encode(Kind.ERROR, content))
+        self._send(client, encode(Kind.ERROR, error_header(error, header)))
 
     def _send(self, client: bytes, frames: list[Frame]) -> None:
-        try:
-            self._socket.send_multipart([client, *frames], zmq.NOBLOCK)
-        except zmq.ZMQError:
+        if not self._listener.send(client, frames):
             # The client is gone or does not read; acknowledgements are cumulative and requests
             # are repeated, so nothing depends on this one reply.
             self._counters["replies_dropped"] += 1
@@ -356,13 +336,11 @@ class ReplayServer:
 def serve(
     path: Path,
     address: str = "tcp://127.0.0.1:0",
-    *,
-    fsync: Fsync = "none",
-    map_size_bytes: int = DEFAULT_MAP_SIZE,
+    **options: Any,
 ) -> None:
     """Run a server as the whole business of this process, until SIGTERM or SIGINT.
 
     Call it from the main thread. Takes the arguments of `ReplayServer` and raises what it raises.
     """
     with stop_event() as stop:
-        ReplayServer(path, address, fsync=fsync, map_size_bytes=map_size_bytes).run(stop)
+        ReplayServer(path, address, **options).run(stop)

@@ -2,11 +2,17 @@
 
 Frame 0 is a fixed prefix (magic, wire version, kind, header length, number of payload frames)
 followed by a small JSON header; the payload frames are raw bytes. Nothing is ever unpickled.
+
+Every size has a limit, since whoever reads a message must hold all of it: `MAXIMUM_FRAME_BYTES`
+for a frame (ZeroMQ drops a connection that announces a larger one), `MAXIMUM_PAYLOAD_FRAMES` for
+their number, and what the server is configured for in all. What is larger than a frame (weights,
+mini-batches) is cut into several by `split`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +23,12 @@ from robot_rl.replay.errors import WireError
 MAGIC = b"RRLW"
 WIRE_VERSION = 1
 PREFIX = struct.Struct(">4sHHII")
-MAXIMUM_HEADER_BYTES = 1 << 20
+MAXIMUM_HEADER_BYTES = 1 << 18
+MAXIMUM_HEADER_DEPTH = 16
 MAXIMUM_PAYLOAD_FRAMES = 256
-MAXIMUM_FRAME_BYTES = 1 << 30
+MAXIMUM_FRAME_BYTES = 64 << 20
+DEFAULT_MESSAGE_BYTES = 1 << 30
+REQUEST_LIMIT = 2**63
 
 Frame = bytes | memoryview
 
@@ -38,6 +47,10 @@ class Kind(IntEnum):
     GET_STATISTICS = 9
     STATISTICS = 10
     ERROR = 12
+    SAMPLE = 15
+    SAMPLED = 16
+    COUNT_WINDOWS = 17
+    WINDOWS_COUNTED = 18
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,18 @@ class Message:
             raise self._error(name, value, "an object")
         return value
 
+    def request(self) -> int | None:
+        """Return the number that the sender gave this request, None where it gave none.
+
+        Raises:
+            WireError: Not an integer, or out of range.
+        """
+        return None if self.header.get("request") is None else self.integer("request")
+
+    def joined(self) -> bytes:
+        """Return the payload frames as one, as `split` has cut them."""
+        return b"".join(self.payload)
+
     def _error(self, name: str, value: object, expected: str) -> WireError:
         return WireError(
             f"{self.kind.name} message: bad entry {name!r}",
@@ -121,8 +146,20 @@ def encode(kind: Kind, header: Mapping[str, object], payload: Sequence[Frame] = 
     return [prefix + text, *payload]
 
 
-def decode(frames: Sequence[Frame]) -> Message:
+def split(data: Frame) -> list[Frame]:
+    """Cut bytes into frames of at most `MAXIMUM_FRAME_BYTES`, without copying; at least one."""
+    if len(data) <= MAXIMUM_FRAME_BYTES:
+        return [data]
+    view = memoryview(data)
+    return [view[at : at + MAXIMUM_FRAME_BYTES] for at in range(0, len(view), MAXIMUM_FRAME_BYTES)]
+
+
+def decode(frames: Sequence[Frame], message_bytes: int | None = None) -> Message:
     """Check the frames of a message and take them apart, without copying the payload.
+
+    Args:
+        frames: As they were received.
+        message_bytes: Most bytes of payload; None for what the frames' own limits allow.
 
     Raises:
         WireError: Not a message of this wire version, cut short, or too large.
@@ -158,17 +195,54 @@ def decode(frames: Sequence[Frame]) -> Message:
         )
     payload = tuple(memoryview(frame) for frame in frames[1:])
     _check_sizes(header_size, payload)
+    total = sum(len(frame) for frame in payload)
+    if message_bytes is not None and total > message_bytes:
+        raise WireError(
+            "the message is too large",
+            got=f"{total} bytes",
+            expected=f"<= {message_bytes} bytes",
+            hint="the server's replay.message_bytes sets the limit",
+        )
     return Message(Kind(kind), _parse_header(first[PREFIX.size :]), payload)
 
 
 def _parse_header(data: memoryview) -> dict[str, object]:
+    text = bytes(data)
     try:
-        header = json.loads(bytes(data))
+        header = _HEADER.decode(text.decode())
     except (ValueError, RecursionError) as error:
         raise WireError("the header is not JSON", got=repr(error)[:200]) from error
     if not isinstance(header, dict):
         raise WireError("the header is not an object", got=type(header).__name__)
+    # Brackets inside of strings count too, so few of them prove that the header is shallow.
+    if text.count(b"[") + text.count(b"{") > MAXIMUM_HEADER_DEPTH:
+        _check_depth(header)
     return header
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # NaN and Infinity are not JSON, and 1e999 would become one
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+_HEADER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+
+
+def _check_depth(header: object) -> None:
+    level = [header]
+    for _ in range(MAXIMUM_HEADER_DEPTH):
+        inner: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        level = inner
+        if not level:
+            return
+    raise WireError("the header is nested too deeply", expected=f"<= {MAXIMUM_HEADER_DEPTH} levels")
 
 
 def _check_sizes(header_size: int, payload: Sequence[Frame]) -> None:

@@ -294,7 +294,7 @@ def test_a_port_in_use_is_one_clear_error(tmp_path):
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AddressInUse, match=address):
             ReplayServer(tmp_path / "store", address)
-    ReplayServer(tmp_path / "store", address)._close()
+    ReplayServer(tmp_path / "store", address).close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""CURVE keys: who may talk to a replay server, and the files that hold them.
+
+A folder that `create_keys` made:
+
+    server.secret          stays on the server's machine; readable by its owner only
+    server.public
+    client.secret          for the processes on the server's machine
+    clients/NAME.public    whom the server admits: delete one and restart the server to revoke it
+    NAME/                  a further client: copy this folder to its machine, and nothing else
+        server.public  client.secret
+
+A key is 32 bytes, written as 40 characters of Z85 (ZeroMQ RFC 32). Whoever has a client's secret
+key may do all that a client can; who has the server's may pretend to be it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from robot_rl.replay.errors import KeysError
+
+LOCAL_CLIENT = "local"
+SERVER_SECRET, SERVER_PUBLIC, CLIENT_SECRET = "server.secret", "server.public", "client.secret"
+CLIENTS = "clients"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_READABLE_BY_OTHERS = 0o077
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """What a server needs.
+
+    Attributes:
+        secret: Its secret key, Z85.
+        clients: Names of the admitted clients by the 32 bytes of their public key.
+    """
+
+    secret: bytes = field(repr=False)
+    clients: Mapping[bytes, str]
+
+    @classmethod
+    def load(cls, folder: Path) -> ServerKeys:
+        """Read the keys of a server.
+
+        Raises:
+            KeysError: A file is absent, damaged or readable by others, or no client is admitted.
+        """
+        secret = _read_secret(folder / SERVER_SECRET)
+        clients = {
+            z85.decode(_read_key(file)): file.stem
+            for file in sorted((folder / CLIENTS).glob("*.public"))
+        }
+        if not clients:
+            raise KeysError(
+                f"the keys in {folder} admit nobody",
+                expected=f"files {CLIENTS}/NAME.public",
+                hint=f"robot-rl keys {folder} client=NAME",
+            )
+        return cls(secret, clients)
+
+
+@dataclass(frozen=True)
+class ClientKeys:
+    """What a client needs: its own secret key and the server's public one, Z85."""
+
+    server: bytes
+    secret: bytes = field(repr=False)
+
+    @property
+    def public(self) -> bytes:
+        """The public key that belongs to the secret one, Z85."""
+        return zmq.curve_public(self.secret)
+
+    @classmethod
+    def load(cls, folder: Path) -> ClientKeys:
+        """Read the keys of a client.
+
+        Raises:
+            KeysError: A file is absent, damaged or readable by others.
+        """
+        return cls(_read_key(folder / SERVER_PUBLIC), _read_secret(folder / CLIENT_SECRET))
+
+
+def create_keys(folder: Path) -> None:
+    """Make the key pairs of a server and of the clients on its own machine.
+
+    Raises:
+        KeysError: There are keys already, or the folder cannot be written.
+    """
+    public, secret = zmq.curve_keypair()
+    _write(folder / SERVER_SECRET, secret, secret=True)
+    _write(folder / SERVER_PUBLIC, public)
+    _create_client(folder, LOCAL_CLIENT, folder)
+
+
+def add_client(folder: Path, name: str) -> Path:
+    """Make the key pair of a further client, and admit it; a running server must be restarted.
+
+    Args:
+        folder: The server's keys.
+        name: Letters, digits, ``_`` and ``-``.
+
+    Returns:
+        The folder to copy to the client's machine.
+
+    Raises:
+        KeysError: A name that cannot be used or is taken, or no server keys in the folder.
+    """
+    if not _NAME.fullmatch(name) or name == CLIENTS:
+        raise KeysError(
+            "this cannot be the name of a client",
+            got=repr(name),
+            expected="up to 64 letters, digits, _ and -",
+        )
+    public = _read_key(folder / SERVER_PUBLIC)
+    own = folder / name
+    _create_client(folder, name, own)
+    _write(own / SERVER_PUBLIC, public)
+    return own
+
+
+def _create_client(folder: Path, name: str, own: Path) -> None:
+    public, secret = zmq.curve_keypair()
+    # Admitted first: a secret key that nobody admits would be the harder riddle.
+    _write(folder / CLIENTS / f"{name}.public", public)
+    _write(own / CLIENT_SECRET, secret, secret=True)
+
+
+def _write(file: Path, key: bytes, *, secret: bool = False) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(file, flags, 0o600 if secret else 0o644), "wb") as stream:
+            stream.write(key + b"\n")
+    except FileExistsError as error:
+        raise KeysError(
+            f"{file} exists, and keys are never overwritten",
+            hint="add a client with client=NAME, or take another folder",
+        ) from error
+    except OSError as error:
+        raise KeysError(f"{file} cannot be written", got=error) from error
+
+
+def _read_secret(file: Path) -> bytes:
+    key = _read_key(file)
+    mode = file.stat().st_mode & 0o777
+    if mode & _READABLE_BY_OTHERS:
+        raise KeysError(
+            f"the secret key {file} can be read by others",
+            got=f"mode {mode:03o}",
+            expected="mode 600",
+            hint=f"chmod 600 {file}",
+        )
+    return key
+
+
+def _read_key(file: Path) -> bytes:
+    try:
+        key = file.read_bytes().strip()
+    except OSError as error:
+        raise KeysError(
+            f"there is no key {file}",
+            got=error.strerror,
+            hint=f"make keys with: robot-rl keys {file.parent}",
+        ) from error
+    try:
+        damaged = len(z85.decode(key)) != 32
+    except (KeyError, ValueError):
+        damaged = True
+    if damaged:
+        raise KeysError(
+            f"{file} is not a key", got=f"{len(key)} bytes", expected="40 characters of Z85"
+        )
+    return key

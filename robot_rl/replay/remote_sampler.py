@@ -1,0 +1,208 @@
+"""The sampler of a learner that does not share the store's file system."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from robot_rl.data.schema import Array
+from robot_rl.replay.batches import Batch, Layout, allocate, checked
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.errors import ReplayError, WireError
+from robot_rl.replay.sampling import SamplerOptions
+from robot_rl.replay.wire import Kind, Message
+
+PATIENCE_SECONDS = 60.0
+# The server may be indexing a large store after its restart.
+_HELD_BACK_SECONDS = 30.0
+# A learner that waits for data looks again and again; each look is a message.
+_LOOK_SECONDS = 0.02
+
+
+class RemoteSampler:
+    """Draws what `ReplaySampler` draws, bit for bit, by asking the server of the store.
+
+    The random stream and what is visible are kept here and travel with each request, so a server
+    that is killed and started again takes nothing along. Not safe for use from several threads
+    at a time.
+
+    Args:
+        client: A client of its own; it is closed with the sampler.
+        options: What to draw.
+        rng: Where all randomness comes from; its bit generator must be PCG64, as that of
+            `numpy.random.default_rng` is.
+
+    Raises:
+        StoreError: No such table.
+        ReplayError: Unknown field, a number out of range, or another bit generator.
+        ServerUnreachable: No answer.
+    """
+
+    def __init__(
+        self, client: ReplayClient, options: SamplerOptions, rng: np.random.Generator
+    ) -> None:
+        """Ask the server what there is; see the class."""
+        if not isinstance(rng.bit_generator, np.random.PCG64):
+            raise ReplayError(
+                "the random stream cannot travel",
+                got=type(rng.bit_generator).__name__,
+                expected="PCG64, as numpy.random.default_rng makes",
+            )
+        self.rng, self.batch_size = rng, options.batch_size
+        self._client, self._options = client, options
+        self._visible: int | None = None
+        self._next_look = 0.0
+        self.refresh(None)
+
+    @property
+    def demonstration_transitions(self) -> int:
+        """Windows of demonstrations that `sample` draws from."""
+        return self._demonstrations
+
+    @property
+    def online_transitions(self) -> int:
+        """Online windows that `sample` draws from."""
+        return self._online
+
+    def transitions_available(self) -> int:
+        """Look at the store and return its number of online environment steps.
+
+        Raises:
+            ServerUnreachable: No answer.
+        """
+        time.sleep(max(0.0, self._next_look - time.monotonic()))
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        return self._ask(Kind.COUNT_WINDOWS, environment_steps=0).integer("available")
+
+    def refresh(self, environment_steps: int | None = None) -> None:
+        """Make exactly the first `environment_steps` online steps visible; None means all.
+
+        Raises:
+            NotEnoughData: The store holds fewer; wait for `transitions_available` first.
+            ServerUnreachable: No answer.
+        """
+        answer = self._ask(Kind.COUNT_WINDOWS, environment_steps=environment_steps)
+        self._visible = environment_steps
+        available = answer.integer("available")
+        # What arrives later stays invisible until the next refresh.
+        self._limit = available if environment_steps is None else environment_steps
+        self._demonstrations = answer.integer("demonstrations")
+        self._online = answer.integer("online")
+        self._layout = _layout(answer)
+
+    def sample(self, out: Batch | None = None) -> Batch:
+        """Draw one batch.
+
+        Args:
+            out: Arrays to fill, from `allocate`; new ones by default.
+
+        Raises:
+            NotEnoughData: Nothing to draw from is visible.
+            ServerUnreachable: No answer.
+        """
+        lead = (self.batch_size,)
+        batch = self.allocate() if out is None else checked(out, self._layout, lead)
+        self._draw(1, batch)
+        return batch
+
+    def sample_many(self, count: int, out: Batch | None = None) -> Batch:
+        """Draw `count` batches at once, shapes (count, B, ...).
+
+        The same random stream as `count` calls of `sample`.
+
+        Raises:
+            NotEnoughData: Nothing to draw from is visible.
+            ServerUnreachable: No answer.
+        """
+        lead = (count, self.batch_size)
+        batch = self.allocate(count) if out is None else checked(out, self._layout, lead)
+        self._draw(count, batch)
+        return batch
+
+    def allocate(self, count: int | None = None) -> Batch:
+        """Return arrays for a batch, or for `count` batches with a leading axis."""
+        lead = (self.batch_size,) if count is None else (count, self.batch_size)
+        return allocate(self._layout, lead)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the state of the random stream and what is visible, JSON-able."""
+        return {
+            "rng": cast("dict[str, object]", self.rng.bit_generator.state),
+            "environment_steps": self._visible,
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on where `state_dict` was taken, of this or of a `ReplaySampler`.
+
+        Raises:
+            ReplayError: The state is not one of this kind of generator.
+            NotEnoughData: The store has lost the steps that were visible then.
+            ServerUnreachable: No answer.
+        """
+        try:
+            self.rng.bit_generator.state = cast("dict[str, Any]", state["rng"])
+            steps = cast("int | None", state["environment_steps"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ReplayError("this is not the state of a sampler", got=repr(error)) from error
+        self.refresh(steps)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def _ask(self, kind: Kind, **entries: object) -> Message:
+        header = {**self._options.to_header(), **entries}
+        return self._client.ask(kind, header, PATIENCE_SECONDS, held_back=_HELD_BACK_SECONDS)
+
+    def _draw(self, count: int, batch: Batch) -> None:
+        answer = self._ask(
+            Kind.SAMPLE,
+            draws=count,
+            rng=self.rng.bit_generator.state,
+            environment_steps=self._limit,
+        )
+        _fill([batch[name] for name in self._layout], answer)
+        self.rng.bit_generator.state = answer.mapping("rng")
+
+
+def _layout(answer: Message) -> Layout:
+    """Read what the arrays of a batch look like.
+
+    Raises:
+        WireError: The answer does not say it.
+    """
+    layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    for name, entry in answer.mapping("layout").items():
+        try:
+            dtype, shape = cast("tuple[str, list[int]]", entry)
+            layout[name] = np.dtype(dtype), tuple(map(int, shape))
+        except (TypeError, ValueError) as error:
+            raise WireError("the layout of a batch cannot be read", got=repr(entry)) from error
+        if layout[name][0].kind not in "biuf":
+            raise WireError("an array of a batch holds no numbers", got=repr(entry))
+    return layout
+
+
+def _fill(arrays: list[Array], answer: Message) -> None:
+    """Copy the payload into arrays that follow one another; an array may span several frames.
+
+    Raises:
+        WireError: The payload has another size.
+    """
+    frames = iter(answer.payload)
+    for array in arrays:
+        target = array.reshape(-1).view(np.uint8).data
+        at = 0
+        while at < len(target):
+            frame = next(frames, memoryview(b""))
+            if not 0 < len(frame) <= len(target) - at:
+                raise WireError(
+                    "a batch has another size than was asked for",
+                    got=f"{len(frame)} bytes",
+                    expected=f"{len(target) - at} bytes",
+                )
+            target[at : at + len(frame)] = frame
+            at += len(frame)

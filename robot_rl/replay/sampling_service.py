@@ -1,0 +1,190 @@
+"""Mini-batches for learners on other machines: the server's sampling thread.
+
+A request carries everything that its answer depends on: what to draw from, how many steps are
+visible, and the state of the learner's random generator. So the learner gets, bit for bit, what
+it would draw from the memory map, and nothing is lost with the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from robot_rl.data.schema import SchemaMismatch
+from robot_rl.replay.batches import Batch
+from robot_rl.replay.errors import ClientFailed, ReplayError, WireError
+from robot_rl.replay.log_limit import LogLimit
+from robot_rl.replay.messages import error_header
+from robot_rl.replay.sampler import ReplaySampler
+from robot_rl.replay.sampling import SamplerOptions
+from robot_rl.replay.wire import Frame, Kind, Message, encode, split
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
+
+MAXIMUM_SAMPLERS = 4
+MAXIMUM_DRAWS = 1 << 10
+MAXIMUM_QUEUED = 256
+MAXIMUM_QUEUED_PER_CLIENT = 4
+_ANSWERS = "inproc://sampled"
+
+
+class SamplingService:
+    """Answers requests to sample, one at a time, in a thread of its own.
+
+    Args:
+        store: Folder of the store.
+        message_bytes: Most bytes of one answer.
+
+    Attributes:
+        socket: Readable when `answer` has something.
+        failures: Requests that failed of something else than themselves.
+    """
+
+    def __init__(self, store: Path, message_bytes: int) -> None:
+        """Start the thread."""
+        self._store, self._message_bytes = store, message_bytes
+        self.failures = 0
+        self._context = zmq.Context(0)  # no connections, so no thread for them
+        self.socket = self._context.socket(zmq.PAIR)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.bind(_ANSWERS)
+        self._jobs: queue.SimpleQueue[tuple[bytes, Message] | None] = queue.SimpleQueue()
+        self._queued: Counter[bytes] = Counter()
+        self._samplers: OrderedDict[SamplerOptions, ReplaySampler] = OrderedDict()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
+        self._thread.start()
+
+    def submit(self, client: bytes, message: Message) -> None:
+        """Queue a request.
+
+        Raises:
+            WireError: It carries a payload.
+            ReplayError: Too many requests wait.
+        """
+        if message.payload:
+            raise WireError("a request to sample has no payload", got=len(message.payload))
+        if self._queued[client] >= MAXIMUM_QUEUED_PER_CLIENT or (
+            self._queued.total() >= MAXIMUM_QUEUED
+        ):
+            raise ReplayError("too many requests to sample wait", got=self._queued[client])
+        self._queued[client] += 1
+        self._jobs.put((client, message))
+
+    def answer(self) -> tuple[bytes, list[Frame]] | None:
+        """Return a client and the answer to it, or None where there is none yet.
+
+        Raises:
+            ClientFailed: The thread has died.
+        """
+        if self._failure is not None:
+            raise ClientFailed(
+                "the server's sampling thread has died", got=repr(self._failure)
+            ) from self._failure
+        try:
+            client, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        name = client.bytes
+        self._queued[name] -= 1
+        if not self._queued[name]:
+            del self._queued[name]
+        return name, [frame.buffer for frame in frames]
+
+    def close(self) -> None:
+        """End the thread; what it has not answered is dropped."""
+        self._jobs.put(None)
+        self._thread.join()
+        self.socket.close(linger=0)
+        self._context.term()
+
+    def _run(self) -> None:
+        socket = self._context.socket(zmq.PAIR)
+        try:
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(_ANSWERS)
+            while (job := self._jobs.get()) is not None:
+                client, message = job
+                socket.send_multipart([client, *self._answered(message)], copy=False)
+        except BaseException as failure:
+            self._failure = failure
+            socket.send(b"")
+        finally:
+            socket.close()
+            for sampler in self._samplers.values():
+                sampler.close()
+
+    def _answered(self, message: Message) -> list[Frame]:
+        try:
+            return self._respond(message)
+        except (ReplayError, SchemaMismatch) as error:
+            failure: ReplayError | SchemaMismatch = error
+        except Exception as error:
+            # One request must never end sampling for everybody else.
+            self.failures += 1
+            logger.exception("a request to sample could not be answered")
+            failure = ReplayError("the server failed on this request", got=repr(error))
+        return encode(Kind.ERROR, error_header(failure, message.header))
+
+    def _respond(self, message: Message) -> list[Frame]:
+        options = SamplerOptions.from_message(message)
+        sampler = self._sampler(options)
+        if message.kind == Kind.COUNT_WINDOWS:
+            return self._count(sampler, message)
+        draws = message.integer("draws", MAXIMUM_DRAWS + 1)
+        size = sum(array.nbytes for array in sampler.allocate().values()) * draws
+        if not 0 < size <= self._message_bytes:
+            raise WireError(
+                "this many batches do not make one message",
+                got=f"{draws} batches, {size} bytes",
+                expected=f"at least one batch, <= {self._message_bytes} bytes",
+                hint="draw fewer batches at once, or raise the server's replay.message_bytes",
+            )
+        sampler.load_state_dict(message.header)
+        batch = sampler.sample_many(draws)
+        header = {"request": message.request(), "rng": sampler.state_dict()["rng"]}
+        return encode(Kind.SAMPLED, header, _frames(batch))
+
+    def _count(self, sampler: ReplaySampler, message: Message) -> list[Frame]:
+        steps = message.header.get("environment_steps")
+        available = sampler.transitions_available()
+        sampler.refresh(None if steps is None else message.integer("environment_steps"))
+        layout = {
+            name: [array.dtype.str, array.shape[1:]] for name, array in sampler.allocate().items()
+        }
+        return encode(
+            Kind.WINDOWS_COUNTED,
+            {
+                "request": message.request(),
+                "available": available,
+                "demonstrations": sampler.demonstration_transitions,
+                "online": sampler.online_transitions,
+                "layout": layout,
+            },
+        )
+
+    def _sampler(self, options: SamplerOptions) -> ReplaySampler:
+        """Return the sampler for a kind of request; the one unused for longest makes room."""
+        sampler = self._samplers.pop(options, None)
+        if sampler is None:
+            if len(self._samplers) >= MAXIMUM_SAMPLERS:
+                self._samplers.popitem(last=False)[1].close()
+            sampler = options.open(self._store, np.random.default_rng(0))
+        self._samplers[options] = sampler
+        return sampler
+
+
+def _frames(batch: Batch) -> list[Frame]:
+    """Return the bytes of a batch's arrays, one after the other."""
+    frames: list[Frame] = []
+    for array in batch.values():
+        frames += split(array.reshape(-1).view(np.uint8).data)
+    return frames
