@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from policies.runner import Acted, PolicyRunner
-from robot_rl.connection import STARTUP_SECONDS, flush, wait_for_server
+from robot_rl.connection import STARTUP_SECONDS, ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
 from robot_rl.env.factory import make_env
@@ -156,7 +156,7 @@ def act(
 
     Args:
         config: The configuration.
-        run: The run directory; its store's server must be running.
+        run: The run directory; its replay server must be running.
         stop: When set, the running episode ends as truncated. Rows that the server does not take
             then wait in the run's spool for the next start.
 
@@ -169,14 +169,15 @@ def act(
     """
     torch.set_num_threads(1)
     env = make_env(config)
-    wait_for_server(run.store, stop)
+    place = ServerPlace.of(config, run)
+    place.wait(stop)
     total = int(config.environment_steps)
-    with _spooling_client(config, run, env, stop) as client:
+    with _spooling_client(config, run, place, env, stop) as client:
         first = _first_behaviour(client, stop)
         check_fit(first.behaviour, env)
         opened = client.open_session(env.schema.task, env.schema, ACTOR)
         step = online_steps(client, env.schema.task)
-        source = _weight_source(config, client, run, first, stop)
+        source = _weight_source(config, client, place, first, stop)
         controller = ActingController(PolicyRunner(first.behaviour), source, step)
         seeds = _seeds(int(config.seed), opened.number, client, env.task.time_limit_steps, stop)
 
@@ -237,13 +238,17 @@ def online_steps(client: ReplayClient, table: str) -> int:
 
 @contextmanager
 def _spooling_client(
-    config: DictConfig, run: RunDirectory, env: RobotEnv, stop: threading.Event
+    config: DictConfig,
+    run: RunDirectory,
+    place: ServerPlace,
+    env: RobotEnv,
+    stop: threading.Event,
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
     size, path = int(config.replay.spool_bytes), run.spool(ACTOR)
     rows = env.task.time_limit_steps + 1
     check_size(size, rows=rows, row_bytes=env.schema.dtype.itemsize)
-    client = ReplayClient(run.store, spool_path=path, spool_bytes=size)
+    client = place.client(spool_path=path, spool_bytes=size)
     try:
         if client.unacknowledged:
             print(f"actor: first sending the {client.unacknowledged} rows in {path}", flush=True)
@@ -280,14 +285,13 @@ def _first_behaviour(client: ReplayClient, stop: threading.Event) -> Published:
 def _weight_source(
     config: DictConfig,
     client: ReplayClient,
-    run: RunDirectory,
+    place: ServerPlace,
     first: Published,
     stop: threading.Event,
 ) -> WeightSource:
     if config.clock == "stepped":
         return SteppedWeights(client, first, stop)
-    poller = WeightsPoller(ReplayClient(run.store), first.behaviour.version)
-    return RealtimeWeights(poller)
+    return RealtimeWeights(WeightsPoller(place.client(), first.behaviour.version))
 
 
 def _seeds(

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from policies.runner import PolicyRunner
 from robot_rl import devices
 from robot_rl.algorithms.base import Algorithm
 from robot_rl.blocks import Blocks
-from robot_rl.connection import wait_for_server
+from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import ACTION_FIELDS, SOURCE_DEMONSTRATION, Row
 from robot_rl.errors import RobotRLError
@@ -31,8 +30,7 @@ from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.sampler import ReplaySampler
+from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.run import LAST, RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.stages.pretrain import load_cloned, open_demonstrations
@@ -58,7 +56,7 @@ class Learner:
 
     Args:
         config: The configuration.
-        run: The run directory; its store's server must be running.
+        run: The run directory; its replay server must be running.
         client: A client of that server.
     """
 
@@ -71,7 +69,7 @@ class Learner:
         self._stepped = config.clock == "stepped"
         self._cloned = load_cloned(run)
         dataset = open_demonstrations(config, run)
-        insert_demonstrations(client, run.store, dataset, self._cloned)
+        insert_demonstrations(client, dataset, self._cloned)
         seed = int(config.seed)
         self._algorithm: Algorithm = devices.make(
             config.algorithm, base=self._cloned.policy, seed=seed
@@ -79,16 +77,16 @@ class Learner:
         schedule = self._algorithm.schedule
         # The sampler adds reward, discount and source of each window by itself.
         stored = {*dataset.schema.observation_names, *ACTION_FIELDS}
-        self._sampler = ReplaySampler(
-            run.store,
+        options = SamplerOptions(
             dataset.schema.task,
-            [name for name in self._algorithm.required_fields if name in stored],
+            tuple(name for name in self._algorithm.required_fields if name in stored),
             batch_size=schedule.batch_size,
             n_step=schedule.n_step,
             discount=schedule.discount,
             demonstration_share=schedule.demonstration_share,
-            rng=np.random.default_rng(seed),
         )
+        place = ServerPlace.of(config, run)
+        self._sampler = place.sampler(options, np.random.default_rng(seed))
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
@@ -222,26 +220,19 @@ def learned_steps(run: RunDirectory) -> int:
     return int(state["environment_steps"])
 
 
-def insert_demonstrations(
-    client: ReplayClient, store: Path, dataset: EpisodeDataset, cloned: Behaviour
-) -> None:
+def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour) -> None:
     """Put the demonstrations into the store, with the base's proposals along them.
 
     Rows that an earlier, interrupted insertion has put there are not sent again.
 
     Args:
         client: A client of the store's server.
-        store: Folder of the store.
         dataset: The demonstrations.
         cloned: The cloned policy: the base whose proposals are wanted.
     """
     schema = dataset.schema
-    client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
-    reader = StoreReader(store)
-    try:
-        present = sum(e.rows for e in reader.episodes(schema.task) if e.actor == DEMONSTRATOR)
-    finally:
-        reader.close()
+    opened = client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
+    present = opened.next_sequence
     runner = PolicyRunner(cloned)
     start = 0
     for index in range(len(dataset)):
@@ -281,9 +272,10 @@ def _send(client: ReplayClient, rows: list[Row], begin: int, facts: dict[str, ob
 def learn(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
     """Learn in a run directory; returns the environment steps that were learned from."""
     torch.set_num_threads(1)
-    wait_for_server(run.store, stop)
+    place = ServerPlace.of(config, run)
+    place.wait(stop)
     total = int(config.environment_steps)
-    with ReplayClient(run.store) as client, WorkProgress(total) as progress:
+    with place.client() as client, WorkProgress(total) as progress:
         progress.phase("learning")
         learner = Learner(config, run, client)
         try:

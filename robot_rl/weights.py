@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ServerUnreachable, WeightsRefused
+from robot_rl.replay.errors import KeysRefused, ServerUnreachable, WeightsRefused
 from robot_rl.replay.records import WeightsRecord
 
 BEHAVIOUR = "behaviour"
@@ -68,7 +67,7 @@ def _open(record: WeightsRecord) -> Published:
 class WeightsPoller:
     """Fetches new behaviours in a thread, so that the control loop never waits for them.
 
-    While the server is away the actor goes on with what it has.
+    While the server is away, or does not let this client in, the actor goes on with what it has.
 
     Args:
         client: A client of its own; it is closed with the poller.
@@ -104,8 +103,13 @@ class WeightsPoller:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                with suppress(ServerUnreachable):
+                try:
                     found = fetch(self._client, self._version, POLL_SECONDS)
+                except KeysRefused:  # raised at once
+                    self._stop.wait(POLL_SECONDS)
+                except ServerUnreachable:
+                    continue
+                else:
                     if found is not None:
                         self._version = found.behaviour.version
                         self._found.append(found)

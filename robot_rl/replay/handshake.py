@@ -9,8 +9,6 @@ import zmq
 
 from robot_rl.replay.errors import KeysRefused
 
-# A server that restarts behind a tunnel also ends handshakes, so this takes a while.
-DOUBT_SECONDS = 5.0
 _EVENT = struct.Struct("=HI")  # as zmq_socket_monitor(3) packs event and value
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH of zmq.h
 _EVENTS = (
@@ -38,14 +36,16 @@ class Handshakes:
 
     Args:
         has_keys: Whether the client uses keys.
+        doubt_seconds: How long every handshake must fail without a reason before the keys are
+            blamed: a server that restarts behind a tunnel looks the same for a while.
 
     Attributes:
         connected: Whether the socket followed is connected at the moment.
     """
 
-    def __init__(self, *, has_keys: bool) -> None:
+    def __init__(self, *, has_keys: bool, doubt_seconds: float) -> None:
         """Follow no socket yet."""
-        self._has_keys = has_keys
+        self._has_keys, self._doubt_seconds = has_keys, doubt_seconds
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self.connected = False
@@ -100,7 +100,7 @@ class Handshakes:
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._has_keys:
             if self._in_doubt_since is None:
                 self._in_doubt_since = now
-            elif now > self._in_doubt_since + DOUBT_SECONDS:
+            elif now > self._in_doubt_since + self._doubt_seconds:
                 return KeysRefused(
                     "what listens there ends every handshake",
                     hint="server.public is not the key of this server, or it is no replay server",

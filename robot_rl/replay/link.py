@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ JOIN_BELOW_BYTES = 16 << 10
 MAXIMUM_PATIENCE_SECONDS = 4.0
 IDLE_SECONDS = 0.1
 ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
+_DOUBT_SILENCES = 10
 _RETRIED = (StoreError, SequenceGap)
 _SILENCE = ServerUnreachable("the replay server does not answer")
 
@@ -78,7 +80,8 @@ class Link:
         """Start the thread; see the class."""
         self._address, self._outbox, self._options = address, outbox, options
         self._keys = keys
-        self._handshakes = Handshakes(has_keys=keys is not None)
+        doubt = _DOUBT_SILENCES * options.resend_seconds
+        self._handshakes = Handshakes(has_keys=keys is not None, doubt_seconds=doubt)
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._sent = 0
@@ -168,7 +171,8 @@ class Link:
         while (found := self._handshakes.look(time.monotonic())) is not None:
             if isinstance(found, KeysRefused):
                 self._note(found)
-                continue
+                self._disconnect()  # until it is time to try again
+                return
             if isinstance(self._outbox.problem, KeysRefused):
                 self._note(None)
             if found.again:
@@ -333,7 +337,10 @@ class Link:
 
     def _transmit(self, frames: list[Frame]) -> None:
         assert self._socket is not None
-        self._socket.send_multipart(frames, zmq.NOBLOCK)
+        # ZeroMQ gives a connection up whose keys are refused. What is not sent counts as lost on
+        # its way: it is sent again when no answer comes.
+        with suppress(zmq.Again):
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
 
     def _is_overdue(self, now: float) -> bool:
         """Return whether an answer should have come by now."""

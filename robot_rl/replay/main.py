@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robot_rl.replay.server import ReplayServer
@@ -20,11 +21,15 @@ def run(config: DictConfig) -> None:
         server = ReplayServer(
             directory.store,
             settings.address,
+            keys=None if settings.keys is None else Path(settings.keys),
             fsync=settings.fsync,
             group_rows=int(settings.group_rows),
             group_seconds=float(settings.group_seconds),
             map_size_bytes=int(settings.map_size_bytes),
+            message_bytes=int(settings.message_bytes),
+            memory_bytes=int(settings.memory_bytes),
         )
-        print(f"replay: serving {directory.store} at {server.address}", flush=True)
+        protection = "whoever has a key" if settings.keys else "this machine only"
+        print(f"replay: serving {directory.store} at {server.address} to {protection}", flush=True)
         server.run(stop)
     print("replay: stopped, everything is committed", flush=True)

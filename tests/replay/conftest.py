@@ -1,5 +1,6 @@
 """A real replay server in its own process, and rows to send to it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,24 +17,38 @@ from robot_rl.data.schema import Field, Row, RowSchema, row_schema
 from robot_rl.replay import ReplayClient, wait_for_endpoint
 
 SERVE = """
-import sys
+import json, sys
 from pathlib import Path
 from robot_rl.replay import serve
-path, address, fsync, map_size = sys.argv[1:]
-serve(Path(path), address, fsync=fsync, map_size_bytes=int(map_size))
+path, address, options = sys.argv[1:]
+options = json.loads(options)
+if options["keys"]:
+    options["keys"] = Path(options["keys"])
+serve(Path(path), address, **options)
 """
 
 
 class ServerProcess:
     """A replay server as an operating-system process that can be killed and started again."""
 
-    def __init__(self, store: Path, fsync: str = "none", map_size: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        store: Path,
+        fsync: str = "none",
+        map_size: int = 1 << 30,
+        address: str = "tcp://127.0.0.1:0",
+        keys: Path | None = None,
+        **options: object,
+    ) -> None:
         self.store, self.fsync, self.map_size = store, fsync, map_size
+        self.address, self.keys, self.options = address, keys, options
         self.start()
 
     def start(self, wait: bool = True) -> None:
-        command = [sys.executable, "-c", SERVE, str(self.store), "tcp://127.0.0.1:0"]
-        self.process = subprocess.Popen([*command, self.fsync, str(self.map_size)])
+        options = {"fsync": self.fsync, "map_size_bytes": self.map_size, **self.options}
+        options["keys"] = None if self.keys is None else str(self.keys)
+        command = [sys.executable, "-c", SERVE, str(self.store), self.address, json.dumps(options)]
+        self.process = subprocess.Popen(command)
         if wait:
             deadline = time.monotonic() + 20
             while wait_for_endpoint(self.store, 20).pid != self.process.pid:
