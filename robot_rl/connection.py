@@ -42,7 +42,7 @@ class ServerPlace:
     def of(cls, config: DictConfig, run: RunDirectory) -> Self:
         """Take it from ``replay.connect`` and ``replay.keys``."""
         settings = config.replay
-        keys = None if settings.keys is None else Path(settings.keys)
+        keys = Path(settings["keys"]) if settings["keys"] else None
         return cls(run.store, settings.connect, keys)
 
     def client(self, **options: Any) -> ReplayClient:

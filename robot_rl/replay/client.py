@@ -36,6 +36,7 @@ from robot_rl.replay.spool import MAXIMUM_EPISODE_METADATA, MemorySpool, OpenSes
 from robot_rl.replay.wire import Kind, Message, split
 
 LONG_POLL_SECONDS = 2.0
+LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
 
 
 class ReplayClient:
@@ -238,7 +239,8 @@ class ReplayClient:
             ServerUnreachable: No answer.
         """
         header = {"name": name, "version": version, "metadata": dict(metadata or {})}
-        self._request(Request(Kind.PUT_WEIGHTS, header, split(tensors)), self._request_seconds)
+        request = Request(Kind.PUT_WEIGHTS, header, split(tensors), LARGE_SECONDS)
+        self._request(request, self._request_seconds)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
@@ -257,7 +259,7 @@ class ReplayClient:
         while True:
             wait = min(max(deadline - time.monotonic(), 0.0), LONG_POLL_SECONDS)
             header = {"name": name, "newer_than": newer_than, "wait": wait}
-            request = Request(Kind.GET_WEIGHTS, header, wait=wait)
+            request = Request(Kind.GET_WEIGHTS, header, wait=wait + LARGE_SECONDS)
             answer = self._request(request, wait + self._request_seconds)
             if answer.header.get("version") is not None:
                 return WeightsRecord(

@@ -21,7 +21,7 @@ def run(config: DictConfig) -> None:
         server = ReplayServer(
             directory.store,
             settings.address,
-            keys=None if settings.keys is None else Path(settings.keys),
+            keys=Path(settings["keys"]) if settings["keys"] else None,
             fsync=settings.fsync,
             group_rows=int(settings.group_rows),
             group_seconds=float(settings.group_seconds),
@@ -29,7 +29,7 @@ def run(config: DictConfig) -> None:
             message_bytes=int(settings.message_bytes),
             memory_bytes=int(settings.memory_bytes),
         )
-        protection = "whoever has a key" if settings.keys else "this machine only"
+        protection = "whoever has a key" if settings["keys"] else "this machine only"
         print(f"replay: serving {directory.store} at {server.address} to {protection}", flush=True)
         server.run(stop)
     print("replay: stopped, everything is committed", flush=True)

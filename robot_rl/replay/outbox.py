@@ -21,7 +21,7 @@ class Request:
         kind: Its message kind.
         header: Without the request number, which the link adds.
         payload: Raw frames.
-        wait: Seconds that the server may hold its answer back.
+        wait: Seconds that the answer may take while the connection stands.
         answer: The answer or the error, once there.
         sent_at: Steady time at which it was last sent, None before.
     """

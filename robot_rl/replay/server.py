@@ -184,8 +184,9 @@ class ReplayServer:
         self._counters["messages"] += 1
         header: Mapping[str, object] = {}
         try:
-            message = decode(frames, self._message_bytes)
+            message = decode(frames)
             header = message.header
+            message.check_size(self._message_bytes)
             handler = self._handlers.get(message.kind)
             if handler is None:
                 raise WireError("a server does not accept this message", got=message.kind.name)

@@ -119,6 +119,21 @@ class Message:
         """
         return None if self.header.get("request") is None else self.integer("request")
 
+    def check_size(self, limit: int) -> None:
+        """Check that the payload has at most `limit` bytes.
+
+        Raises:
+            WireError: It has more.
+        """
+        total = sum(len(frame) for frame in self.payload)
+        if total > limit:
+            raise WireError(
+                "the message is too large",
+                got=f"{total} bytes",
+                expected=f"<= {limit} bytes",
+                hint="the server's replay.message_bytes sets the limit",
+            )
+
     def joined(self) -> bytes:
         """Return the payload frames as one, as `split` has cut them."""
         return b"".join(self.payload)
@@ -154,12 +169,8 @@ def split(data: Frame) -> list[Frame]:
     return [view[at : at + MAXIMUM_FRAME_BYTES] for at in range(0, len(view), MAXIMUM_FRAME_BYTES)]
 
 
-def decode(frames: Sequence[Frame], message_bytes: int | None = None) -> Message:
+def decode(frames: Sequence[Frame]) -> Message:
     """Check the frames of a message and take them apart, without copying the payload.
-
-    Args:
-        frames: As they were received.
-        message_bytes: Most bytes of payload; None for what the frames' own limits allow.
 
     Raises:
         WireError: Not a message of this wire version, cut short, or too large.
@@ -195,14 +206,6 @@ def decode(frames: Sequence[Frame], message_bytes: int | None = None) -> Message
         )
     payload = tuple(memoryview(frame) for frame in frames[1:])
     _check_sizes(header_size, payload)
-    total = sum(len(frame) for frame in payload)
-    if message_bytes is not None and total > message_bytes:
-        raise WireError(
-            "the message is too large",
-            got=f"{total} bytes",
-            expected=f"<= {message_bytes} bytes",
-            hint="the server's replay.message_bytes sets the limit",
-        )
     return Message(Kind(kind), _parse_header(first[PREFIX.size :]), payload)
 
 

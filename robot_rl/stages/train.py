@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.blocks import Blocks
-from robot_rl.config import save_resolved
+from robot_rl.config import ConfigError, save_resolved
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed
@@ -92,6 +92,12 @@ class _Costs:
 def run(config: DictConfig) -> None:
     """Run the whole pipeline, or go on with the run `config.resume`."""
     Blocks.of(config)  # what cannot work is said before anything is made
+    if config.replay.connect:
+        raise ConfigError(
+            "train starts a replay server of its own",
+            got=f"replay.connect={config.replay.connect}",
+            hint="start robot-rl actor or robot-rl learner alone on this machine",
+        )
     if config.resume:
         directory = RunDirectory.open(config.resume, config.runs_directory)
     else:

@@ -1,0 +1,239 @@
+"""A learner without the store's files: the same batches over the wire, whatever the server does."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from robot_rl.replay import (
+    LinkOptions,
+    NotEnoughData,
+    Prefetcher,
+    RemoteSampler,
+    ReplayClient,
+    ReplayError,
+    SamplerOptions,
+    StoreError,
+    WireError,
+)
+from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES
+
+FIELDS = ("state/x", "images/front", "action", "base_action")
+FAST = LinkOptions(resend_seconds=0.1)
+
+
+def options(**changes):
+    values = {
+        "table": "reach",
+        "fields": FIELDS,
+        "batch_size": 16,
+        "n_step": 3,
+        "discount": 0.9,
+        "demonstration_share": 0.5,
+    }
+    return SamplerOptions(**{**values, **changes})
+
+
+@pytest.fixture
+def samplers(server):
+    """Return functions that open a local and a remote sampler; both are closed at the end."""
+    opened = []
+
+    def local(seed=0, **changes):
+        opened.append(options(**changes).open(server.store, np.random.default_rng(seed)))
+        return opened[-1]
+
+    def remote(seed=0, **changes):
+        client = ReplayClient(server.store, options=FAST)
+        try:
+            sampler = RemoteSampler(client, options(**changes), np.random.default_rng(seed))
+        except BaseException:
+            client.close()
+            raise
+        opened.append(sampler)
+        return sampler
+
+    yield local, remote
+    for sampler in opened:
+        sampler.close()
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_remote_and_local_batches_are_the_same_bits(client, schema, make_episode, samplers):
+    client.open_session("reach", schema, actor=0)
+    client.append_episode(make_episode(20, source=0))
+    client.open_session("reach", schema, actor=1)
+    client.append_episode(make_episode(25))
+    client.flush(10)
+    local, remote = (make(seed=4) for make in samplers)
+    for round_number in range(6):
+        assert_same(local.sample(), remote.sample())
+        assert_same(local.sample_many(3), remote.sample_many(3))
+        # What comes now is not visible before the next refresh.
+        client.append_episode(make_episode(7))
+        client.flush(10)
+        assert_same(local.sample(), remote.sample())
+        assert local.transitions_available() == remote.transitions_available()
+        steps = None if round_number % 2 else 20 + 4 * round_number
+        local.refresh(steps)
+        remote.refresh(steps)
+        assert local.online_transitions == remote.online_transitions
+        assert local.demonstration_transitions == remote.demonstration_transitions == 20
+        assert local.state_dict() == remote.state_dict()
+
+
+def test_the_state_moves_between_local_and_remote(client, schema, make_episode, samplers):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(40))
+    client.flush(10)
+    make_local, make_remote = samplers
+    local = make_local(seed=1)
+    local.refresh(30)
+    local.sample()
+    state = json.loads(json.dumps(local.state_dict()))
+    expected = local.sample()
+    remote = make_remote(seed=9)
+    remote.load_state_dict(state)
+    assert_same(remote.sample(), expected)
+    other = make_local(seed=2)
+    other.load_state_dict(remote.state_dict())
+    assert_same(other.sample(), remote.sample())
+    with pytest.raises(ReplayError, match="not the state of a sampler"):
+        remote.load_state_dict({"rng": {}, "environment_steps": None})
+
+
+def test_given_arrays_are_filled_and_only_fitting_ones(client, schema, make_episode, samplers):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(5))
+    client.flush(10)
+    local, remote = (make(batch_size=4) for make in samplers)
+    out = remote.allocate(2)
+    assert remote.sample_many(2, out)["action"] is out["action"]
+    assert_same(local.sample_many(2), out)
+    with pytest.raises(ReplayError, match=r"action.*float32 \(4, 3\).*allocate"):
+        remote.sample({**remote.allocate(), "action": np.zeros((4, 3), np.float32)})
+
+
+def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
+    client, schema, make_episode, samplers
+):
+    _, remote = samplers
+    with pytest.raises(StoreError, match="no such table"):
+        remote(table="nothing")
+    client.open_session("reach", schema)
+    sampler = remote()
+    assert sampler.transitions_available() == 0
+    with pytest.raises(NotEnoughData, match="nothing to sample from"):
+        sampler.sample()
+    with pytest.raises(NotEnoughData, match=r"got: 0.*expected: 5"):
+        sampler.refresh(5)
+    with pytest.raises(ReplayError, match="did you mean 'state/x'"):
+        remote(fields=("state/y",))
+    for wrong in ({"n_step": 0}, {"batch_size": 0}):
+        with pytest.raises(ReplayError, match=next(iter(wrong))):
+            remote(**wrong)
+    for wrong in ({"n_step": 1 << 14}, {"batch_size": 1 << 20}, {"fields": ("x",) * 300}):
+        with pytest.raises(WireError, match="COUNT_WINDOWS|fields"):
+            remote(**wrong)
+    with pytest.raises(ReplayError, match="PCG64"):
+        RemoteSampler(client, options(), np.random.Generator(np.random.MT19937(0)))
+    assert client.statistics()["sampling_failures"] == 0
+
+
+def test_a_batch_larger_than_a_message_is_refused(start_server, schema, make_episode):
+    server = start_server(message_bytes=1 << 20)
+    with ReplayClient(server.store) as client:
+        client.open_session("reach", schema)
+        client.append_episode(make_episode(5))
+        client.flush(10)
+        remote = RemoteSampler(
+            ReplayClient(server.store), options(batch_size=64), np.random.default_rng(0)
+        )
+        remote.sample()
+        state = remote.state_dict()
+        with pytest.raises(WireError, match=r"batches do not make one message.*fewer batches"):
+            remote.sample_many(2)
+        assert remote.state_dict() == state
+        with pytest.raises(WireError, match="too large"):
+            client.put_weights("policy", 1, bytes(2 << 20))
+        remote.close()
+
+
+def test_weights_and_batches_larger_than_a_frame_arrive(client, schema, make_episode, samplers):
+    weights = np.random.default_rng(0).bytes(MAXIMUM_FRAME_BYTES + 7)
+    client.put_weights("policy", 1, weights)
+    assert client.get_weights("policy").tensors == weights
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(5))
+    client.flush(10)
+    size = MAXIMUM_FRAME_BYTES // (40 * 40 * 3) // 2 + 1
+    local, remote = (make(fields=("images/front",), batch_size=size) for make in samplers)
+    assert_same(local.sample_many(2), remote.sample_many(2))
+
+
+def test_many_kinds_of_requests_share_one_server(client, schema, make_episode, samplers):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(30))
+    client.flush(10)
+    make_local, make_remote = samplers
+    pairs = [(make_local(n_step=n), make_remote(n_step=n)) for n in range(1, 8)]
+    for _ in range(2):
+        for local, remote in pairs:
+            assert_same(local.sample(), remote.sample())
+
+
+def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
+    start_server, schema, make_episode
+):
+    server = start_server()
+    stop = threading.Event()
+    with ReplayClient(server.store, options=FAST) as actor:
+        actor.open_session("reach", schema)
+        actor.append_episode(make_episode(50))
+        actor.flush(10)
+
+        def act():
+            while not stop.is_set():
+                rows = make_episode(10)
+                while not actor.has_room(len(rows)):
+                    time.sleep(0.005)
+                actor.append_episode(rows)
+
+        writing = threading.Thread(target=act)
+        writing.start()
+        local = options().open(server.store, np.random.default_rng(7))
+        remote = RemoteSampler(
+            ReplayClient(server.store, options=FAST), options(), np.random.default_rng(7)
+        )
+        try:
+            with Prefetcher(remote) as prefetcher:
+                for round_number in range(3):
+                    target = 50 + 10 * round_number
+                    while remote.transitions_available() < target:
+                        assert writing.is_alive()
+                    remote.refresh(target)
+                    prefetcher.start(40)
+                    for number in range(40):
+                        if number == 15:
+                            server.kill()
+                            server.start(wait=False)
+                        batch = prefetcher.next()
+                        if number == 0:
+                            while local.transitions_available() < target:
+                                assert writing.is_alive()
+                            local.refresh(target)
+                        assert_same(local.sample(), batch)
+        finally:
+            stop.set()
+            writing.join()
+            remote.close()
+            local.close()
+        actor.flush(20)
