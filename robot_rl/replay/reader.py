@@ -36,6 +36,7 @@ class StoreReader:
         """Open the store; see the class."""
         self.path = path
         self._environment = open_for_reading(path)
+        self._tables: dict[str, TableInfo] = {}
 
     def tables(self) -> dict[str, TableInfo]:
         """Return the tables by name."""
@@ -49,12 +50,13 @@ class StoreReader:
         Raises:
             StoreError: There is none of this name.
         """
-        tables = self.tables()
-        if name not in tables:
+        if name not in self._tables:  # what is known of a table never changes
+            self._tables = self.tables()
+        if name not in self._tables:
             raise StoreError(
-                f"the store {self.path} has no such table", got=name, expected=sorted(tables)
+                f"the store {self.path} has no such table", got=name, expected=sorted(self._tables)
             )
-        return tables[name]
+        return self._tables[name]
 
     def episodes(self, table: str) -> list[EpisodeRecord]:
         """Return the episodes of a table in the order in which they began."""

@@ -21,7 +21,8 @@ TABLE_LIMIT = 2**16
 ACTOR_LIMIT = 2**32
 SESSION_LIMIT = 2**63
 SEQUENCE_LIMIT = 2**63
-MAXIMUM_ROW_BYTES = 256 << 20
+MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
+MAXIMUM_FIELDS = 512
 
 ROW_KEY = struct.Struct(">HIQQ")
 SESSION_KEY = struct.Struct(">HIQ")
@@ -259,8 +260,15 @@ class RowFlags:
         """Find the offsets in the schema's packed rows.
 
         Raises:
-            SchemaMismatch: A field is no plain number, too large, or a flag is absent.
+            SchemaMismatch: A field is no plain number, too large, or a flag is absent, or there
+                are too many.
         """
+        if len(schema.fields) > MAXIMUM_FIELDS:
+            raise SchemaMismatch(
+                "a row has too many fields",
+                got=len(schema.fields),
+                expected=f"<= {MAXIMUM_FIELDS}",
+            )
         for column in schema.fields:
             if np.dtype(column.dtype).kind not in "biuf" or min(column.shape, default=1) < 1:
                 raise SchemaMismatch(

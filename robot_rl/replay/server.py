@@ -45,6 +45,7 @@ IDLE_SECONDS = 0.1
 READER_CHECK_SECONDS = 5.0
 DRAIN_MESSAGES = 128
 DRAIN_BYTES = 4 << 20
+MAXIMUM_SCHEMA_BYTES = 1 << 16
 
 
 class ReplayServer:
@@ -206,7 +207,7 @@ class ReplayServer:
     def _open(self, client: bytes, message: Message) -> None:
         """Create or check the table and begin or resume the session."""
         self._commit()
-        schema = RowSchema.from_json(message.text("schema", 1 << 20))
+        schema = RowSchema.from_json(message.text("schema", MAXIMUM_SCHEMA_BYTES))
         owner = message.text("owner", 64)
         table = self._writer.open_table(
             message.text("table", 64), schema, message.mapping("metadata")

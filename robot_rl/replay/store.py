@@ -52,6 +52,7 @@ from robot_rl.replay.sessions import RowBatch, Session, plan_batch, read_facts
 
 Fsync = Literal["none", "group"]
 DEFAULT_MAP_SIZE = 256 << 30
+MAXIMUM_TABLES = 256
 
 
 class StoreWriter:
@@ -100,12 +101,16 @@ class StoreWriter:
 
         Raises:
             SchemaMismatch: It exists with another schema; names the field.
-            StoreError: It cannot be written.
+            StoreError: There are too many tables, or it cannot be written.
         """
         known = self.tables.get(name)
         if known is not None:
             known.schema.compare(schema, what=f"table {name!r}")
             return known
+        if len(self.tables) >= MAXIMUM_TABLES:
+            raise StoreError(
+                "the store has as many tables as it may", got=name, expected=sorted(self.tables)[:9]
+            )
         flags = RowFlags.of(schema)
         identifier = max((t.identifier for t in self.tables.values()), default=0) + 1
         if identifier >= TABLE_LIMIT:

@@ -1,0 +1,176 @@
+"""A hostile peer beside an honest one: nobody notices it.
+
+    pytest tests/replay/test_replay_fuzz.py                                    some seconds
+    ROBOT_RL_FUZZ_SECONDS=600 pytest -s -m slow tests/replay/test_replay_fuzz.py   as long as asked
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_rl.replay import (
+    LinkOptions,
+    RemoteSampler,
+    ReplayClient,
+    SamplerOptions,
+    StoreReader,
+    read_endpoint,
+)
+from robot_rl.replay.keys import add_client, create_keys
+
+SEED = int(os.environ.get("ROBOT_RL_FUZZ_SEED", "1"))
+LONG_SECONDS = float(os.environ.get("ROBOT_RL_FUZZ_SECONDS", "600"))
+ANSWER_SECONDS = 20.0  # the machine may be busy; without the bound a hang would be a mere wait
+MEMORY_BYTES = 256 << 20
+OWN_BYTES = 300 << 20  # what a server may take with nothing waiting
+ACTOR = 5
+
+
+def anonymous_bytes(pid):
+    resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def attack(address, seed, seconds, schema, session, rows, keys):
+    place = {name: getattr(session, name) for name in ("table", "actor", "owner")}
+    facts = {
+        "schema": schema.to_json(),
+        "honest": {**place, "session": session.number},
+        "rows": rows,
+        "keys": None if keys is None else str(keys),
+    }
+    script = Path(__file__).with_name("fuzzing.py")
+    words = [address, str(seed), str(seconds), json.dumps(facts)]
+    return subprocess.Popen(
+        [sys.executable, str(script), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+class Honest:
+    """A client that writes and samples, and looks whether it is served as always."""
+
+    def __init__(self, server, keys, schema, make_episode):
+        self._server, self._schema, self._make_episode = server, schema, make_episode
+        options = SamplerOptions("reach", ("state/x", "images/front"), 16, 3, 0.9, 0.0)
+        self.client = ReplayClient(server.store, keys=keys, request_seconds=ANSWER_SECONDS)
+        self.session = self.client.open_session("reach", schema, ACTOR)
+        self.sent = []
+        self.slowest = 0.0
+        self.write()
+        asking = ReplayClient(server.store, keys=keys)
+        self._remote = RemoteSampler(asking, options, np.random.default_rng(0))
+        self._local = options.open(server.store, np.random.default_rng(0))
+
+    def write(self):
+        rows = self._make_episode(8)
+        started = time.monotonic()
+        self.client.append_episode(rows)
+        self.client.flush(ANSWER_SECONDS)
+        self.slowest = max(self.slowest, time.monotonic() - started)
+        self.sent += [self._schema.pack(row) for row in rows]
+
+    def sample(self):
+        """Draw locally what was drawn remotely; other peers write too, so the state is shared."""
+        started = time.monotonic()
+        self._remote.refresh(None)
+        state = self._remote.state_dict()
+        batch = self._remote.sample()
+        self.slowest = max(self.slowest, time.monotonic() - started)
+        assert np.isfinite(batch["state/x"]).all()
+        assert set(batch["steps"]) <= {1, 2, 3}
+        assert self._remote.state_dict() != state
+
+    def check_store(self):
+        reader = StoreReader(self._server.store)
+        try:
+            stored = [
+                row.tobytes()
+                for episode in reader.episodes("reach")
+                if episode.actor == ACTOR
+                for row in reader.read_episode("reach", episode)
+            ]
+        finally:
+            reader.close()
+        assert stored == self.sent
+
+    def close(self):
+        self._remote.close()
+        self._local.close()
+        self.client.close()
+
+
+def fuzz(server, keys, schema, make_episode, seed, seconds):
+    """Attack a server for a while and check all that is promised; return what happened."""
+    started, pid, most = time.monotonic(), server.process.pid, 0
+    honest = Honest(server, keys, schema, make_episode)
+    address = read_endpoint(server.store).address
+    hostile = attack(
+        address, seed, seconds, schema, honest.session, len(honest.sent), keys and keys / "peer"
+    )
+    try:
+        while hostile.poll() is None:
+            honest.write()
+            honest.sample()
+            most = max(most, anonymous_bytes(pid))
+        output, errors = hostile.communicate()
+        assert hostile.returncode == 0, errors.decode()
+    finally:
+        hostile.kill()
+        hostile.communicate()
+    attacked = time.monotonic() - started
+    assert server.process.poll() is None
+    assert read_endpoint(server.store).pid == pid
+    statistics = honest.client.statistics()
+    counts = json.loads(output)
+    assert statistics["internal_errors"] == 0, errors.decode()
+    assert statistics["sampling_failures"] == 0, errors.decode()
+    assert counts.get("internal errors", 0) == 0
+    assert statistics["bad_messages"] > 0
+    assert most < OWN_BYTES + MEMORY_BYTES
+    honest.check_store()
+    honest.close()
+    # What was let in must not keep the next server, or a reader, from opening the store.
+    server.kill()
+    server.start()
+    with ReplayClient(server.store, keys=keys) as client:
+        assert client.statistics()["tables"]["reach"]["rows"] >= len(honest.sent)
+    honest.check_store()
+    return {
+        "seed": seed,
+        "seconds": round(attacked, 1),
+        "keys": keys is not None,
+        "honest rows": len(honest.sent),
+        "slowest answer [s]": round(honest.slowest, 2),
+        "most anonymous memory [MiB]": most >> 20,
+        **{name: value for name, value in statistics.items() if isinstance(value, int)},
+        **counts,
+    }
+
+
+@pytest.fixture
+def keys(request, tmp_path):
+    if not request.param:
+        return None
+    create_keys(tmp_path / "keys")
+    add_client(tmp_path / "keys", "peer")
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("keys", [False, True], indirect=True, ids=["loopback", "keys"])
+def test_a_hostile_peer_harms_nobody(start_server, keys, schema, make_episode):
+    server = start_server(keys=keys, memory_bytes=MEMORY_BYTES)
+    print(json.dumps(fuzz(server, keys, schema, make_episode, SEED, 2.5)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LONG_SECONDS + 300)
+@pytest.mark.parametrize("keys", [False, True], indirect=True, ids=["loopback", "keys"])
+def test_a_hostile_peer_harms_nobody_for_long(start_server, keys, schema, make_episode):
+    server = start_server(keys=keys, map_size=16 << 30, memory_bytes=MEMORY_BYTES)
+    print(json.dumps(fuzz(server, keys, schema, make_episode, SEED, LONG_SECONDS / 2), indent=1))
