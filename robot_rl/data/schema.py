@@ -120,10 +120,23 @@ class RowSchema:
                 value = _converted(Field(name, dtype.name, shape), value)
             parts.append(value.tobytes())
         packed = b"".join(parts)
-        if not layout.values_hold(packed):  # rare: find out which field it is
-            for column in self.fields:
-                _check_values(column, np.asarray(row[column.name]))
+        self.check_packed(packed)
         return packed
+
+    def check_packed(self, packed: bytes | memoryview) -> None:
+        """Check the values of packed rows, as `pack` does.
+
+        Args:
+            packed: The bytes of one or more rows.
+
+        Raises:
+            SchemaMismatch: The length is not a whole number of rows, or a value is not finite, or
+                an action outside [-1, 1]; names the field.
+        """
+        if not self._layout.values_hold(packed):  # rare: find out which field it is
+            for row in self.unpack(packed):
+                for column in self.fields:
+                    _check_values(column, np.asarray(row[column.name]))
 
     def unpack(self, buffer: bytes | memoryview) -> npt.NDArray[Any]:
         """View the bytes of n rows as a structured array of shape (n,), without a copy.
@@ -241,6 +254,9 @@ def _describe(column: Field | None) -> str:
     return "absent" if column is None else f"{column.dtype} {column.shape}"
 
 
+_Stretch = tuple[np.dtype[Any], int, int]  # dtype, how many numbers, offset in bytes
+
+
 class _Layout:
     """The columns of packed rows, and where in the bytes the numbers to check lie.
 
@@ -252,22 +268,37 @@ class _Layout:
         """See the class."""
         self.names = frozenset(f.name for f in fields)
         self.columns = [(f.name, np.dtype(f.dtype), f.shape) for f in fields]
+        self._size = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in self.columns)
         # Neighbours of one dtype are checked together.
         self._floats = _stretches(fields, lambda f: np.dtype(f.dtype).kind == "f")
         self._actions = _stretches(fields, lambda f: f.name in ACTION_FIELDS)
 
-    def values_hold(self, packed: bytes) -> bool:
-        """Whether all numbers are finite and all actions within [-1, 1]."""
-        return all(np.isfinite(np.frombuffer(packed, *s)).all() for s in self._floats) and all(
-            (np.abs(np.frombuffer(packed, *s)) <= 1.0).all() for s in self._actions
-        )
+    def values_hold(self, packed: bytes | memoryview) -> bool:
+        """Whether these are whole rows, all numbers finite and all actions within [-1, 1]."""
+        count, rest = divmod(len(packed), self._size)
+        if rest or not count:
+            return False
+        for stretch in self._floats:
+            numbers = self._numbers(packed, count, stretch)
+            # Quick: a sum of squares is finite only if all are. Large numbers may overflow it.
+            if not math.isfinite(np.vdot(numbers, numbers)) and not np.isfinite(numbers).all():
+                return False
+        for stretch in self._actions:
+            numbers = self._numbers(packed, count, stretch)
+            if not (numbers.max() <= 1.0 and numbers.min() >= -1.0):
+                return False
+        return True
+
+    def _numbers(self, packed: bytes | memoryview, count: int, stretch: _Stretch) -> Array:
+        """View a stretch of so many packed rows, shape (count, numbers)."""
+        dtype, numbers, offset = stretch
+        strides = (self._size, dtype.itemsize)
+        return np.ndarray((count, numbers), dtype, packed, offset, strides)
 
 
-def _stretches(
-    fields: tuple[Field, ...], wanted: Callable[[Field], bool]
-) -> list[tuple[np.dtype[Any], int, int]]:
-    """(dtype, count, offset) of the longest runs of wanted fields of one dtype in a packed row."""
-    found: list[tuple[np.dtype[Any], int, int]] = []
+def _stretches(fields: tuple[Field, ...], wanted: Callable[[Field], bool]) -> list[_Stretch]:
+    """The longest runs of wanted fields of one dtype in a packed row."""
+    found: list[_Stretch] = []
     offset = 0
     for column in fields:
         dtype = np.dtype(column.dtype)
@@ -281,7 +312,7 @@ def _stretches(
     return found
 
 
-def _end(stretch: tuple[np.dtype[Any], int, int]) -> int:
+def _end(stretch: _Stretch) -> int:
     dtype, count, offset = stretch
     return offset + count * dtype.itemsize
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.errors import WireError
 from robot_rl.replay.wire import REQUEST_LIMIT, Message
@@ -11,12 +12,14 @@ from robot_rl.replay.wire import REQUEST_LIMIT, Message
 MAXIMUM_EPISODE_METADATA = 1 << 14
 
 
-def split_rows(message: Message, size: int) -> list[memoryview]:
-    """Cut payload frames into rows, without copying.
+def split_rows(message: Message, schema: RowSchema) -> list[memoryview]:
+    """Check payload frames and cut them into rows, without copying.
 
     Raises:
         WireError: A frame is not a whole number of rows, or there are none.
+        SchemaMismatch: A value is not finite or out of range; names the field.
     """
+    size = schema.dtype.itemsize
     rows: list[memoryview] = []
     for frame in message.payload:
         if len(frame) == 0 or len(frame) % size:
@@ -26,6 +29,7 @@ def split_rows(message: Message, size: int) -> list[memoryview]:
                 expected=f"a multiple of {size} bytes",
                 hint="the client packs another schema than it opened the session with",
             )
+        schema.check_packed(frame)
         if len(frame) == size:
             rows.append(frame)
         else:

@@ -242,7 +242,7 @@ class ReplayServer:
             session,
             message.text("owner", 64),
             message.integer("first", SEQUENCE_LIMIT),
-            split_rows(message, self._writer.row_size(session[0])),
+            split_rows(message, self._writer.schema(session[0])),
             parse_episodes(message),
         )
         if not self._pending:

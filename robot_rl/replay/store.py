@@ -87,6 +87,7 @@ class StoreWriter:
         self._sessions: dict[SessionKey, Session] = {}
         with self._environment.begin() as txn:
             self.tables = {info.name: info for info in read_tables(txn, self._tables_db)}
+            self._schemas = {t.identifier: t.schema for t in self.tables.values()}
             self._flags = {t.identifier: RowFlags.of(t.schema) for t in self.tables.values()}
             self._counts = {t.identifier: TableCounts() for t in self.tables.values()}
             self._next_episode = 0
@@ -118,6 +119,7 @@ class StoreWriter:
         info = TableInfo(identifier, name, schema, dict(metadata or {}))
         self._put(self._tables_db, TABLE_KEY.pack(identifier), info.to_bytes())
         self.tables[name] = info
+        self._schemas[identifier] = schema
         self._flags[identifier] = flags
         self._counts[identifier] = TableCounts()
         return info
@@ -170,15 +172,15 @@ class StoreWriter:
             state = self._sessions[key] = self._recover(key, owner)
         return state
 
-    def row_size(self, table: int) -> int:
-        """Return the bytes of one packed row of a table.
+    def schema(self, table: int) -> RowSchema:
+        """Return the schema of a table's rows.
 
         Raises:
             StoreError: There is no such table.
         """
-        if table not in self._flags:
-            raise StoreError("there is no such table", got=table, expected=sorted(self._flags))
-        return self._flags[table].size
+        if table not in self._schemas:
+            raise StoreError("there is no such table", got=table, expected=sorted(self._schemas))
+        return self._schemas[table]
 
     def append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
         """Put rows in one commit; rows that are there already are skipped.

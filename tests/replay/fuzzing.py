@@ -162,9 +162,11 @@ class Messages:
         try:
             _, _, kind, _, count = PREFIX.unpack_from(frames[0])
             header = json.loads(frames[0][PREFIX.size :])
-            name = rng.choice([*header, "request", "new"])
-        except (struct.error, ValueError, IndexError, RecursionError, TypeError):
+        except (struct.error, ValueError, RecursionError):
             return frames
+        if not isinstance(header, dict):
+            return frames
+        name = rng.choice([*header, "request", "new"])
         if rng.random() < 0.2:
             header.pop(name, None)
         elif rng.random() < 0.2 and isinstance(header.get(name), dict) and header[name]:
@@ -192,8 +194,8 @@ class Messages:
             rng.randbytes(4),
             rng.choice([0, 2, 65535]),
             rng.choice([*Kind, *Kind, 0, 11, 13, 14, 19, 99, 65535]),
-            rng.choice([0, 1, fields[3] + 1, 2**32 - 1]),
-            rng.choice([0, 1, fields[4] + 1, 256, 257, 2**32 - 1]),
+            rng.choice([0, 1, (fields[3] + 1) % 2**32, 2**32 - 1]),
+            rng.choice([0, 1, (fields[4] + 1) % 2**32, 256, 257, 2**32 - 1]),
         ][place]
         frames[0] = PREFIX.pack(*fields) + frames[0][PREFIX.size :]
         return frames

@@ -65,7 +65,6 @@ class Honest:
         self.write()
         asking = ReplayClient(server.store, keys=keys)
         self._remote = RemoteSampler(asking, options, np.random.default_rng(0))
-        self._local = options.open(server.store, np.random.default_rng(0))
 
     def write(self):
         rows = self._make_episode(8)
@@ -76,7 +75,6 @@ class Honest:
         self.sent += [self._schema.pack(row) for row in rows]
 
     def sample(self):
-        """Draw locally what was drawn remotely; other peers write too, so the state is shared."""
         started = time.monotonic()
         self._remote.refresh(None)
         state = self._remote.state_dict()
@@ -99,42 +97,42 @@ class Honest:
             reader.close()
         assert stored == self.sent
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self._remote.close()
-        self._local.close()
         self.client.close()
 
 
 def fuzz(server, keys, schema, make_episode, seed, seconds):
     """Attack a server for a while and check all that is promised; return what happened."""
-    started, pid, most = time.monotonic(), server.process.pid, 0
-    honest = Honest(server, keys, schema, make_episode)
-    address = read_endpoint(server.store).address
-    hostile = attack(
-        address, seed, seconds, schema, honest.session, len(honest.sent), keys and keys / "peer"
-    )
-    try:
-        while hostile.poll() is None:
-            honest.write()
-            honest.sample()
-            most = max(most, anonymous_bytes(pid))
-        output, errors = hostile.communicate()
+    pid, most = server.process.pid, 0
+    with Honest(server, keys, schema, make_episode) as honest:
+        address, peer = read_endpoint(server.store).address, keys and keys / "peer"
+        started = time.monotonic()
+        hostile = attack(address, seed, seconds, schema, honest.session, len(honest.sent), peer)
+        try:
+            while hostile.poll() is None:
+                honest.write()
+                honest.sample()
+                most = max(most, anonymous_bytes(pid))
+            output, errors = hostile.communicate()
+        finally:
+            hostile.kill()
+            hostile.communicate()
+        attacked = time.monotonic() - started
         assert hostile.returncode == 0, errors.decode()
-    finally:
-        hostile.kill()
-        hostile.communicate()
-    attacked = time.monotonic() - started
-    assert server.process.poll() is None
-    assert read_endpoint(server.store).pid == pid
-    statistics = honest.client.statistics()
-    counts = json.loads(output)
-    assert statistics["internal_errors"] == 0, errors.decode()
-    assert statistics["sampling_failures"] == 0, errors.decode()
-    assert counts.get("internal errors", 0) == 0
-    assert statistics["bad_messages"] > 0
-    assert most < OWN_BYTES + MEMORY_BYTES
-    honest.check_store()
-    honest.close()
+        assert server.process.poll() is None
+        assert read_endpoint(server.store).pid == pid
+        statistics = honest.client.statistics()
+        counts = json.loads(output)
+        assert statistics["internal_errors"] == 0, errors.decode()
+        assert statistics["sampling_failures"] == 0, errors.decode()
+        assert counts.get("internal errors", 0) == 0, errors.decode()
+        assert statistics["bad_messages"] > 0
+        assert most < OWN_BYTES + MEMORY_BYTES
+        honest.check_store()
     # What was let in must not keep the next server, or a reader, from opening the store.
     server.kill()
     server.start()

@@ -74,6 +74,8 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     session = client.open_session("reach", schema)
     place = {"table": session.table, "actor": 0, "session": session.number, "owner": session.owner}
     row = schema.pack(make_episode(1)[0])
+    at = schema.dtype.fields["is_last"][1]
+    not_a_bool = row[:at] + b"\2" + row[at + 1 :]
     opening = {"table": "t", "actor": 0, "owner": "o", "metadata": {}}
 
     def other_schema(*fields):
@@ -94,7 +96,8 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         (raw(Kind.APPEND, {**place, "table": 77, "first": 0}, row, frames=1), "StoreError"),
         (raw(Kind.APPEND, {**place, "session": 9, "first": 0}, row, frames=1), "SessionTaken"),
         (raw(Kind.APPEND, {**place, "owner": "me", "first": 0}, row, frames=1), "SessionTaken"),
-        (raw(Kind.APPEND, {**place, "first": 0}, b"\xff" * len(row), frames=1), "RowRefused"),
+        (raw(Kind.APPEND, {**place, "first": 0}, b"\xff" * len(row), frames=1), "SchemaMismatch"),
+        (raw(Kind.APPEND, {**place, "first": 0}, not_a_bool, frames=1), "RowRefused"),
         (raw(Kind.APPEND, {**place, "first": 0, "episodes": {"a": 1}}, row, frames=1), "WireError"),
         (raw(Kind.OPEN, {**opening, "schema": "{}"}), "SchemaMismatch"),
         (raw(Kind.OPEN, {**opening, "schema": other_schema()}), "SchemaMismatch"),
