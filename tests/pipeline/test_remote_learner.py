@@ -61,7 +61,9 @@ def test_a_learner_elsewhere_learns_the_same(cloned: Path, tmp_path: Path, start
     learn(start, there, elsewhere, server, [f"replay.keys={own}"])
 
     assert not (elsewhere / "store").exists()
-    curves = [without(lines(run / "learner.jsonl"), "updates_per_second") for run in (here, elsewhere)]
+    curves = [
+        without(lines(run / "learner.jsonl"), "updates_per_second") for run in (here, elsewhere)
+    ]
     assert curves[0] == curves[1]
     assert curves[0][-1]["environment_steps"] == 400
     episodes = [lines(run / "episodes.jsonl") for run in (here, there)]

@@ -35,7 +35,7 @@ REQUESTS = [kind for kind in Kind if kind % 2]
 INTERNAL = "the server failed on"
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x00NULL" + bytes(16) + b"\0" + bytes(31)
-READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
 
 
 def build(kind: int, header: Any, payload: list[bytes]) -> list[bytes]:
@@ -316,7 +316,7 @@ class Attack:
         if answer.kind == Kind.ERROR:
             self.counts[f"error {answer.header['error']}"] += 1
             if INTERNAL in str(answer.header["message"]):
-                print(answer.header["message"], file=sys.stderr)
+                sys.stderr.write(f"{answer.header['message']}\n")
                 self.counts["internal errors"] += 1
         elif answer.kind == Kind.OPENED:
             self._messages.session = dict(answer.header)
@@ -392,7 +392,7 @@ def main(address: str, seed: str, seconds: str, facts: str) -> None:
         attack.run(float(seconds))
     finally:
         attack.close()
-    print(json.dumps(attack.counts))
+    sys.stdout.write(json.dumps(attack.counts))
 
 
 if __name__ == "__main__":

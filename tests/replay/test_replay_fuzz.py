@@ -1,28 +1,38 @@
 """A hostile peer beside an honest one: nobody notices it.
 
-    pytest tests/replay/test_replay_fuzz.py                                    some seconds
-    ROBOT_RL_FUZZ_SECONDS=600 pytest -s -m slow tests/replay/test_replay_fuzz.py   as long as asked
+pytest tests/replay/test_replay_fuzz.py                                    some seconds
+ROBOT_RL_FUZZ_SECONDS=600 pytest -s -m slow tests/replay/test_replay_fuzz.py   as long as asked
 """
 
+import contextlib
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+import zmq
+from fuzzing import GREETING, READY, build
 
+from robot_rl.data.schema import Field, RowSchema, SchemaMismatch
 from robot_rl.replay import (
-    LinkOptions,
     RemoteSampler,
     ReplayClient,
     SamplerOptions,
+    StoreError,
     StoreReader,
     read_endpoint,
 )
 from robot_rl.replay.keys import add_client, create_keys
+from robot_rl.replay.records import MAXIMUM_FIELDS
+from robot_rl.replay.store import MAXIMUM_TABLES
+from robot_rl.replay.wire import Kind
 
 SEED = int(os.environ.get("ROBOT_RL_FUZZ_SEED", "1"))
 LONG_SECONDS = float(os.environ.get("ROBOT_RL_FUZZ_SECONDS", "600"))
@@ -151,6 +161,10 @@ def fuzz(server, keys, schema, make_episode, seed, seconds):
     }
 
 
+def report(facts):
+    sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+
+
 @pytest.fixture
 def keys(request, tmp_path):
     if not request.param:
@@ -163,7 +177,7 @@ def keys(request, tmp_path):
 @pytest.mark.parametrize("keys", [False, True], indirect=True, ids=["loopback", "keys"])
 def test_a_hostile_peer_harms_nobody(start_server, keys, schema, make_episode):
     server = start_server(keys=keys, memory_bytes=MEMORY_BYTES)
-    print(json.dumps(fuzz(server, keys, schema, make_episode, SEED, 2.5)))
+    report(fuzz(server, keys, schema, make_episode, SEED, 2.0))
 
 
 @pytest.mark.slow
@@ -171,4 +185,119 @@ def test_a_hostile_peer_harms_nobody(start_server, keys, schema, make_episode):
 @pytest.mark.parametrize("keys", [False, True], indirect=True, ids=["loopback", "keys"])
 def test_a_hostile_peer_harms_nobody_for_long(start_server, keys, schema, make_episode):
     server = start_server(keys=keys, map_size=16 << 30, memory_bytes=MEMORY_BYTES)
-    print(json.dumps(fuzz(server, keys, schema, make_episode, SEED, LONG_SECONDS / 2), indent=1))
+    report(fuzz(server, keys, schema, make_episode, SEED, LONG_SECONDS / 2))
+
+
+# What fuzzing and reading the code have found, each with its limit.
+
+
+@pytest.fixture
+def limited(start_server, schema, make_episode):
+    """A server with little memory for what waits, and an honest client of it."""
+    server = start_server(memory_bytes=64 << 20)
+    with Honest(server, None, schema, make_episode) as honest:
+        yield server, honest
+
+
+def exhausted(server, honest, attack):
+    """Attack until all connections are cut once; return the most memory, without the start's."""
+    pid = server.process.pid
+    before = most = anonymous_bytes(pid)
+    deadline = time.monotonic() + 60
+    while honest.client.statistics()["connection_resets"] == 0:
+        assert time.monotonic() < deadline
+        attack()
+        most = max(most, anonymous_bytes(pid))
+    honest.write()
+    honest.sample()
+    honest.check_store()
+    assert server.process.poll() is None
+    return most - before
+
+
+def test_a_message_without_end_does_not_fill_the_memory(limited):
+    server, honest = limited
+    host, port = read_endpoint(server.store).address.removeprefix("tcp://").split(":")
+    part = b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)  # a long frame; more follow
+    with contextlib.ExitStack() as opened:
+        connections = []
+
+        def attack():
+            with contextlib.suppress(OSError):  # the connection is cut, which is what is wanted
+                if not connections:
+                    plain = socket.create_connection((host, int(port)), timeout=5)
+                    connections.append(opened.enter_context(plain))
+                    plain.sendall(GREETING + READY)
+                connections[0].sendall(8 * part)
+
+        assert exhausted(server, honest, attack) < 200 << 20
+
+
+def test_answers_that_nobody_reads_do_not_fill_the_memory(limited):
+    server, honest = limited
+    honest.client.put_weights("policy", 1, bytes(8 << 20))
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as greedy:
+        greedy.linger = 0
+        greedy.rcvhwm = 1
+        greedy.connect(read_endpoint(server.store).address)
+        question = build(Kind.GET_WEIGHTS, {"request": 1, "name": "policy", "wait": 0}, [])
+        assert exhausted(server, honest, lambda: greedy.send_multipart(question)) < 200 << 20
+    context.term()
+
+
+def test_a_message_of_very_many_frames_keeps_nobody_waiting(limited):
+    server, honest = limited
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as hostile:
+        hostile.linger = 0
+        hostile.connect(read_endpoint(server.store).address)
+        frames = build(Kind.GET_STATISTICS, {}, []) + [b""] * 150_000
+        exhausted(server, honest, lambda: hostile.send_multipart(frames))
+    context.term()
+
+
+def test_tables_and_their_fields_are_limited(client, schema):
+    """Every reader of a store reads the schemas of all tables first."""
+    more = tuple(Field(f"state/{n}", "float32") for n in range(MAXIMUM_FIELDS))
+    large = RowSchema(schema.task, 10.0, schema.action_names, (*schema.fields, *more))
+    with pytest.raises(SchemaMismatch, match="too many fields"):
+        client.open_session("large", large)
+    for number in range(MAXIMUM_TABLES):
+        client.open_session(f"table{number}", schema)
+    with pytest.raises(StoreError, match="as many tables as it may"):
+        client.open_session("one more", schema)
+    assert client.open_session("table0", schema).number == 1
+
+
+def test_the_log_does_not_grow_with_what_is_wrong(tmp_path, start_server, schema, capfd):
+    server = start_server()
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as hostile:
+        hostile.linger = 0
+        hostile.connect(read_endpoint(server.store).address)
+        for _ in range(500):
+            hostile.send_multipart([b"junk"])
+            assert hostile.poll(5000)
+            hostile.recv_multipart()
+    context.term()
+    with ReplayClient(server.store) as client:
+        assert client.statistics()["bad_messages"] == 500
+    assert 0 < capfd.readouterr().err.count("bad message") <= 60
+
+
+@pytest.mark.faults
+def test_connections_that_are_opened_and_left_give_their_descriptors_back(server, client):
+    process = psutil.Process(server.process.pid)
+    client.statistics()
+    before = process.num_fds()
+    host, port = read_endpoint(server.store).address.removeprefix("tcp://").split(":")
+    with contextlib.ExitStack() as opened:
+        for number in range(100):
+            plain = opened.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            plain.sendall(GREETING[:number])
+        deadline = time.monotonic() + 60
+        while process.num_fds() > before:
+            assert time.monotonic() < deadline
+            client.statistics()
+            time.sleep(0.2)

@@ -99,7 +99,8 @@ def test_keys_are_never_overwritten_and_bad_ones_are_named(keys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://10.1.2.3:5555", "tcp://lab:5"]
+    "address",
+    ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://10.1.2.3:5555", "tcp://lab:5"],
 )
 def test_beyond_loopback_nothing_starts_without_keys(tmp_path, address):
     for start in (

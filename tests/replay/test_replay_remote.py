@@ -141,7 +141,7 @@ def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
         with pytest.raises(ReplayError, match=next(iter(wrong))):
             remote(**wrong)
     for wrong in ({"n_step": 1 << 14}, {"batch_size": 1 << 20}, {"fields": ("x",) * 300}):
-        with pytest.raises(WireError, match="COUNT_WINDOWS|fields"):
+        with pytest.raises(WireError, match=r"COUNT_WINDOWS|fields"):
             remote(**wrong)
     with pytest.raises(ReplayError, match="PCG64"):
         RemoteSampler(client, options(), np.random.Generator(np.random.MT19937(0)))
