@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,7 +19,6 @@ from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.endpoint import check_protected
 from robot_rl.replay.errors import (
-    KeysRefused,
     ReplayError,
     RowRefused,
     ServerUnreachable,
@@ -86,7 +85,6 @@ class ReplayClient:
             spool = RingSpool(spool_path, spool_bytes)
         self._outbox = Outbox(spool)
         self._link = Link(address, self._outbox, options or LinkOptions(), own)
-        self._next_request = 1
         self._schema: RowSchema | None = None
         self._flags: RowFlags | None = None
         self._in_episode = self._ended = False
@@ -131,7 +129,7 @@ class ReplayClient:
             "owner": owner or secrets.token_hex(16),
             "metadata": dict(metadata or {}),
         }
-        self._request(Request(Kind.OPEN, header), self._request_seconds)
+        self._outbox.ask(Request(Kind.OPEN, header), self._request_seconds)
         self._schema, self._flags = schema, flags
         opened = self._outbox.session
         assert opened is not None
@@ -217,7 +215,7 @@ class ReplayClient:
             ServerUnreachable: Not done within `timeout` seconds; the rows are still here.
         """
         spool = self._outbox.spool
-        if not self._wait_for(lambda: spool.first == spool.end, timeout):
+        if not self._outbox.wait_for(lambda: spool.first == spool.end, timeout):
             with self._outbox.condition:
                 problem = self._outbox.problem
                 kind = ServerUnreachable if problem is None else type(problem)
@@ -240,7 +238,7 @@ class ReplayClient:
         """
         header = {"name": name, "version": version, "metadata": dict(metadata or {})}
         request = Request(Kind.PUT_WEIGHTS, header, split(tensors), LARGE_SECONDS)
-        self._request(request, self._request_seconds)
+        self._outbox.ask(request, self._request_seconds)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
@@ -260,7 +258,7 @@ class ReplayClient:
             wait = min(max(deadline - time.monotonic(), 0.0), LONG_POLL_SECONDS)
             header = {"name": name, "newer_than": newer_than, "wait": wait}
             request = Request(Kind.GET_WEIGHTS, header, wait=wait + LARGE_SECONDS)
-            answer = self._request(request, wait + self._request_seconds)
+            answer = self._outbox.ask(request, wait + self._request_seconds)
             if answer.header.get("version") is not None:
                 return WeightsRecord(
                     name,
@@ -277,7 +275,7 @@ class ReplayClient:
         Raises:
             ServerUnreachable: No answer.
         """
-        answer = self._request(Request(Kind.GET_STATISTICS, {}), self._request_seconds)
+        answer = self._outbox.ask(Request(Kind.GET_STATISTICS, {}), self._request_seconds)
         return answer.mapping("statistics")
 
     def ask(
@@ -295,7 +293,7 @@ class ReplayClient:
             ServerUnreachable: No answer.
             ReplayError: What the server answered.
         """
-        return self._request(Request(kind, header, wait=held_back), timeout)
+        return self._outbox.ask(Request(kind, header, wait=held_back), timeout)
 
     def close(self, timeout: float = 5.0) -> None:
         """Flush, then end the background thread.
@@ -363,45 +361,8 @@ class ReplayClient:
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
 
-    def _request(self, request: Request, timeout: float) -> Message:
-        outbox = self._outbox
-        with outbox.condition:
-            outbox.check()
-            number = self._next_request
-            self._next_request += 1
-            outbox.requests[number] = request
-            outbox.wake()
-        try:
-            self._wait_for(
-                lambda: request.answer is not None or isinstance(outbox.problem, KeysRefused),
-                timeout,
-            )
-        finally:
-            with outbox.condition:
-                outbox.requests.pop(number, None)
-        if request.answer is None and isinstance(outbox.problem, KeysRefused):
-            raise KeysRefused(str(outbox.problem)) from outbox.problem
-        if request.answer is None:
-            raise ServerUnreachable(
-                f"the replay server did not answer within {timeout:g} s",
-                got=outbox.problem,
-                hint="see that the replay server runs",
-            )
-        if isinstance(request.answer, RobotRLError):
-            raise request.answer
-        return request.answer
-
-    def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
-        outbox = self._outbox
-        with outbox.condition:
-            if not done():
-                outbox.wake()
-            outbox.condition.wait_for(lambda: done() or outbox.failure is not None, timeout)
-            outbox.check()
-            return done()
-
     def _wait_for_room(self, size: int, timeout: float) -> bool:
-        return self._wait_for(lambda: self._outbox.spool.has_room(1, size), timeout)
+        return self._outbox.wait_for(lambda: self._outbox.spool.has_room(1, size), timeout)
 
 
 def _metadata_bytes(episode: Mapping[str, object] | None) -> bytes:

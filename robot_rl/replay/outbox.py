@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.errors import ClientFailed
+from robot_rl.replay.errors import ClientFailed, KeysRefused, ServerUnreachable
 from robot_rl.replay.spool import OpenSession, Spool
 from robot_rl.replay.wire import Frame, Kind, Message
 
@@ -54,6 +54,7 @@ class Outbox:
         self.spool = spool
         self.session: OpenSession | None = spool.left
         self.requests: dict[int, Request] = {}
+        self._next_request = 1
         self.failure: BaseException | None = None
         self.problem: RobotRLError | None = None
         self.closing = False
@@ -110,6 +111,53 @@ class Outbox:
             raise ClientFailed(
                 "the replay client's thread has died", got=repr(self.failure)
             ) from self.failure
+
+    def wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Wait until something is so; return whether it is after at most `timeout` seconds.
+
+        Raises:
+            RobotRLError: What ended the link; see `check`.
+        """
+        with self.condition:
+            if not done():
+                self.wake()
+            self.condition.wait_for(lambda: done() or self.failure is not None, timeout)
+            self.check()
+            return done()
+
+    def ask(self, request: Request, timeout: float) -> Message:
+        """Hand a request to the link and wait for its answer.
+
+        Raises:
+            KeysRefused: The server and this client do not accept each other's keys.
+            ServerUnreachable: No answer within `timeout` seconds.
+            RobotRLError: What the server answered.
+        """
+        with self.condition:
+            self.check()
+            number = self._next_request
+            self._next_request += 1
+            self.requests[number] = request
+            self.wake()
+        try:
+            self.wait_for(lambda: request.answer is not None or self._is_refused(), timeout)
+        finally:
+            with self.condition:
+                self.requests.pop(number, None)
+        if request.answer is None:
+            if self._is_refused():
+                raise KeysRefused(str(self.problem)) from self.problem
+            raise ServerUnreachable(
+                f"the replay server did not answer within {timeout:g} s",
+                got=self.problem,
+                hint="see that the replay server runs",
+            )
+        if isinstance(request.answer, RobotRLError):
+            raise request.answer
+        return request.answer
+
+    def _is_refused(self) -> bool:
+        return isinstance(self.problem, KeysRefused)
 
     def release(self) -> None:
         """Close the pipe and the spool.
