@@ -1,6 +1,5 @@
 """What an actor's rows on disk survive: kills, a server that is away, a store that is another."""
 
-import json
 import os
 import signal
 import subprocess
@@ -218,18 +217,18 @@ def left_behind(server, spool, before=0, rows=4):
 
 def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, spool):
     server = start_server(fsync="group")
-    number = left_behind(server, spool, rows=40)
+    number = left_behind(server, spool, rows=60)
     server.start()
     slow = LinkOptions(credit_rows=1, batch_rows=1)  # a group's time, 20 ms, for each row
     with ReplayClient(
         server.store,
         spool_path=spool,
         spool_bytes=SPOOL_BYTES,
-        request_seconds=0.4,
+        request_seconds=1.0,
         options=slow,
     ) as client:
         assert client.open_session("reach", SCHEMA, ACTOR).number == number + 1
-    check_rows(server.store, {number: 40})
+    check_rows(server.store, {number: 60})
 
 
 def replace_store(server):
@@ -389,13 +388,3 @@ def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, s
     assert len(os.listdir("/proc/self/fd")) <= files
     assert threading.active_count() <= threads
     assert Path("/proc/self/maps").read_text().count("actor-1.ring") == maps == 0
-
-
-def test_the_spool_says_whose_rows_it_holds(start_server, spool):
-    server = start_server()
-    left_behind(server, spool)
-    header = spool.read_bytes()[64 : 1 << 16].rstrip(b"\0")
-    session = json.loads(header)
-    assert (session["actor"], session["number"]) == (ACTOR, 0)
-    assert session["header"]["table"] == "reach"
-    assert session["header"]["schema"] == SCHEMA.to_json()
