@@ -56,7 +56,7 @@ class LinkOptions:
     credit_bytes: int = 32 << 20
     batch_rows: int = 16
     resend_seconds: float = 0.5
-    poll_seconds: float = 0.002
+    poll_seconds: float = 0.005
 
 
 class Link:

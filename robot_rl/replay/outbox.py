@@ -83,20 +83,18 @@ class Outbox:
     def fail(self, failure: BaseException) -> None:
         """Record what ended the link and wake every waiting caller."""
         with self.condition:
-            self.failure = self._with_rows(failure)
+            self.failure = failure
+            self._say_what_waits(failure)
             self.condition.notify_all()
 
-    def _with_rows(self, failure: BaseException) -> BaseException:
-        """Say where the rows are that an earlier process left and the server does not take."""
-        if self.spool.left is None or not isinstance(failure, RobotRLError):
-            return failure
-        explained = type(failure)(
-            f"{failure}; {self.spool.end - self.spool.first} rows of an earlier process stay in"
-            f" {self.spool.place}",
-            hint="serve the store that they are for; to go on without them, move the file away",
-        )
-        explained.__cause__ = failure
-        return explained
+    def _say_what_waits(self, failure: BaseException) -> None:
+        """Add to the server's answer where the rows are that it does not take."""
+        if self.spool.left is not None and isinstance(failure, RobotRLError):
+            failure.args = (
+                f"{failure}; {self.spool.end - self.spool.first} rows of an earlier process stay"
+                f" in {self.spool.place}; next: serve the store that they are for, or, to go on"
+                " without them, move the file away",
+            )
 
     def check(self) -> None:
         """Raise what ended the link. Call with the condition held.

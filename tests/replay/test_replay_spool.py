@@ -1,11 +1,11 @@
 """What an actor's rows on disk survive: kills, a server that is away, a store that is another."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from spool_writer import (
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.replay import (
+    LinkOptions,
     ReplayClient,
     ReplayServer,
     ServerUnreachable,
@@ -172,6 +173,9 @@ def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool)
         assert client.has_room(ROWS - count % ROWS)
         client.append(numbered_row(SCHEMA, session, count), metadata(session, count))
     assert not client.has_room(ROWS)
+    while client.problem is None:
+        time.sleep(0.01)
+    assert "does not answer" in str(client.problem)
     count = 3 * ROWS
     client.append(numbered_row(SCHEMA, session, count), metadata(session, count))
     with pytest.raises(SpoolFull, match=rf"40 rows in the spool {spool}.*has_room"):
@@ -179,6 +183,7 @@ def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool)
     count += 1
     server.start()
     client.flush(20)
+    assert client.problem is None
     while count < 20 * ROWS:  # several times around the file
         if client.has_room(1):
             client.append(numbered_row(SCHEMA, session, count), metadata(session, count))
@@ -196,19 +201,34 @@ def test_rows_are_sent_without_being_asked_for(server, spool):
                 pass
 
 
-def left_behind(server, spool, schema=SCHEMA, before=0):
-    """Leave rows of a session in a spool, `before` of them acknowledged; return its number."""
+def left_behind(server, spool, before=0, rows=4):
+    """Leave rows of a session in a spool, after some that were sent; return its number."""
     client = ReplayClient(server.store, spool_path=spool, spool_bytes=SPOOL_BYTES, options=OPTIONS)
-    opened = client.open_session("reach", schema, ACTOR)
-    for sequence in range(before):
-        client.append(numbered_row(schema, 0, sequence))
-    client.flush(10)
-    server.kill()
-    for sequence in range(before, before + 4):
-        client.append(numbered_row(schema, 0, sequence))
+    opened = client.open_session("reach", SCHEMA, ACTOR)
+    for sequence in range(before + rows):
+        if sequence == before:
+            client.flush(10)
+            server.kill()
+        client.append(numbered_row(SCHEMA, 0, sequence), metadata(0, sequence))
     with pytest.raises(ServerUnreachable):
         client.close(0.1)
     return opened.number
+
+
+def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, spool):
+    server = start_server(fsync="group")
+    number = left_behind(server, spool, rows=60)
+    server.start()
+    slow = LinkOptions(credit_rows=1, batch_rows=1)  # a group's time, 20 ms, for each row
+    with ReplayClient(
+        server.store,
+        spool_path=spool,
+        spool_bytes=SPOOL_BYTES,
+        request_seconds=1.0,
+        options=slow,
+    ) as client:
+        assert client.open_session("reach", SCHEMA, ACTOR).number == number + 1
+    check_rows(server.store, {number: 60})
 
 
 def replace_store(server):
@@ -368,13 +388,3 @@ def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, s
     assert len(os.listdir("/proc/self/fd")) <= files
     assert threading.active_count() <= threads
     assert Path("/proc/self/maps").read_text().count("actor-1.ring") == maps == 0
-
-
-def test_the_spool_says_whose_rows_it_holds(start_server, spool):
-    server = start_server()
-    left_behind(server, spool)
-    header = spool.read_bytes()[64 : 1 << 16].rstrip(b"\0")
-    session = json.loads(header)
-    assert (session["actor"], session["number"]) == (ACTOR, 0)
-    assert session["header"]["table"] == "reach"
-    assert session["header"]["schema"] == SCHEMA.to_json()
