@@ -19,12 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
-from robot_rl.data.schema import (
-    SOURCE_DEMONSTRATION,
-    SOURCE_INTERVENTION,
-    SOURCE_POLICY,
-    RowSchema,
-)
+from robot_rl.data.schema import RowSchema
 
 Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 
@@ -255,21 +250,6 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def episode_source(steps_by_source: tuple[int, int, int], first: int) -> int:
-    """Return the SOURCE code of an episode whose steps may have several.
-
-    Args:
-        steps_by_source: Steps of demonstrations, of the policy, and of interventions.
-        first: SOURCE code of the first step.
-
-    Returns:
-        Demonstration if it began as one, intervention if anybody intervened, else policy.
-    """
-    if first == SOURCE_DEMONSTRATION:
-        return SOURCE_DEMONSTRATION
-    return SOURCE_INTERVENTION if steps_by_source[SOURCE_INTERVENTION] else SOURCE_POLICY
 
 
 def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None:

@@ -7,8 +7,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from robot_rl.data.schema import SOURCE_NAMES, RowSchema
-from robot_rl.data.transfer import Episode, Selection, close_episode, episode_source
+from robot_rl.data.schema import (
+    SOURCE_DEMONSTRATION,
+    SOURCE_INTERVENTION,
+    SOURCE_NAMES,
+    SOURCE_POLICY,
+    RowSchema,
+)
+from robot_rl.data.transfer import Episode, Selection, close_episode
 from robot_rl.replay.errors import NotEnoughData, StoreError
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord
@@ -53,7 +59,7 @@ class StoreEpisodes:
         self._records = [
             record
             for record in records
-            if record.sealed and selection.takes(_source(record), record.success)
+            if record.sealed and selection.takes(episode_source(record), record.success)
         ]
 
     def __len__(self) -> int:
@@ -84,7 +90,7 @@ class StoreEpisodes:
                 seed if isinstance(seed, int) else 0,
                 instruction if isinstance(instruction, str) else "",
                 record.success,
-                _source(record),
+                episode_source(record),
             )
 
     def close(self) -> None:
@@ -116,5 +122,11 @@ class StoreEpisodes:
         return names[0]
 
 
-def _source(record: EpisodeRecord) -> int:
-    return episode_source(record.steps, SOURCE_NAMES.index(record.source))
+def episode_source(record: EpisodeRecord) -> int:
+    """Return the SOURCE code of an episode whose steps may have several.
+
+    Demonstration if it began as one, intervention if anybody intervened, else policy.
+    """
+    if record.source == SOURCE_NAMES[SOURCE_DEMONSTRATION]:
+        return SOURCE_DEMONSTRATION
+    return SOURCE_INTERVENTION if record.steps[SOURCE_INTERVENTION] else SOURCE_POLICY

@@ -64,6 +64,16 @@ class LeRobotEpisodes:
         """Return the number of episodes in the dataset."""
         return len(self._records)
 
+    @property
+    def steps(self) -> int:
+        """Number of frames."""
+        return sum(r["dataset_to_index"] - r["dataset_from_index"] for r in self._records)
+
+    @property
+    def successes(self) -> int:
+        """Number of episodes that reached their goal."""
+        return sum(bool(record["robot_rl/success"]) for record in self._records)
+
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes that have a step left.
 

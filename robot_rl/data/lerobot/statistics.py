@@ -31,12 +31,13 @@ class ColumnStatistics:
             values: (frames, n) numbers or booleans.
 
         Returns:
-            (n,) float64 each; `count` is (1,) int64.
+            (n,) float64 each, `min` and `max` of the dtype of `values`; `count` is (1,) int64.
         """
+        least, most = values.min(axis=0), values.max(axis=0)
         values = values.astype(np.float64)
         episode = {
-            "min": values.min(axis=0),
-            "max": values.max(axis=0),
+            "min": least,
+            "max": most,
             "mean": values.mean(axis=0),
             "std": values.std(axis=0),
         }

@@ -20,9 +20,9 @@ from robot_rl.data.schema import Array
 
 _CODEC = "libx264"
 # Every second picture stands alone, as in LeRobot's own files: a training step decodes one or two
-# pictures and not a whole second of them. Pictures are in the order of time (no B frames), so that
-# the first one of a file is at time 0.
-_OPTIONS = {"crf": "18", "preset": "veryfast", "g": "2", "bf": "0"}
+# pictures and not a whole second of them. The tuning keeps pictures in the order of time, so that
+# the first one of a file is at time 0, and lets the encoder hold none back.
+_OPTIONS = {"crf": "18", "preset": "veryfast", "tune": "zerolatency", "g": "2"}
 
 
 class VideoFiles:
@@ -87,7 +87,9 @@ class VideoFiles:
     def _open(self, width: int, height: int) -> None:
         self._path = self._root / self._place.path(VIDEO_PATH, video_key=self._key)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._container = av.open(str(self._path), "w")
+        # The index in front lets a reader that streams the file begin before all of it is there.
+        options = {"movflags": "faststart"}
+        self._container = av.open(str(self._path), "w", container_options=options)
         stream = self._container.add_stream(_CODEC, rate=self._rate, options=dict(_OPTIONS))
         assert isinstance(stream, VideoStream)
         stream.width, stream.height = width, height
