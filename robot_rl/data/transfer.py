@@ -8,6 +8,7 @@ recorded, `close_episode` says what becomes of the last step.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -240,9 +241,9 @@ def new_directory(path: Path) -> Iterator[Path]:
     parent = path.absolute().parent
     if not parent.is_dir():
         raise DatasetError(f"the directory {parent} does not exist", hint="make it first")
-    partial = parent / f".{path.name}.{os.getpid()}.partial"
-    partial.mkdir()
+    partial = parent / f".{path.name}.{secrets.token_hex(4)}.partial"
     try:
+        partial.mkdir()
         yield partial
         if os.path.lexists(path):  # made by somebody else since
             raise taken
