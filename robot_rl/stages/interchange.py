@@ -19,6 +19,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.export import StoreEpisodes
 from robot_rl.run import CONFIG_FILE, RunDirectory
+from robot_rl.signals import stop_event
 
 _SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
 _OUTCOMES = {"true": True, "false": False, "all": None}
@@ -92,8 +93,12 @@ def _transfer(source: EpisodeSource, out: str, format: str, done: str) -> None:
         steps += len(episode.rows) - 1
         successes += episode.success
         progress.update(episodes)
+        # Only here: while an episode is written, threads of zarr would make the files anew that
+        # are removed after an interruption.
+        if stop.is_set():
+            raise KeyboardInterrupt
 
-    with WorkProgress(len(source), "episodes") as progress:
+    with stop_event() as stop, WorkProgress(len(source), "episodes") as progress:
         progress.phase(f"writing {out}")
         write_episodes(source, Path(out), _SINKS[format], count)
     print(
