@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from robot_rl.data import lerobot
+from robot_rl.data.episodes import NotADataset
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.data.transfer import (
     DatasetEpisodes,
@@ -112,4 +113,9 @@ def _place(path: Path) -> Path:
     if (path / CONFIG_FILE).is_file():
         run = RunDirectory(path)
         return run.store if (run.store / "data.mdb").is_file() else run.demonstrations
+    if not any((path / name).is_file() for name in ("data.mdb", "zarr.json")):
+        raise NotADataset(
+            f"there are no episodes to export at {path}",
+            expected="a store, a run directory or an episode dataset",
+        )
     return path

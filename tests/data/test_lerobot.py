@@ -20,12 +20,15 @@ from demonstrations import (
 )
 
 from robot_rl import cli
+from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.lerobot import create_lerobot, open_lerobot
+from robot_rl.data.lerobot.video import VideoFiles
 from robot_rl.data.lerobot.writer import LeRobotSink
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.data.windows import WindowSampler
+from robot_rl.env.factory import make_env
 
 DATA = "data/chunk-000/file-000.parquet"
 RECORDS = "meta/episodes/chunk-000/file-000.parquet"
@@ -125,6 +128,18 @@ def test_what_was_imported_gives_windows_to_learn_from(folder: Path):
     assert windows.batch(windows.indices)["images/front"].shape == (len(windows), 2, 64, 80, 3)
 
 
+def test_what_was_imported_serves_as_the_dataset_of_a_task(tmp_path: Path):
+    env = make_env(compose(["task=reach"]))
+    env.close()
+    rows = [{f.name: np.zeros(f.shape, f.dtype) for f in env.schema.fields} for _ in range(5)]
+    rows[-2]["terminated"] = rows[-2]["success"] = rows[-1]["is_last"] = np.True_
+    with EpisodeWriter(tmp_path / "in", env.schema) as writer:
+        writer.append(rows, seed=1, success=True, source=0)
+    assert run("export", tmp_path / "in", tmp_path / "out", "format=lerobot") == 0
+    assert run("import", tmp_path / "out", tmp_path / "back") == 0
+    assert EpisodeDataset(tmp_path / "back").expect(env.schema).successes.tolist() == [True]
+
+
 def test_the_layout_is_lerobots(folder: Path):
     root = folder / "lerobot"
     info = json.loads((root / "meta/info.json").read_text())
@@ -200,9 +215,31 @@ def test_the_picture_at_an_episodes_time_is_its_own(folder: Path):
     recorded = EpisodeDataset(folder / "recorded.zarr")
     for episode, start in enumerate(records["videos/observation.images.front/from_timestamp"]):
         frame = decoded[Fraction(start).limit_denominator(1000)]
-        assert frame.key_frame  # so that an episode is decoded without the one before it
         first = recorded.episode(episode)["images/front"][0]
         assert np.abs(frame.to_ndarray(format="rgb24").astype(int) - first).mean() < 3
+
+
+def test_an_episode_is_decoded_without_the_one_before_it(tmp_path: Path):
+    videos = VideoFiles(tmp_path, "camera", Fraction(10), 1 << 20)
+    pictures = np.full((3, 32, 32, 3), 99, np.uint8)  # nothing moves: no other reason for a key
+    places = [videos.add(pictures) for _ in range(3)]
+    videos.close()
+    assert [start for _, start, _ in places] == [0.0, 0.3, 0.6]
+    (path,) = tmp_path.rglob("*.mp4")
+    with av.open(str(path)) as container:
+        keys = [frame.key_frame for frame in container.decode(container.streams.video[0])]
+    assert [keys[index] for index in (0, 3, 6)] == [True, True, True]
+    assert not keys[1]
+
+
+def test_tables_that_another_tool_has_regrouped_are_read(copy: Path, tmp_path: Path, folder: Path):
+    table = pq.read_table(copy / DATA)
+    pq.write_table(table, copy / DATA, row_group_size=6)
+    assert run("import", copy, tmp_path / "back") == 0
+    _, before = both(folder)
+    after = EpisodeDataset(tmp_path / "back")
+    for name, column in before.arrays().items():
+        np.testing.assert_array_equal(after.read(name), column, name)
 
 
 def test_statistics_are_those_of_the_frames(folder: Path):
@@ -236,7 +273,7 @@ def test_statistics_are_those_of_the_frames(folder: Path):
     )
 
 
-def test_long_recordings_are_cut_into_several_files(folder: Path, tmp_path: Path, checkout: Path):
+def test_long_recordings_are_cut_into_several_files(folder: Path, tmp_path: Path):
     source = DatasetEpisodes(folder / "recorded.zarr", Selection())
     (tmp_path / "small").mkdir()
     limits = {"data_file_bytes": 3000, "video_file_bytes": 500}

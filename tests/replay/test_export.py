@@ -299,7 +299,7 @@ def test_inspect_tells_damage_from_eviction(client, server, schema, make_episode
     page = capsys.readouterr().out
     assert "3 episodes (3 sealed" in page
     assert f"DAMAGED: 2 rows are missing, of 1 episodes: {third.identifier}" in page
-    assert f"{first.rows} rows of whole episodes were evicted" in page
+    assert f"{first.rows} rows of whole episodes were evicted" in page.splitlines()
 
 
 def test_a_store_goes_to_lerobot_and_back(client, server, schema, make_episode, tmp_path: Path):
