@@ -19,7 +19,7 @@ def print_overview(stages: Mapping[str, Stage]) -> None:
     _print(console, "robot-rl STAGE [key=value ...]\n")
     table = _table("stage", "what it does")
     for name, stage in stages.items():
-        table.add_row(f"{name} {stage.argument}" if stage.argument else name, stage.summary)
+        table.add_row(" ".join((name, *stage.arguments)), stage.summary)
     console.print(table)
     _print(console, "robot-rl STAGE --help lists choices and defaults. Start with: robot-rl train")
 
@@ -39,12 +39,15 @@ def print_stage(
         ConfigError: An override that is not valid.
     """
     console = Console(highlight=False)
-    words = ["robot-rl", name, stage.argument or ""]
-    words.append("[key=value ...]" if stage.takes_overrides else "")
-    _print(console, " ".join(word for word in words if word))
+    words = ["robot-rl", name, *stage.arguments]
+    if stage.takes_overrides or stage.options:
+        words.append("[key=value ...]")
+    _print(console, " ".join(words))
     _print(console, f"\n{stage.summary} {stage.details}\n")
     if bench_names:
         _print(console, f"NAME is one of {', '.join(bench_names)}.\n")
+    if stage.options:
+        _print_options(console, stage)
     if not stage.takes_overrides:
         return
     if stage.run_key is not None:
@@ -77,6 +80,14 @@ def print_stage(
             values.add_row(key, "null" if flat[key] is None else str(flat[key]))
         values.add_section()
     console.print(values)
+
+
+def _print_options(console: Console, stage: Stage) -> None:
+    table = _table("key", "choices (* is used if not given)")
+    for option in stage.options:
+        values = ", ".join(f"{c}*" if c == option.default else c for c in option.choices)
+        table.add_row(option.name, f"{values or 'any'}: {option.summary}")
+    console.print(table)
 
 
 def _table(left: str, right: str) -> Table:

@@ -13,7 +13,7 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import FrameType
@@ -36,6 +36,23 @@ class UsageError(RobotRLError):
 
 
 @dataclass(frozen=True)
+class Option:
+    """One `key=value` of a stage that has no configuration.
+
+    Attributes:
+        name: The key, which is also the name of the function's argument.
+        default: The value if it is not given.
+        choices: What it may be; empty where any text may follow.
+        summary: What it decides.
+    """
+
+    name: str
+    default: str | None
+    choices: tuple[str, ...]
+    summary: str
+
+
+@dataclass(frozen=True)
 class Stage:
     """One word of the command line.
 
@@ -47,8 +64,10 @@ class Stage:
             of that run is used, and overrides that would make it another run are refused.
         default_run: The run when that key is not given; None when the stage makes its own.
         new_run_key: A key with which the stage makes its own run in place of the default one.
-        argument: Name of the positional argument that comes before the overrides.
+        arguments: Names of the positional arguments, which come before the overrides.
+        options: What `key=value` may follow, of a stage that has no configuration.
         takes_overrides: Whether the stage has a configuration.
+        example: A command to show to somebody who gave the wrong arguments.
     """
 
     target: str
@@ -57,8 +76,10 @@ class Stage:
     run_key: str | None = None
     default_run: str | None = None
     new_run_key: str | None = None
-    argument: str | None = None
+    arguments: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
     takes_overrides: bool = True
+    example: str = ""
 
 
 STAGES: dict[str, Stage] = {
@@ -123,14 +144,46 @@ STAGES: dict[str, Stage] = {
         "Say what a dataset, store, checkpoint or run directory holds.",
         "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
         " changed.",
-        argument="PATH",
+        arguments=("PATH",),
         takes_overrides=False,
+        example="robot-rl inspect runs/latest",
+    ),
+    "export": Stage(
+        "robot_rl.stages.interchange:export",
+        "Write the episodes of a store to a dataset, also while training runs.",
+        "STORE is a store, a run directory or an episode dataset; OUT is made and never"
+        " overwritten. Open episodes are left out. LeRobot datasets have no final observation and"
+        " their pictures are compressed with losses; zarr keeps everything.",
+        arguments=("STORE", "OUT"),
+        options=(
+            Option("format", "zarr", ("zarr", "lerobot"), "the dataset's format"),
+            Option("table", None, (), "the store's table, if it has several"),
+            Option(
+                "source",
+                "all",
+                ("demo", "policy", "intervention", "all"),
+                "who acted; intervention takes episodes in which somebody intervened",
+            ),
+            Option("success", "all", ("true", "false", "all"), "by outcome"),
+        ),
+        takes_overrides=False,
+        example="robot-rl export runs/latest OUT format=lerobot",
+    ),
+    "import": Stage(
+        "robot_rl.stages.interchange:import_dataset",
+        "Make an episode dataset of one that robot-rl export wrote.",
+        "PATH is a LeRobot or a zarr dataset; OUT is made, never overwritten, and serves as"
+        " dataset=OUT of pretrain and train. What LeRobot cannot keep is missing: an episode that"
+        " did not terminate loses its last step.",
+        arguments=("PATH", "OUT"),
+        takes_overrides=False,
+        example="robot-rl import PATH demonstrations.zarr",
     ),
     "bench": Stage(
         "robot_rl.bench",
         "Measure one part on this machine.",
         "Prints one JSON object as its last line: medians, and the machine they were measured on.",
-        argument="NAME",
+        arguments=("NAME",),
     ),
 }
 
@@ -211,17 +264,45 @@ def _run_stage(name: str, stage: Stage, words: list[str]) -> int:
     if name == "bench":
         return _run_bench(words)
     if not stage.takes_overrides:
-        if len(words) != 1:
-            raise UsageError(
-                f"{name} takes one {stage.argument}",
-                got=" ".join(words) or "nothing",
-                hint=f"robot-rl {name} runs/latest",
-            )
-        _load(stage.target)(words[0])
+        positionals, options = _split(name, stage, words)
+        _load(stage.target)(*positionals, **options)
         return 0
     config = _stage_config(stage, words)  # before the import: a mistyped word is answered at once
     _load(stage.target)(config)
     return 0
+
+
+def _split(name: str, stage: Stage, words: list[str]) -> tuple[list[str], dict[str, str | None]]:
+    """Tell positional arguments from options, and check both."""
+    options = {option.name: option.default for option in stage.options}
+    choices = {option.name: option.choices for option in stage.options}
+    positionals = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (equals and key.isidentifier()):  # a path may hold "=" too, as in ./a=b
+            positionals.append(word)
+        elif key not in options:
+            raise UsageError(
+                f"{name} has no option {key!r}",
+                expected=f"one of {', '.join(options)}" if options else "no options",
+                hint=f"did you mean {_nearest(key, options)}?" if options else None,
+            )
+        elif choices[key] and value not in choices[key]:
+            raise UsageError(
+                f"{key}={value} is not possible",
+                expected=f"one of {', '.join(choices[key])}",
+                hint=f"did you mean {key}={_nearest(value, choices[key])}?",
+            )
+        else:
+            options[key] = value
+    if len(positionals) != len(stage.arguments):
+        one = "one " if len(stage.arguments) == 1 else ""
+        raise UsageError(
+            f"{name} takes {one}{' and '.join(stage.arguments)}",
+            got=" ".join(positionals) or "nothing",
+            hint=stage.example,
+        )
+    return positionals, options
 
 
 def _run_bench(words: list[str]) -> int:
@@ -270,7 +351,7 @@ def _load(target: str) -> Callable[..., Any]:
     return found
 
 
-def _nearest(name: str, choices: Sequence[str] | dict[str, Stage]) -> str | None:
+def _nearest(name: str, choices: Iterable[str]) -> str | None:
     from robot_rl.config import nearest
 
     return nearest(name, choices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -11,10 +12,12 @@ from rich.table import Table
 
 from robot_rl.config import load_resolved
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.lerobot import open_lerobot
+from robot_rl.data.lerobot.layout import INFO_PATH
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.summary import TableSummary, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory
 
 
@@ -36,6 +39,8 @@ def run(path: str) -> None:
         _policy(console, where)
     elif (where / "policy" / "policy.json").is_file():
         _policy(console, where / "policy")
+    elif (where / INFO_PATH).is_file():
+        _lerobot(console, where)
     else:
         _dataset(console, where)
 
@@ -74,21 +79,61 @@ def _dataset(console: Console, path: Path) -> None:
 
 
 def _store(console: Console, path: Path) -> None:
-    reader = StoreReader(path)
-    size = (path / "data.mdb").stat()
-    console.print(f"\nstore {path}, {size.st_blocks * 512 / 1e6:.1f} MB on disk")
-    for name, info in reader.tables().items():
-        episodes = reader.episodes(name)
-        _schema(console, info.schema)
-        steps = sum(episode.environment_steps for episode in episodes)
-        sealed = sum(episode.sealed for episode in episodes)
-        success = sum(episode.success for episode in episodes)
+    summary = summarize_store(path)
+    rows = sum(table.rows for table in summary.tables)
+    size = f"\nstore {path}, {summary.disk_bytes / 1e6:.1f} MB on disk"
+    console.print(f"{size}, {summary.bytes_per_row:,.0f} bytes a row" if rows else size)
+    for name, version in summary.weights.items():
+        console.print(f"weights {name}: version {version}")
+    for table in summary.tables:
+        _store_table(console, table)
+
+
+def _store_table(console: Console, table: TableSummary) -> None:
+    schema, total = table.info.schema, table.total
+    console.print(f"\ntable {table.info.name}")
+    _schema(console, schema)
+    console.print(
+        f"{total.episodes} episodes ({total.sealed} sealed, {table.cut} of them cut;"
+        f" {total.episodes - total.sealed} open), {total.steps} steps, {total.successes} successful"
+    )
+    counts = Table("source", "episodes", "sealed", "successful", "steps", box=None, pad_edge=False)
+    for source, found in table.sources.items():
+        if found.episodes:
+            rate = f" ({100 * found.successes / found.sealed:.0f} %)" if found.sealed else ""
+            numbers = (found.episodes, found.sealed, f"{found.successes}{rate}", found.steps)
+            counts.add_row(source, *map(str, numbers))
+    console.print(counts)
+    console.print(
+        f"{table.rows} rows of {schema.dtype.itemsize:,} bytes in {table.sessions} sessions"
+    )
+    if table.missing_rows:
+        episodes = ", ".join(map(str, list(table.missing_rows)[:10]))
         console.print(
-            f"{len(episodes)} episodes ({len(episodes) - sealed} open), {steps} steps,"
-            f" {success} successful"
+            f"DAMAGED: {sum(table.missing_rows.values())} rows are missing, of"
+            f" {len(table.missing_rows)} episodes: {episodes}"
         )
-        _sources(console, (episode.source for episode in episodes))
-    reader.close()
+    else:
+        console.print("no row is missing")
+    if table.gone_sequences:
+        console.print(f"{table.gone_sequences} rows of whole episodes were evicted")
+    if table.first_stamp is not None and table.last_stamp is not None:
+        console.print(f"recorded {_time_span(table.first_stamp, table.last_stamp)}")
+
+
+def _time_span(first: int, last: int) -> str:
+    """Name the local times of two stamps [ns], and what lies between them."""
+    begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in (first, last))
+    return f"{begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} ({end - begin})"
+
+
+def _lerobot(console: Console, path: Path) -> None:
+    episodes = open_lerobot(path)
+    console.print(f"\nLeRobot dataset {path}")
+    _schema(console, episodes.schema)
+    console.print(
+        f"{len(episodes)} episodes, {episodes.steps} steps, {episodes.successes} successful"
+    )
 
 
 def _policy(console: Console, path: Path) -> None:

@@ -48,6 +48,9 @@ def test_help_of_each_stage_lists_choices_and_defaults(capsys, monkeypatch, stag
     assert cli.main([stage, "--help"]) == 0
     page = capsys.readouterr().out
     assert max(len(line) for line in page.splitlines()) <= 80
+    for option in cli.STAGES[stage].options:
+        assert f" {option.name} " in page
+        assert all(choice in page for choice in option.choices)
     if not cli.STAGES[stage].takes_overrides:
         return
     for group, choices in group_choices().items():
@@ -89,6 +92,10 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "dataset=a=b"], "key=value", "\"dataset='a=b'\""),
         (["train", "--seed=1"], "key=value", "--help"),
         (["inspect"], "takes one PATH", "robot-rl inspect runs/latest"),
+        (["export", "runs/latest"], "takes STORE and OUT", "robot-rl export runs/latest OUT"),
+        (["export", "a", "b", "fromat=zarr"], "format, table, source", "did you mean format?"),
+        (["export", "a", "b", "format=lerobt"], "zarr, lerobot", "did you mean format=lerobot?"),
+        (["import", "a", "b", "seed=1"], "no options", "import has no option 'seed'"),
         (["evaluate", "run=nothing"], "there is no run 'nothing'", "robot-rl train"),
         (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
     ],

@@ -85,6 +85,9 @@ def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
             rows = min(max(1, _CHUNK_BYTES // row_bytes), _CHUNK_ROWS)
             _create_array(group, f"data/{column.name}", column.dtype, column.shape, rows)
         os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     finally:
         os.close(parent)
 

@@ -1,0 +1,286 @@
+"""Whole episodes on their way from one format to another, one at a time.
+
+A source gives episodes, a sink takes them; the replay store, episode datasets and the LeRobot
+layout are each one or both. An episode has T + 1 rows. Where the final observation was never
+recorded, `close_episode` says what becomes of the last step.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
+from robot_rl.data.schema import RowSchema
+
+Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
+
+# What a row keeps when it becomes an episode's final row; all else is zero there.
+_FINAL_ROW_FIELDS = ("source", "episode_step", "stamp_observation", "base_action")
+
+
+class DatasetExists(DatasetError):
+    """There is something at the path already; nothing is ever overwritten."""
+
+
+class NothingToWrite(DatasetError):
+    """No episode is left to write."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode.
+
+    Attributes:
+        rows: (T + 1,) structured; the last row and no other has `is_last`.
+        seed: Seed of its reset.
+        instruction: What the robot was told to do.
+        success: Whether it reached its goal.
+        source: SOURCE code: 0 demo, 1 policy, 2 intervention.
+    """
+
+    rows: Rows
+    seed: int
+    instruction: str
+    success: bool
+    source: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which episodes are wanted; None takes all.
+
+    Attributes:
+        source: SOURCE code.
+        success: Whether they reached their goal.
+    """
+
+    source: int | None = None
+    success: bool | None = None
+
+    def takes(self, source: int, success: bool) -> bool:
+        """Whether an episode of this source and outcome is wanted."""
+        return self.source in (None, source) and self.success in (None, success)
+
+
+class EpisodeSource(Protocol):
+    """Gives whole episodes of one schema."""
+
+    @property
+    def schema(self) -> RowSchema:
+        """Columns of the rows."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """JSON values that describe the recording."""
+
+    def __len__(self) -> int:
+        """Return the most episodes that `episodes` may yield."""
+
+    def episodes(self) -> Iterator[Episode]:
+        """Yield the episodes, holding one at a time in memory."""
+
+
+class EpisodeSink(Protocol):
+    """Takes whole episodes."""
+
+    def add(self, episode: Episode) -> None:
+        """Write one episode."""
+
+
+# Makes a sink in an empty directory; leaving its context without an error completes the files.
+OpenSink = Callable[[Path, RowSchema, Mapping[str, Any]], AbstractContextManager[EpisodeSink]]
+
+
+class DatasetEpisodes:
+    """The episodes of an episode dataset.
+
+    Args:
+        path: Directory of the dataset.
+        selection: Which episodes.
+
+    Raises:
+        DatasetError: There is no dataset, or it is damaged.
+    """
+
+    def __init__(self, path: Path, selection: Selection) -> None:
+        """Open the dataset; see the class."""
+        self._dataset = EpisodeDataset(path)
+        self.schema = self._dataset.schema
+        self.metadata = self._dataset.metadata
+        facts = zip(self._dataset.sources, self._dataset.successes, strict=True)
+        self._indices = [
+            index
+            for index, (source, success) in enumerate(facts)
+            if selection.takes(int(source), bool(success))
+        ]
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self._indices)
+
+    def episodes(self) -> Iterator[Episode]:
+        """Yield the episodes.
+
+        Raises:
+            DatasetDamaged: Rows are missing or fail their checksum.
+        """
+        dataset = self._dataset
+        for index in self._indices:
+            columns = dataset.episode(index)
+            rows = np.empty(len(columns["is_last"]), self.schema.dtype)
+            for name, column in columns.items():
+                rows[name] = column
+            yield Episode(
+                rows,
+                int(dataset.seeds[index]),
+                dataset.instructions[index],
+                bool(dataset.successes[index]),
+                int(dataset.sources[index]),
+            )
+
+
+class DatasetSink:
+    """Writes an episode dataset, see `robot_rl.data.episodes`.
+
+    Args:
+        path: A directory that is empty or does not exist.
+        schema: Columns of the rows.
+        metadata: JSON values kept with the dataset.
+    """
+
+    def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
+        """See the class."""
+        self._writer = EpisodeWriter(path, schema, metadata)
+
+    def add(self, episode: Episode) -> None:
+        """Write one episode.
+
+        Raises:
+            DatasetError: It is not valid, or could not be written.
+        """
+        names = episode.rows.dtype.names or ()
+        self._writer.append(
+            [{name: row[name] for name in names} for row in episode.rows],
+            seed=episode.seed,
+            instruction=episode.instruction,
+            success=episode.success,
+            source=episode.source,
+        )
+
+    def __enter__(self) -> DatasetSink:
+        """Return the sink."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Release the dataset."""
+        self._writer.close()
+
+
+def write_episodes(
+    source: EpisodeSource,
+    out: Path,
+    open_sink: OpenSink,
+    on_episode: Callable[[Episode], None] = lambda _: None,
+) -> None:
+    """Write all episodes of a source to a new directory, which appears whole or not at all.
+
+    Args:
+        source: Where they come from.
+        out: The directory; it must not exist.
+        open_sink: What writes them.
+        on_episode: Called after each.
+
+    Raises:
+        DatasetExists: There is something at `out`.
+        NothingToWrite: The source gave no episode.
+        DatasetError: An episode could not be read or written.
+    """
+    written = 0
+    with (
+        new_directory(out) as directory,
+        open_sink(directory, source.schema, source.metadata) as sink,
+    ):
+        for episode in source.episodes():
+            sink.add(episode)
+            on_episode(episode)
+            written += 1
+        if written == 0:
+            raise NothingToWrite(
+                "there is no episode to write",
+                got=f"{len(source)} that are whole and were asked for",
+                expected="at least one",
+                hint="robot-rl inspect says what there is",
+            )
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Give a temporary directory that is renamed to `path` when the context ends without an error.
+
+    Raises:
+        DatasetExists: There is something at `path`.
+        DatasetError: Its parent directory does not exist.
+    """
+    taken = DatasetExists(
+        f"there is something at {path} already",
+        expected="a path where nothing is; nothing is overwritten",
+        hint="name another one, or move it away first",
+    )
+    if os.path.lexists(path):
+        raise taken
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise DatasetError(f"the directory {parent} does not exist", hint="make it first")
+    partial = parent / f".{path.name}.{secrets.token_hex(4)}.partial"
+    try:
+        partial.mkdir()
+        yield partial
+        if os.path.lexists(path):  # made by somebody else since
+            raise taken
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None:
+    """Make a whole episode of rows whose final observation was not recorded.
+
+    A last step that terminated is kept: nothing bootstraps from what follows it. Its final row
+    repeats the last observation and has `stamp_observation` 0, which no observation has. Any other
+    last step is given up, as what its action led to is not known: its observation becomes the final
+    one, and the step before it is truncated. No value is ever bootstrapped from a made-up
+    observation.
+
+    Args:
+        rows: (n,) structured, n >= 1, none with `is_last`.
+        observation_names: The columns that are observations.
+
+    Returns:
+        The rows, ending with one that has `is_last`; None where no step is left.
+    """
+    last = rows[-1]
+    final = np.zeros(1, rows.dtype)
+    for name in (*observation_names, *_FINAL_ROW_FIELDS):
+        final[name] = last[name]
+    final["is_last"] = True
+    if last["terminated"]:
+        final["stamp_observation"] = 0
+        final["base_action"] = 0
+        final["episode_step"] = last["episode_step"] + 1
+        return np.concatenate([rows, final])
+    if len(rows) < 2:
+        return None
+    kept = rows[:-1].copy()
+    kept["truncated"][-1] = True
+    return np.concatenate([kept, final])

@@ -1,0 +1,321 @@
+"""What leaves a store while a server writes it, and what `robot-rl inspect` says of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from robot_rl import cli
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import Field, RowSchema, row_schema
+from robot_rl.data.transfer import Selection
+from robot_rl.replay import ReplayClient, StoreReader
+from robot_rl.replay.export import StoreEpisodes
+from robot_rl.replay.records import EPISODE_KEY, ROW_KEY, EpisodeRecord
+
+
+def run(*words: object) -> int:
+    return cli.main([str(word) for word in words])
+
+
+def facts(seed: int) -> dict[str, object]:
+    return {"task": "reach", "seed": seed, "instruction": f"reach {seed}"}
+
+
+def rows_equal(dataset: EpisodeDataset, index: int, rows) -> None:
+    stored = dataset.episode(index)
+    for name, column in stored.items():
+        np.testing.assert_array_equal(column, np.stack([row[name] for row in rows]), name)
+
+
+class Editor:
+    """Changes a store behind the back of everything, as damage, or a later server, would."""
+
+    def __init__(self, store: Path) -> None:
+        self._environment = lmdb.open(str(store), max_dbs=16, map_size=1 << 30)
+
+    def put_record(self, record: EpisodeRecord) -> None:
+        self._write(b"episodes", EPISODE_KEY.pack(record.identifier), record.to_bytes())
+
+    def delete_record(self, record: EpisodeRecord) -> None:
+        self._write(b"episodes", EPISODE_KEY.pack(record.identifier), None)
+
+    def delete_row(self, record: EpisodeRecord, index: int) -> None:
+        place = (record.table, record.actor, record.session, record.first_sequence + index)
+        self._write(b"rows", ROW_KEY.pack(*place), None)
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _write(self, database: bytes, key: bytes, value: bytes | None) -> None:
+        handle = self._environment.open_db(database, create=False)
+        with self._environment.begin(write=True, db=handle) as transaction:
+            if value is None:
+                assert transaction.delete(key)
+            else:
+                transaction.put(key, value)
+
+
+@pytest.fixture
+def edit(server) -> Callable[[Callable[[Editor], None]], None]:
+    """Stop the server and change its store."""
+
+    def change(what: Callable[[Editor], None]) -> None:
+        server.stop()
+        editor = Editor(server.store)
+        try:
+            what(editor)
+        finally:
+            editor.close()
+
+    return change
+
+
+def records(store: Path, table: str = "reach") -> list[EpisodeRecord]:
+    reader = StoreReader(store)
+    try:
+        return reader.episodes(table)
+    finally:
+        reader.close()
+
+
+def test_export_takes_whole_episodes_while_an_actor_writes(
+    server, schema, make_episode, tmp_path, capsys
+):
+    sent = []
+    stop = threading.Event()
+
+    def act() -> None:
+        with ReplayClient(server.store) as client:
+            client.open_session("reach", schema, metadata={"robot": "sim"})
+            while not stop.is_set():
+                rows = make_episode(3 + len(sent) % 4)
+                sent.append(rows)
+                for index, row in enumerate(rows):
+                    client.append(row, facts(len(sent) - 1) if index == 0 else None)
+                    time.sleep(0.01)  # the pace of an actor
+
+    actor = threading.Thread(target=act)
+    actor.start()
+    try:
+        while len(sent) < 6:
+            stop.wait(0.01)
+        assert run("export", server.store, tmp_path / "out") == 0
+    finally:
+        stop.set()
+        actor.join()
+    dataset = EpisodeDataset(tmp_path / "out")
+    assert 4 <= len(dataset) < len(sent)
+    assert dataset.metadata == {"robot": "sim"}
+    assert dataset.seeds.tolist() == list(range(len(dataset)))
+    assert dataset.instructions[3] == "reach 3"
+    for index in range(len(dataset)):
+        rows_equal(dataset, index, sent[index])
+
+
+def test_options_choose_among_the_episodes(client, server, schema, make_episode, tmp_path, capsys):
+    client.open_session("reach", schema)
+    corrected = make_episode(3)
+    corrected[1]["source"], corrected[1]["intervened"] = np.uint8(2), np.True_
+    solved = make_episode(2, terminated=True)
+    solved[-2]["success"] = np.True_
+    kinds = {"demo": make_episode(2, source=0), "policy": solved, "intervention": corrected}
+    for seed, rows in enumerate(kinds.values()):
+        client.append_episode(rows, facts(seed))
+    client.append(make_episode(2)[0], facts(9))  # stays open
+    client.flush()
+    for index, (source, rows) in enumerate(kinds.items()):
+        assert run("export", server.store, tmp_path / source, f"source={source}") == 0
+        dataset = EpisodeDataset(tmp_path / source)
+        assert dataset.seeds.tolist() == [index]
+        assert dataset.sources.tolist() == [index]
+        rows_equal(dataset, 0, rows)
+    assert "1 open episodes left out" in capsys.readouterr().out
+    assert run("export", server.store, tmp_path / "solved", "success=true") == 0
+    assert EpisodeDataset(tmp_path / "solved").successes.tolist() == [True]
+    assert run("export", server.store, tmp_path / "failed", "success=false") == 0
+    assert EpisodeDataset(tmp_path / "failed").seeds.tolist() == [0, 2]
+    words = ("source=demo", "success=true")
+    assert run("export", server.store, tmp_path / "none", *words) == cli.EXIT_ERROR
+    assert "no episode" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_one_of_several_tables_is_named(client, server, schema, make_episode, tmp_path, capsys):
+    other = row_schema("push", [Field("state/x", "float32", (2,))], ["dx"], 20.0)
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(2), facts(1))
+    client.open_session("push", other)
+    client.append_episode(make_episode(4, schema=other), facts(2))
+    client.flush()
+    assert run("export", server.store, tmp_path / "out") == cli.EXIT_ERROR
+    assert "2 tables; got: push, reach" in capsys.readouterr().err
+    assert run("export", server.store, tmp_path / "out", "table=pull") == cli.EXIT_ERROR
+    assert "no such table; got: pull" in capsys.readouterr().err
+    assert run("export", server.store, tmp_path / "out", "table=push") == 0
+    dataset = EpisodeDataset(tmp_path / "out")
+    assert (dataset.schema, dataset.seeds.tolist()) == (other, [2])
+
+
+def test_a_cut_episode_ends_at_its_last_stored_observation(
+    client, server, schema, make_episode, edit, tmp_path, capsys
+):
+    """An actor was killed in the middle, and the server closed the episode without a final row."""
+    cut = make_episode(6)[:4]
+    terminated = make_episode(3, terminated=True)[:3]
+    single = make_episode(2)[:1]
+    for session, rows in enumerate((cut, terminated, single)):
+        client.open_session("reach", schema, session=session)
+        for index, row in enumerate(rows):
+            client.append(row, facts(session) if index == 0 else None)
+    client.close()
+    closed = [replace(record, sealed=True) for record in records(server.store)]
+    edit(lambda editor: [editor.put_record(record) for record in closed])
+    assert run("export", server.store, tmp_path / "out") == 0
+    assert "1 left out" in " ".join(capsys.readouterr().out.split()).replace("episodes ", "")
+    dataset = EpisodeDataset(tmp_path / "out")
+    assert dataset.seeds.tolist() == [0, 1]
+    episode = dataset.episode(0)
+    assert episode["is_last"].tolist() == [False, False, False, True]
+    assert episode["truncated"].tolist() == [False, False, True, False]
+    for step in range(4):
+        np.testing.assert_array_equal(episode["state/x"][step], cut[step]["state/x"])
+        np.testing.assert_array_equal(episode["images/front"][step], cut[step]["images/front"])
+    for step in range(3):
+        np.testing.assert_array_equal(episode["action"][step], cut[step]["action"])
+    assert not episode["action"][3].any()
+    whole = dataset.episode(1)
+    assert whole["terminated"].tolist() == [False, False, True, False]
+    assert whole["is_last"].tolist() == [False, False, False, True]
+    assert whole["stamp_observation"][3] == 0
+    capsys.readouterr()
+    assert run("inspect", server.store) == 0
+    assert "3 episodes (3 sealed, 3 of them cut; 0 open)" in capsys.readouterr().out
+
+
+def test_an_episode_that_is_evicted_meanwhile_is_left_out(
+    client, server, schema, make_episode, edit
+):
+    client.open_session("reach", schema)
+    episodes = [make_episode(3) for _ in range(3)]
+    for seed, rows in enumerate(episodes):
+        client.append_episode(rows, facts(seed))
+    client.close()
+    with StoreEpisodes(server.store, None, Selection()) as listed:
+        (first, second, _) = records(server.store)
+        reader = listed.episodes()
+        assert next(reader).seed == 0
+        # The snapshot was taken; now the second episode goes.
+        server.stop()
+        script = "import sys; sys.path[:0] = sys.argv[1:2]; from test_export import evict; evict()"
+        environment = {**os.environ, "STORE": str(server.store), "EPISODE": str(second.identifier)}
+        folder = str(Path(__file__).parent)
+        subprocess.run([sys.executable, "-c", script, folder], env=environment, check=True)
+        assert [episode.seed for episode in reader] == [2]
+        assert listed.left_out == 1
+    assert first.identifier == 0
+
+
+def evict() -> None:
+    """Remove an episode, in a process of its own: LMDB opens a folder once in a process."""
+    store = Path(os.environ["STORE"])
+    (record,) = [r for r in records(store) if r.identifier == int(os.environ["EPISODE"])]
+    editor = Editor(store)
+    editor.delete_record(record)
+    for index in range(record.rows):
+        editor.delete_row(record, index)
+    editor.close()
+
+
+@pytest.mark.parametrize(
+    ("format", "moment"), [("zarr", ""), ("zarr", "data"), ("lerobot", "data")]
+)
+def test_ctrl_c_leaves_nothing_half(client, server, schema, make_episode, tmp_path, format, moment):
+    client.open_session("reach", schema)
+    for seed in range(150):
+        client.append_episode(make_episode(2), facts(seed))
+    client.flush()
+    words = ["export", str(server.store), "out", f"format={format}"]
+    process = subprocess.Popen([sys.executable, "-m", "robot_rl.cli", *words], cwd=tmp_path)
+    while not list(tmp_path.glob(f".out.*.partial/{moment}")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == cli.EXIT_INTERRUPTED
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_inspect_says_what_a_live_store_holds(client, server, schema, make_episode, capsys):
+    client.open_session("reach", schema)
+    for seed, source in enumerate((0, 0, 1, 1, 1)):
+        rows = make_episode(4, source=source, terminated=True)
+        rows[-2]["success"] = np.bool_(seed in (0, 1, 3))
+        for row in rows:
+            row["stamp_observation"] = np.int64(1_790_000_000_000_000_000 + seed * 60_000_000_000)
+        client.append_episode(rows, facts(seed))
+    client.append(make_episode(4)[0], facts(5))
+    client.put_weights("policy", 1200, b"tensors")
+    client.flush()
+    assert run("inspect", server.store) == 0
+    page = capsys.readouterr().out
+    lines = [line.split() for line in page.splitlines()]
+    assert "weights policy: version 1200" in page
+    assert "6 episodes (5 sealed, 0 of them cut; 1 open), 21 steps, 3 successful" in page
+    assert ["demo", "2", "2", "2", "(100", "%)", "8"] in lines
+    assert ["policy", "4", "3", "1", "(33", "%)", "13"] in lines
+    assert f"26 rows of {schema.dtype.itemsize:,} bytes in 1 sessions" in page
+    assert "no row is missing" in page
+    assert "(0:04:00)" in page
+    assert "MB on disk" in page
+    assert "images/front" in page
+    assert "evicted" not in page
+
+
+def test_inspect_tells_damage_from_eviction(client, server, schema, make_episode, edit, capsys):
+    client.open_session("reach", schema)
+    for seed in range(4):
+        client.append_episode(make_episode(4), facts(seed))
+    client.close()
+    first, _, third, _ = records(server.store)
+
+    def change(editor: Editor) -> None:
+        editor.delete_record(first)
+        for index in range(first.rows):
+            editor.delete_row(first, index)
+        editor.delete_row(third, 2)
+        editor.delete_row(third, 4)
+
+    edit(change)
+    assert run("inspect", server.store) == 0
+    page = capsys.readouterr().out
+    assert "3 episodes (3 sealed" in page
+    assert f"DAMAGED: 2 rows are missing, of 1 episodes: {third.identifier}" in page
+    assert f"{first.rows} rows of whole episodes were evicted" in page.splitlines()
+
+
+def test_a_store_goes_to_lerobot_and_back(client, server, schema, make_episode, tmp_path: Path):
+    client.open_session("reach", schema, metadata={"robot": "sim"})
+    rows = make_episode(5, terminated=True)
+    client.append_episode(rows, facts(7))
+    client.flush()
+    assert run("export", server.store, tmp_path / "out", "format=lerobot") == 0
+    assert run("import", tmp_path / "out", tmp_path / "back") == 0
+    dataset = EpisodeDataset(tmp_path / "back")
+    assert (dataset.seeds.tolist(), dataset.instructions) == ([7], ["reach 7"])
+    episode = dataset.episode(0)
+    for name in _plain(schema):
+        expected = np.stack([row[name] for row in rows[:-1]])
+        np.testing.assert_array_equal(episode[name][:-1], expected, name)
+
+
+def _plain(schema: RowSchema) -> list[str]:
+    return [f.name for f in schema.fields if not f.name.startswith("images/")]
