@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from policies.runner import Acted, PolicyRunner
+from robot_rl.blocks import ScheduleError
 from robot_rl.connection import STARTUP_SECONDS, ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
@@ -23,6 +24,13 @@ from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
+from robot_rl.pacing import (
+    RealtimeWeights,
+    SharedWeights,
+    SteppedWeights,
+    WeightSource,
+    online_steps,
+)
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable, StoreFull
@@ -31,78 +39,10 @@ from robot_rl.run import RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.weights import Published, WeightsPoller, fetch
 
-ACTOR = 1
 _SEED_STREAM = 1
+_SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _ROOM_SECONDS = 0.05
-
-
-class WeightSource(Protocol):
-    """Decides which behaviour acts at an environment step."""
-
-    def at_step(self, step: int) -> Published | None:
-        """The behaviour to switch to at this step, or None to keep the present one."""
-
-    def close(self) -> None:
-        """Release what it holds."""
-
-
-class SteppedWeights:
-    """The stepped clock: at a block's begin, waits for the weights that are meant for it.
-
-    Args:
-        client: The actor's client.
-        first: The behaviour that the actor has.
-        stop: When set, waiting ends.
-    """
-
-    def __init__(self, client: ReplayClient, first: Published, stop: threading.Event) -> None:
-        """See the class."""
-        self._client = client
-        self._present = first
-        self._stop = stop
-
-    def at_step(self, step: int) -> Published | None:
-        """Wait where a block begins; within a block nothing changes.
-
-        Raises:
-            Stopped: The actor was asked to stop.
-            StoreFull: The rows so far cannot be stored.
-            ServerUnreachable: The server does not answer.
-        """
-        if step < self._present.acts_until:
-            return None
-        flush(self._client, self._stop)  # the learner needs these rows for what is waited for
-        while step >= self._present.acts_until:
-            if self._stop.is_set():
-                raise Stopped
-            found = fetch(self._client, self._present.behaviour.version, 0.5)
-            if found is not None:
-                self._present = found
-        return self._present
-
-    def close(self) -> None:
-        """Nothing of its own to release."""
-
-
-class RealtimeWeights:
-    """The wall clock: whatever is newest, without waiting.
-
-    Args:
-        poller: Fetches in the background.
-    """
-
-    def __init__(self, poller: WeightsPoller) -> None:
-        """See the class."""
-        self._poller = poller
-
-    def at_step(self, step: int) -> Published | None:
-        """The newest behaviour, if there is a new one."""
-        return self._poller.newest()
-
-    def close(self) -> None:
-        """End the poller."""
-        self._poller.close()
 
 
 class ActingController:
@@ -119,6 +59,11 @@ class ActingController:
         self.runner = runner
         self.step = step
         self._weights = weights
+
+    @property
+    def run_steps(self) -> int:
+        """Environment steps of the whole run so far, as far as this actor knows."""
+        return self._weights.run_steps(self.step)
 
     def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
         """Begin an episode."""
@@ -171,15 +116,16 @@ def act(
     env = make_env(config)
     place = ServerPlace.of(config, run)
     place.wait(stop)
-    total = int(config.environment_steps)
+    total, number = int(config.environment_steps), _number(config)
     with _spooling_client(config, run, place, env, stop) as client:
         first = _first_behaviour(client, stop)
         check_fit(first.behaviour, env)
-        opened = client.open_session(env.schema.task, env.schema, ACTOR)
+        opened = client.open_session(env.schema.task, env.schema, number)
         step = online_steps(client, env.schema.task)
         source = _weight_source(config, client, place, first, stop)
         controller = ActingController(PolicyRunner(first.behaviour), source, step)
-        seeds = _seeds(int(config.seed), opened.number, client, env.task.time_limit_steps, stop)
+        stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
+        seeds = _seeds(int(config.seed), stream, client, env.task.time_limit_steps, stop)
 
         def send(row: Row, episode: EpisodeResult) -> None:
             begins = episode.steps == 0 and not row["is_last"]
@@ -194,9 +140,9 @@ def act(
                     seeds,
                     recorder=RowBuilder(env.schema, SOURCE_POLICY),
                     on_row=send,
-                    stop=lambda: stop.is_set() or controller.step >= total,
+                    stop=lambda: stop.is_set() or controller.run_steps >= total,
                 ):
-                    yield controller.step, result
+                    yield controller.run_steps, result
         finally:
             source.close()
             env.close()
@@ -210,14 +156,15 @@ def run(config: DictConfig) -> None:
         KeyboardInterrupt: The actor was asked to stop, and has sent all of its rows.
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
-    number = len(directory.read_jsonl(_EPISODES))
+    number = sum(e.get("actor", 1) == _number(config) for e in directory.read_jsonl(_EPISODES))
     # Plain lines between episodes: a display that redraws itself would disturb the control loop.
     progress = WorkProgress(int(config.environment_steps), console=Console(force_terminal=False))
     progress.phase("acting")
-    with stop_event() as stop, directory.claim("actor"), progress:
+    with stop_event() as stop, directory.claim(f"actor-{_number(config)}"), progress:
         try:
             for steps, result in act(config, directory, stop):
-                directory.append_jsonl(_EPISODES, _record(number, steps, result))
+                record = _record(number, steps, result)
+                directory.append_jsonl(_EPISODES, {"actor": _number(config), **record})
                 number += 1
                 progress.episode(result.success)
                 progress.update(steps)
@@ -226,14 +173,6 @@ def run(config: DictConfig) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
     print(f"actor: done, {number} episodes in all", flush=True)
-
-
-def online_steps(client: ReplayClient, table: str) -> int:
-    """Environment steps of actors, interventions included, in a table of the store."""
-    tables = client.statistics()["tables"]
-    assert isinstance(tables, dict)
-    counts = tables[table]["environment_steps"]
-    return int(counts["policy"]) + int(counts["intervention"])
 
 
 @contextmanager
@@ -245,7 +184,7 @@ def _spooling_client(
     stop: threading.Event,
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
-    size, path = int(config.replay.spool_bytes), run.spool(ACTOR)
+    size, path = int(config.replay.spool_bytes), run.spool(_number(config))
     rows = env.task.time_limit_steps + 1
     check_size(size, rows=rows, row_bytes=env.schema.dtype.itemsize)
     client = place.client(spool_path=path, spool_bytes=size)
@@ -265,6 +204,18 @@ def _spooling_client(
             )
             if not stop.is_set():
                 raise
+
+
+def _number(config: DictConfig) -> int:
+    """Number of this actor, from 1.
+
+    Raises:
+        ScheduleError: There is no such actor.
+    """
+    number, actors = int(config.actor), int(config.actors)
+    if not 1 <= number <= actors:
+        raise ScheduleError("there is no such actor", got=number, expected=f"1 to actors={actors}")
+    return number
 
 
 def _first_behaviour(client: ReplayClient, stop: threading.Event) -> Published:
@@ -289,19 +240,22 @@ def _weight_source(
     first: Published,
     stop: threading.Event,
 ) -> WeightSource:
-    if config.clock == "stepped":
+    if config.clock == "stepped" and config.actors == 1:
         return SteppedWeights(client, first, stop)
+    if config.clock == "stepped":
+        every = max(1, int(config.block_steps) // int(config.actors))
+        return SharedWeights(client, config.task.name, first, every, stop)
     return RealtimeWeights(WeightsPoller(place.client(), first.behaviour.version))
 
 
 def _seeds(
-    run_seed: int, session: int, client: ReplayClient, episode_steps: int, stop: threading.Event
+    run_seed: int, stream: int, client: ReplayClient, episode_steps: int, stop: threading.Event
 ) -> Iterator[int]:
     """Seeds of the episodes; the next one is given once a whole episode has room in the spool."""
     number = 0
     while not stop.is_set():
         _wait_for_room(client, episode_steps + 1, stop)
-        yield training_seed(run_seed, _SEED_STREAM + session, number)
+        yield training_seed(run_seed, stream, number)
         number += 1
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from robot_rl.errors import RobotRLError
+from robot_rl.replay.rate_limiter import RateLimiter
 
 
 class ScheduleError(RobotRLError):
@@ -29,6 +30,7 @@ class Blocks:
         warmup_steps: Environment steps before the first update.
         critic_only_updates: Updates that come due at once when the warm-up ends.
         updates_per_step: Updates per environment step after it.
+        actors: Simulated actors that act at a time.
     """
 
     block_steps: int
@@ -37,6 +39,7 @@ class Blocks:
     warmup_steps: int
     critic_only_updates: int
     updates_per_step: int
+    actors: int = 1
 
     @classmethod
     def of(cls, config: DictConfig) -> Blocks:
@@ -53,10 +56,12 @@ class Blocks:
             warmup_steps=int(schedule.warmup_steps),
             critic_only_updates=int(schedule.critic_only_updates),
             updates_per_step=int(schedule.updates_per_step),
+            actors=int(config.actors),
         )
         for key, value, least in (
             ("block_steps", blocks.block_steps, 1),
             ("environment_steps", blocks.total, 1),
+            ("actors", blocks.actors, 1),
             ("evaluation.every_steps", blocks.every_steps, 1),
             ("algorithm.schedule.warmup_steps", blocks.warmup_steps, 0),
             ("algorithm.schedule.critic_only_updates", blocks.critic_only_updates, 0),
@@ -87,8 +92,10 @@ class Blocks:
         """Environment step before which the weights after `steps` and `updates` may act.
 
         They act in the block after next; the cloned policy (no updates) until the first learned
-        weights may.
+        weights may. Several actors share what the rate limiter allows in the same two blocks.
         """
+        if self.actors > 1:
+            return self._limiter().inserts_allowed(max(updates - self.critic_only_updates, 0))
         if updates > 0:
             return (steps // self.block_steps + 2) * self.block_steps
         first = self.warmup_steps // self.block_steps * self.block_steps
@@ -99,3 +106,8 @@ class Blocks:
     def evaluation_points(self) -> list[int]:
         """Environment steps at which the run is evaluated, the cloned policy's 0 included."""
         return [*range(0, self.total, self.every_steps), self.total]
+
+    def _limiter(self) -> RateLimiter:
+        """The bound between actors and learner; a sample is an update's mini-batch."""
+        band = 2 * self.block_steps
+        return RateLimiter(self.updates_per_step, self.warmup_steps, band * self.updates_per_step)

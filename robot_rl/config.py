@@ -28,6 +28,7 @@ from robot_rl.resources import find_resource
 CONFIG_NAME = "config.yaml"
 # A run may be continued or evaluated with other values of these; all else made it what it is.
 MAY_DIFFER = (
+    "actor",
     "choices.replay",
     "environment_steps",
     "evaluation",

@@ -66,7 +66,8 @@ class Learner:
         self._run = run
         self._client = client
         self._blocks = Blocks.of(config)
-        self._stepped = config.clock == "stepped"
+        # Only one actor can be made to act on the weights of a certain block.
+        self._stepped = config.clock == "stepped" and self._blocks.actors == 1
         self._cloned = load_cloned(run)
         dataset = open_demonstrations(config, run)
         insert_demonstrations(client, dataset, self._cloned)

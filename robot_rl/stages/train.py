@@ -26,13 +26,6 @@ from robot_rl.stages.pretrain import create_run, open_demonstrations, pretrain
 from robot_rl.stages.processes import ProcessGroup
 
 _POLL_SECONDS = 0.25
-# In this order they are started; they are ended in the reverse one.
-_PROCESSES = {
-    "replay": ("replay",),
-    "learner": ("learner",),
-    "actor": ("actor",),
-    "evaluator": ("evaluate", "evaluation.follow=true"),
-}
 _TIMES = "times"
 
 
@@ -152,6 +145,16 @@ def _prepare(config: DictConfig, run: RunDirectory) -> None:
             pretrain(config, run, progress)
 
 
+def _processes(actors: int) -> dict[str, list[str]]:
+    """Names and arguments in the order of their start; they are ended in the reverse one."""
+    acting = {
+        f"actor-{n}" if actors > 1 else "actor": ["actor", f"actor={n}"]
+        for n in range(1, actors + 1)
+    }
+    evaluator = {"evaluator": ["evaluate", "evaluation.follow=true"]}
+    return {"replay": ["replay"], "learner": ["learner"], **acting, **evaluator}
+
+
 def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
     """Start the processes and wait until all steps are learned from and evaluated."""
     total = int(config.environment_steps)
@@ -163,10 +166,11 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         ProcessGroup(run.path / "logs", [lock], progress.note) as group,
     ):
         progress.phase("online learning")
-        for name, arguments in _PROCESSES.items():
+        processes = _processes(int(config.actors))
+        for name, arguments in processes.items():
             group.start(name, [*arguments, *place])
         feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
-        waiting = ["actor", "learner", "evaluator"]
+        waiting = [name for name in processes if name != "replay"]
         while waiting:
             group.require("replay")
             waiting = [name for name in waiting if group.running(name)]

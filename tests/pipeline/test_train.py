@@ -168,3 +168,20 @@ def test_interrupted_final_evaluation_is_made_up_for(folder, start_train):
     train = start_train(folder, "resume=latest", "evaluation.final_episodes=20")
     assert train.end() == 0, train.text
     assert json.loads((train.run / "summary.json").read_text())["evaluation_episodes"] == 20
+
+
+def test_two_actors_share_the_steps_and_keep_pace_with_the_learner(tmp_path, robot_rl_command):
+    done = robot_rl_command("train", *TINY, "actors=2", timeout=230)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (tmp_path / "runs/latest").resolve()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["environment_steps"] == 400
+    assert summary["gradient_updates"] == 20 + 325
+    assert {episode["actor"] for episode in lines(run / "episodes.jsonl")} == {1, 2}
+    reader = StoreReader(run / "store")
+    episodes = [e for e in reader.episodes("reach") if e.source == "policy"]
+    reader.close()
+    by_actor = {n: sum(e.environment_steps for e in episodes if e.actor == n) for n in (1, 2)}
+    assert min(by_actor.values()) > 0
+    assert 400 <= sum(by_actor.values()) <= 400 + 25  # each may learn late that all are there
+    assert len({e.metadata["seed"] for e in episodes}) == len(episodes)

@@ -1,0 +1,160 @@
+"""Which weights act at a step, and who waits for whom: actors and learner in step."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from robot_rl.connection import flush
+from robot_rl.replay.client import ReplayClient
+from robot_rl.signals import Stopped
+from robot_rl.weights import Published, WeightsPoller, fetch
+
+_WAIT_SECONDS = 0.5
+
+
+class WeightSource(Protocol):
+    """Decides which behaviour acts at an environment step."""
+
+    def at_step(self, step: int) -> Published | None:
+        """The behaviour to switch to at this step, or None to keep the present one."""
+
+    def run_steps(self, step: int) -> int:
+        """Environment steps of the whole run, as far as known, at this actor's `step`."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+class SteppedWeights:
+    """The stepped clock: at a block's begin, waits for the weights that are meant for it.
+
+    Args:
+        client: The actor's client.
+        first: The behaviour that the actor has.
+        stop: When set, waiting ends.
+    """
+
+    def __init__(self, client: ReplayClient, first: Published, stop: threading.Event) -> None:
+        """See the class."""
+        self._client = client
+        self._present = first
+        self._stop = stop
+
+    def at_step(self, step: int) -> Published | None:
+        """Wait where a block begins; within a block nothing changes.
+
+        Raises:
+            Stopped: The actor was asked to stop.
+            StoreFull: The rows so far cannot be stored.
+            ServerUnreachable: The server does not answer.
+        """
+        if step < self._present.acts_until:
+            return None
+        flush(self._client, self._stop)  # the learner needs these rows for what is waited for
+        while step >= self._present.acts_until:
+            if self._stop.is_set():
+                raise Stopped
+            found = fetch(self._client, self._present.behaviour.version, _WAIT_SECONDS)
+            if found is not None:
+                self._present = found
+        return self._present
+
+    def run_steps(self, step: int) -> int:
+        """The only actor's steps are the run's."""
+        return step
+
+    def close(self) -> None:
+        """Nothing of its own to release."""
+
+
+class RealtimeWeights:
+    """The wall clock: whatever is newest, without waiting.
+
+    Args:
+        poller: Fetches in the background.
+    """
+
+    def __init__(self, poller: WeightsPoller) -> None:
+        """See the class."""
+        self._poller = poller
+
+    def at_step(self, step: int) -> Published | None:
+        """The newest behaviour, if there is a new one."""
+        return self._poller.newest()
+
+    def run_steps(self, step: int) -> int:
+        """Steps of this actor, and of all before it started."""
+        return step
+
+    def close(self) -> None:
+        """End the poller."""
+        self._poller.close()
+
+
+class SharedWeights:
+    """Several simulated actors: the newest weights, and no further ahead than the learner allows.
+
+    Every so many steps an actor asks how many steps all of them have made, and waits where that
+    is more than the rate limiter allows (`robot_rl.replay.rate_limiter`). The learner says with
+    its weights how many that is.
+
+    Args:
+        client: The actor's client, with an open session.
+        table: Name of the table that all actors write.
+        first: The behaviour that the actor has.
+        every_steps: Own steps between two questions.
+        stop: When set, waiting ends.
+    """
+
+    def __init__(
+        self,
+        client: ReplayClient,
+        table: str,
+        first: Published,
+        every_steps: int,
+        stop: threading.Event,
+    ) -> None:
+        """See the class."""
+        self._client, self._table = client, table
+        self._present = first
+        self._every_steps, self._stop = every_steps, stop
+        self._asked_at: int | None = None
+        self._known = 0
+
+    def at_step(self, step: int) -> Published | None:
+        """Look for newer weights at every question, and wait where the actors are ahead.
+
+        Raises:
+            Stopped: The actor was asked to stop.
+            StoreFull: The rows so far cannot be stored.
+            ServerUnreachable: The server does not answer.
+        """
+        if self._asked_at is not None and step < self._asked_at + self._every_steps:
+            return None
+        before = self._present
+        flush(self._client, self._stop)  # so that the count holds this actor's rows
+        self._known, self._asked_at = online_steps(self._client, self._table), step
+        wait = 0.0
+        while wait == 0.0 or self._known >= self._present.acts_until:
+            if self._stop.is_set():
+                raise Stopped
+            found = fetch(self._client, self._present.behaviour.version, wait)
+            self._present = found or self._present
+            wait = _WAIT_SECONDS
+        return self._present if self._present is not before else None
+
+    def run_steps(self, step: int) -> int:
+        """What was known at the last question, and this actor's steps since."""
+        return self._known + step - (self._asked_at or 0)
+
+    def close(self) -> None:
+        """Nothing of its own to release."""
+
+
+def online_steps(client: ReplayClient, table: str) -> int:
+    """Environment steps of actors, interventions included, in a table of the store."""
+    tables = client.statistics()["tables"]
+    assert isinstance(tables, dict)
+    counts = tables[table]["environment_steps"]
+    return int(counts["policy"]) + int(counts["intervention"])
