@@ -5,14 +5,22 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 
+from robot_rl import cli
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
 
-FRONT, WRIST = (64, 80, 3), (33, 47, 3)
+FRONT_SHAPE, WRIST_SHAPE = (64, 80, 3), (33, 47, 3)
+PLACES = (("front", FRONT_SHAPE, 150), ("left/wrist", WRIST_SHAPE, 170))
 RATE = 12.5
 INSTRUCTIONS = ("insert the peg", "", "put it in — légèrement")
 LENGTHS = (7, 1, 12)
 """Actions of the three episodes; the first and the second terminate, the third is truncated."""
+
+# Files of the exported dataset.
+INFO = "meta/info.json"
+DATA = "data/chunk-000/file-000.parquet"
+RECORDS = "meta/episodes/chunk-000/file-000.parquet"
+FRONT = "videos/observation.images.front/chunk-000/file-000.mp4"
 
 
 def make_schema() -> RowSchema:
@@ -21,8 +29,8 @@ def make_schema() -> RowSchema:
         Field("state/gripper_position", "float32", (1,)),
         Field("state/object_poses", "float32", (2, 7)),
         Field("state/encoder_ticks", "int32", (3,)),
-        Field("images/front", "uint8", FRONT),
-        Field("images/left/wrist", "uint8", WRIST),
+        Field("images/front", "uint8", FRONT_SHAPE),
+        Field("images/left/wrist", "uint8", WRIST_SHAPE),
     ]
     return row_schema("peg_insert", fields, ("x", "y", "yaw"), RATE)
 
@@ -53,7 +61,7 @@ def make_rows(episode: int, schema: RowSchema, scene: np.ndarray) -> list[Row]:
         row["episode_step"] = np.int32(step)
         row["stamp_observation"] = np.int64(1_790_000_000_123_456_789 + step * 80_000_000)
         row["stamp_action"] = row["stamp_observation"] + 1_234_567
-        for name, (height, width, _), top in (("front", FRONT, 150), ("left/wrist", WRIST, 170)):
+        for name, (height, width, _), top in PLACES:
             left = 200 + 20 * episode + 8 * step
             row[f"images/{name}"] = scene[top : top + height, left : left + width].copy()
         rows.append(row)
@@ -79,3 +87,7 @@ def _noise(noise: np.random.Generator, field: Field) -> np.ndarray:
         return noise.uniform(-1, 1, field.shape).astype(field.dtype)
     high = min(np.iinfo(field.dtype).max, 2**40) if field.dtype != "bool" else 1
     return np.asarray(noise.integers(0, high, field.shape), field.dtype)
+
+
+def run(*words: object) -> int:
+    return cli.main([str(word) for word in words])

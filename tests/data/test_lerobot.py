@@ -1,9 +1,6 @@
 """Episodes that go out to LeRobot's layout and come back, through the command line."""
 
 import json
-import os
-import shutil
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,50 +8,20 @@ import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
-from demonstrations import (
-    INSTRUCTIONS,
-    LENGTHS,
-    RATE,
-    write_demonstrations,
-)
+from demonstrations import DATA, FRONT, INFO, INSTRUCTIONS, LENGTHS, RATE, RECORDS, run
 
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
-from robot_rl.data.lerobot import create_lerobot, open_lerobot
+from robot_rl.data.lerobot import open_lerobot
 from robot_rl.data.lerobot.video import VideoFiles
 from robot_rl.data.lerobot.writer import LeRobotSink
-from robot_rl.data.schema import Field, SchemaMismatch, row_schema
+from robot_rl.data.schema import Field, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
 
-DATA = "data/chunk-000/file-000.parquet"
-RECORDS = "meta/episodes/chunk-000/file-000.parquet"
-FRONT = "videos/observation.images.front/chunk-000/file-000.mp4"
 CAMERAS = ("images/front", "images/left/wrist")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
-    """Demonstrations as they were recorded, exported, and imported again."""
-    folder = tmp_path_factory.mktemp("interchange")
-    write_demonstrations(folder / "recorded.zarr", checkout)
-    assert run("export", folder / "recorded.zarr", folder / "lerobot", "format=lerobot") == 0
-    assert run("import", folder / "lerobot", folder / "imported.zarr") == 0
-    return folder
-
-
-@pytest.fixture
-def copy(folder: Path, tmp_path: Path) -> Path:
-    """A copy of the exported dataset, to damage."""
-    shutil.copytree(folder / "lerobot", tmp_path / "lerobot")
-    return tmp_path / "lerobot"
-
-
-def run(*words: object) -> int:
-    return cli.main([str(word) for word in words])
 
 
 def both(folder: Path) -> tuple[EpisodeDataset, EpisodeDataset]:
@@ -289,162 +256,6 @@ def test_long_recordings_are_cut_into_several_files(folder: Path, tmp_path: Path
     for one, other in zip(whole, cut, strict=True):
         np.testing.assert_array_equal(one.rows[plain], other.rows[plain])
         assert np.abs(one.rows["images/front"].astype(int) - other.rows["images/front"]).mean() < 3
-
-
-def edit(path: Path, change) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def cut_file(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def cut_video_behind_its_index(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 2000)
-
-
-def drop_column(path: Path) -> None:
-    pq.write_table(pq.read_table(path).drop_columns(["next.reward"]), path)
-
-
-def change_shape(path: Path) -> None:
-    table = pq.read_table(path)
-    index = table.column_names.index("action")
-    narrow = pa.array([[0.0, 0.0]] * len(table), pa.list_(pa.float32()))
-    pq.write_table(table.set_column(index, "action", narrow), path)
-
-
-def reorder(path: Path) -> None:
-    table = pq.read_table(path)
-    pq.write_table(table.take(list(reversed(range(len(table))))), path)
-
-
-def slow_down(path: Path) -> None:
-    """Write the same number of pictures at another rate."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=5)
-        stream.width, stream.height, stream.pix_fmt = 80, 64, "yuv420p"
-        for _ in range(sum(LENGTHS)):
-            frame = av.VideoFrame.from_ndarray(np.zeros((64, 80, 3), np.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-
-
-INFO = "meta/info.json"
-
-
-@pytest.mark.parametrize(
-    ("file", "damage", "parts"),
-    [
-        (INFO, Path.unlink, ["info.json"]),
-        (INFO, cut_file, ["info.json", "cannot be read"]),
-        ("meta/robot_rl.json", Path.unlink, ["robot_rl.json", "robot-rl export"]),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c.update(codebase_version="v2.1")),
-            ["another version", "got: v2.1", "expected: v3.0"],
-        ),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c.update(fps=30)),
-            ["'fps'", "got: 30", "expected: 12.5"],
-        ),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c["features"]["action"].update(shape=[7])),
-            ["'action'", "'shape': [7]", "'shape': [3]"],
-        ),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c["features"].pop("observation.state")),
-            ["'observation.state'"],
-        ),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c["features"]["observation.state"]["names"].reverse()),
-            ["'observation.state'"],
-        ),
-        (INFO, lambda p: edit(p, lambda c: c.update(data_path="{nothing}")), ["path template"]),
-        (
-            "meta/robot_rl.json",
-            lambda p: edit(p, lambda c: c["schema"].update(version=99)),
-            ["schema version"],
-        ),
-        (RECORDS, Path.unlink, ["meta/episodes", "got: 0", "expected: 3"]),
-        (RECORDS, cut_file, [RECORDS]),
-        (DATA, Path.unlink, [DATA]),
-        (DATA, cut_file, [DATA]),
-        (DATA, drop_column, [DATA, "'next.reward'"]),
-        (DATA, change_shape, [DATA, "'action'", "expected: 3 numbers"]),
-        (DATA, reorder, [DATA, "frames"]),
-        (FRONT, Path.unlink, [FRONT, "missing"]),
-        (FRONT, cut_file, [FRONT]),
-        (FRONT, cut_video_behind_its_index, [FRONT]),
-        (FRONT, slow_down, [FRONT, "another rate", "expected: 25/2"]),
-    ],
-)
-def test_bad_input_gets_one_clear_error_and_nothing_is_written(
-    copy: Path, tmp_path: Path, capsys, file, damage, parts
-):
-    damage(copy / file)
-    assert run("import", copy, tmp_path / "out.zarr") == cli.EXIT_ERROR
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    for part in parts:
-        assert part in error
-    assert [path.name for path in tmp_path.iterdir()] == ["lerobot"]
-
-
-def test_what_is_no_dataset_is_refused(tmp_path: Path, capsys):
-    (tmp_path / "empty").mkdir()
-    for place in ("empty", "absent"):
-        assert run("import", tmp_path / place, tmp_path / "out") == cli.EXIT_ERROR
-        assert "robot-rl export" in capsys.readouterr().err
-        assert run("export", tmp_path / place, tmp_path / "out") == cli.EXIT_ERROR
-        assert "episode dataset" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
-
-
-@pytest.mark.parametrize("format", ["zarr", "lerobot"])
-def test_nothing_is_overwritten(folder: Path, tmp_path: Path, capsys, format):
-    (tmp_path / "out").mkdir()
-    for out, reason in ((tmp_path / "out", "already"), (tmp_path / "no/out", "does not exist")):
-        words = ("export", folder / "recorded.zarr", out, f"format={format}")
-        assert run(*words) == cli.EXIT_ERROR
-        assert reason in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_failure_in_the_middle_leaves_nothing(folder: Path, tmp_path: Path, capsys):
-    shutil.copytree(folder / "recorded.zarr", tmp_path / "recorded")
-    for chunk in (tmp_path / "recorded/data/images/left/wrist/c").rglob("*"):
-        if chunk.is_file():
-            cut_file(chunk)
-    for format in ("zarr", "lerobot"):
-        words = ("export", tmp_path / "recorded", tmp_path / "out", f"format={format}")
-        assert run(*words) == cli.EXIT_ERROR
-        assert "images/left/wrist" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["recorded"]
-
-
-def test_a_camera_that_gives_no_rgb_pictures_is_named(tmp_path: Path):
-    schema = row_schema("t", [Field("images/depth", "float32", (8, 8))], ["x"], 10.0)
-    with pytest.raises(SchemaMismatch, match="images/depth"):
-        create_lerobot(tmp_path, schema, {})
-
-
-def test_without_the_packages_the_extra_is_named(folder: Path, tmp_path: Path, capsys, monkeypatch):
-    for module in [name for name in sys.modules if name.startswith("robot_rl.data.lerobot.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    words = ("export", folder / "recorded.zarr", tmp_path / "out", "format=lerobot")
-    for command in (words, ("import", folder / "lerobot", tmp_path / "out")):
-        assert run(*command) == cli.EXIT_ERROR
-        assert "pip install 'robot_rl[lerobot]'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_options_choose_among_the_episodes_of_a_dataset(folder: Path, tmp_path: Path, capsys):
