@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_runs import Train, lines, processes_of
+from tiny_runs import TINY, Train, lines, processes_of
 
 from robot_rl.replay import StoreReader
 
@@ -69,6 +69,37 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(folder, start_tra
     assert words.count(f"the process {shown!r} was killed by SIGKILL; it is started again") == 1
     assert before.items() <= _rows(train.run).items()
     _check_whole(train)
+
+
+def test_a_run_with_two_actors_goes_on_through_many_kills(folder, start_train):
+    """Every process is killed four times; no more often than the parent puts up with."""
+    train = start_train(folder, "actors=2", "seed=1", *TINY, "environment_steps=1200")
+    train.wait_until(lambda: train.learned() >= 100)
+    victims = ["actor=1", "actor=2", "learner", "replay"] * 4
+    rng = np.random.default_rng(0)
+    for name in rng.permutation(victims).tolist():
+        goal = train.learned() + int(rng.integers(1, 40))
+        train.wait_until(lambda goal=goal: train.learned() >= goal)
+        train.wait_until(lambda name=name: train.child(name) is not None)
+        child = train.child(name)
+        assert child is not None
+        child.kill()
+    assert train.end() == 0, train.text
+    summary = json.loads((train.run / "summary.json").read_text())
+    assert summary["environment_steps"] == 1200
+    assert summary["gradient_updates"] == 20 + 1125
+    points = [e["environment_steps"] for e in lines(train.run / "evaluations.jsonl")]
+    assert sorted(set(points)) == [*range(0, 1200, 100), 1200]
+    reader = StoreReader(train.run / "store")
+    episodes = [e for e in reader.episodes("reach") if e.source == "policy"]
+    reader.close()
+    for actor in (1, 2):
+        own = [e for e in episodes if e.actor == actor]
+        assert own
+        for session in {e.session for e in own}:
+            rows = sorted((e.first_sequence, e.rows) for e in own if e.session == session)
+            ends = [first + count for first, count in rows]
+            assert [first for first, _ in rows] == [0, *ends[:-1]]
 
 
 def test_a_process_that_dies_again_and_again_is_one_clear_error(folder, start_train):
