@@ -179,6 +179,17 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl import PATH demonstrations.zarr",
     ),
+    "keys": Stage(
+        "robot_rl.stages.keys:run",
+        "Make the keys with which other machines may use the replay server.",
+        "Writes a key pair of the server, and one for the processes beside it, into FOLDER; with"
+        " client=NAME a further one into FOLDER/NAME, to be copied to that machine. Nothing is ever"
+        " overwritten. Use them with replay=network replay.keys=FOLDER.",
+        arguments=("FOLDER",),
+        options=(Option("client", None, (), "name of one more client to let in"),),
+        takes_overrides=False,
+        example="robot-rl keys keys client=robot2",
+    ),
     "bench": Stage(
         "robot_rl.bench",
         "Measure one part on this machine.",

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 WAITING_MESSAGES = 128
 DEFAULT_MEMORY_BYTES = 4 << 30
 HANDSHAKE_MILLISECONDS = 10_000
-HEARTBEAT_MILLISECONDS = 15_000
-SILENCE_MILLISECONDS = 45_000
+SILENCE_SECONDS = 60
+_PROBE_SECONDS, _PROBES = 15, 4
 _LINGER_MILLISECONDS = 200
 _MEMORY_CHECK_SECONDS = 0.05
 _REOPEN_SECONDS = 10.0
@@ -163,10 +163,14 @@ class Listener:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_FRAME_BYTES)
         self._socket.setsockopt(zmq.RCVHWM, WAITING_MESSAGES)
         self._socket.setsockopt(zmq.IPV6, self._ipv6)
-        # Who connects and then says nothing, or is no longer there, gives its descriptor back.
+        # Who connects and then says nothing, or is no longer there, gives its descriptor back. Not
+        # by ZeroMQ's heartbeats: with them libzmq 4.3.5 aborts the process when a peer hangs up
+        # whose messages wait to be read ("Assertion failed: !_io_error", its issue 4364).
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MILLISECONDS)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, SILENCE_SECONDS)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_SECONDS)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _PROBES)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self.admission: Admission | None = None

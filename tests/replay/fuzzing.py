@@ -35,6 +35,7 @@ REQUESTS = [kind for kind in Kind if kind % 2]
 INTERNAL = "the server failed on"
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x00NULL" + bytes(16) + b"\0" + bytes(31)
+PING = b"\x04\x0b\x04PING\x00\x01ctxt"  # asks to be forgotten after 0.1 s of silence
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
 
 
@@ -368,6 +369,12 @@ class Attack:
                 GREETING + READY + rng.randbytes(200),
                 GREETING + b"\x04\xff" + rng.randbytes(255),
                 GREETING.replace(b"NULL" + bytes(16), b"CURVE" + bytes(15)) + rng.randbytes(300),
+                GREETING + READY + PING * rng.randrange(1, 50),
+                GREETING + READY + PING + b"\x02" + struct.pack(">Q", 1000) + bytes(500),
+                GREETING + READY + PING + (b"\x00\x14" + frame[2:22]) * 1000,
+                GREETING + READY + (b"\x00\x14" + frame[2:22]) * 1000,
+                GREETING + READY + b"\x04\x06\x05ERROR" + b"\x04\x05\x04JOIN",
+                GREETING + READY + b"\x04\xff\x04PONG" + bytes(250),
                 b"\xff" * 64,
             ]
         )
@@ -378,7 +385,9 @@ class Attack:
             self.counts["raw connections refused"] += 1
             return
         self.counts["raw connections"] += 1
-        if rng.random() < 0.5:
+        if rng.random() < 0.3:  # with a reset in place of a farewell
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if rng.random() < 0.6:
             place.close()
             return
         self._left.append(place)

@@ -301,3 +301,32 @@ def test_connections_that_are_opened_and_left_give_their_descriptors_back(server
             assert time.monotonic() < deadline
             client.statistics()
             time.sleep(0.2)
+
+
+HANG_UP_ON_A_BUSY_SERVER = """
+import socket, struct, sys, time
+from pathlib import Path
+from fuzzing import GREETING, READY
+from robot_rl.replay.listener import Listener
+listener = Listener(Path(sys.argv[1]), "tcp://127.0.0.1:0")
+host, port = listener.address.removeprefix("tcp://").split(":")
+with socket.create_connection((host, int(port))) as plain:
+    plain.sendall(GREETING + READY)
+    answered = b""
+    while b"READY" not in answered:
+        answered += plain.recv(1000)
+    plain.sendall(2000 * (b"\\x00\\x14" + bytes(20)))
+    time.sleep(1.0)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+time.sleep(20.0)  # what libzmq does of its own accord, it does within this time
+listener.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_peer_that_hangs_up_on_a_busy_server_does_not_end_it(tmp_path):
+    """With ZeroMQ's heartbeats the process was aborted."""
+    place = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", HANG_UP_ON_A_BUSY_SERVER, str(tmp_path)]
+    done = subprocess.run(command, env=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

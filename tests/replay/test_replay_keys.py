@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from robot_rl import cli
+from robot_rl.config import compose
 from robot_rl.replay import (
     AddressRefused,
     KeysError,
@@ -96,6 +98,45 @@ def test_keys_are_never_overwritten_and_bad_ones_are_named(keys, tmp_path):
         file.unlink()
     with pytest.raises(KeysError, match="admit nobody"):
         ReplayServer(tmp_path / "store", keys=keys)
+
+
+def test_the_command_line_makes_keys_and_says_where_they_belong(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["keys", "lab"]) == 0
+    shown = capsys.readouterr().out
+    assert "replay=network replay.keys=lab" in shown
+    assert "robot-rl keys lab client=NAME" in shown
+    assert cli.main(["keys", "lab", "client=robot2"]) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "lab/robot2",
+        "restart the replay server",
+        "replay.keys=robot2",
+        "replay.connect=",
+    ):
+        assert part in shown
+    secret = (tmp_path / "lab/robot2/client.secret").read_text().strip()
+    assert secret not in shown
+    assert set(ServerKeys.load(tmp_path / "lab").clients.values()) == {"local", "robot2"}
+    for words, problem in (
+        (["keys", "lab"], "server.secret exists"),
+        (["keys", "lab", "client=robot2"], "robot2.public exists"),
+        (["keys", "lab", "client=a/b"], "name of a client"),
+        (["keys", "other", "client=robot2"], "robot-rl keys other"),
+        (["keys"], "robot-rl keys keys client=robot2"),
+        (["keys", "lab", "klient=x"], "did you mean client?"),
+    ):
+        assert cli.main(words) == cli.EXIT_ERROR
+        (line,) = capsys.readouterr().err.splitlines()
+        assert problem in line
+
+
+def test_the_network_configuration_is_complete():
+    settings = compose(["replay=network"]).replay
+    local = compose([]).replay
+    assert set(settings) == set(local)
+    assert (settings.address, settings["keys"]) == ("tcp://0.0.0.0:5555", "keys")
+    assert (local["keys"], local.connect) == (None, None)
 
 
 @pytest.mark.parametrize(
