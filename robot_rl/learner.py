@@ -88,6 +88,7 @@ class Learner:
             discount=schedule.discount,
             demonstration_share=schedule.demonstration_share,
             rng=np.random.default_rng(seed),
+            capacity_rows=config.replay.get("capacity_rows"),
         )
         self.environment_steps = 0
         self.updates = 0

@@ -1,10 +1,14 @@
 """Replay: the server that keeps every transition, its clients, and the learner's sampler."""
 
+from robot_rl.replay.annotations import AnnotationField, row_keys
+from robot_rl.replay.batch import Batch
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.endpoint import Endpoint, read_endpoint, wait_for_endpoint
 from robot_rl.replay.errors import (
     AddressInUse,
     AddressRefused,
+    AnnotationRefused,
+    CapacityRefused,
     ClientFailed,
     NotEnoughData,
     ReplayError,
@@ -18,19 +22,24 @@ from robot_rl.replay.errors import (
     WeightsRefused,
     WireError,
 )
+from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.outbox import OpenSession
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, TableInfo, WeightsRecord
-from robot_rl.replay.sampler import Batch, ReplaySampler
+from robot_rl.replay.sampler import ReplaySampler
 from robot_rl.replay.server import ReplayServer, serve
 from robot_rl.replay.store import StoreWriter
 
 __all__ = [
     "AddressInUse",
     "AddressRefused",
+    "AnnotationField",
+    "AnnotationRefused",
     "Batch",
+    "Capacity",
+    "CapacityRefused",
     "ClientFailed",
     "Endpoint",
     "EpisodeRecord",
@@ -56,6 +65,7 @@ __all__ = [
     "WeightsRefused",
     "WireError",
     "read_endpoint",
+    "row_keys",
     "serve",
     "wait_for_endpoint",
 ]

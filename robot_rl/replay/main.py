@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
 from robot_rl.signals import stop_event
@@ -24,6 +25,7 @@ def run(config: DictConfig) -> None:
             group_rows=int(settings.group_rows),
             group_seconds=float(settings.group_seconds),
             map_size_bytes=int(settings.map_size_bytes),
+            capacity=Capacity(settings.get("capacity_rows"), settings.get("capacity_bytes")),
         )
         print(f"replay: serving {directory.store} at {server.address}", flush=True)
         server.run(stop)

@@ -7,8 +7,9 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from robot_rl.replay.batch import Batch
 from robot_rl.replay.errors import ClientFailed, ReplayError
-from robot_rl.replay.sampler import Batch, ReplaySampler
+from robot_rl.replay.sampler import ReplaySampler
 
 
 class Prefetcher:

@@ -33,11 +33,12 @@ from robot_rl.replay.errors import (
     StoreFull,
     WireError,
 )
+from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.mailbox import Mailbox
-from robot_rl.replay.messages import parse_episodes, split_rows
+from robot_rl.replay.messages import parse_annotations, parse_episodes, split_rows
 from robot_rl.replay.records import ACTOR_LIMIT, SEQUENCE_LIMIT, SESSION_LIMIT, TABLE_LIMIT
 from robot_rl.replay.sessions import RowBatch
-from robot_rl.replay.store import DEFAULT_MAP_SIZE, Fsync, StoreWriter
+from robot_rl.replay.store import DEFAULT_MAP_SIZE, NO_LIMIT, Fsync, StoreWriter
 from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Frame, Kind, Message, decode, encode
 from robot_rl.signals import stop_event
 
@@ -74,6 +75,7 @@ class ReplayServer:
         group_rows: With ``"group"``, commit after so many rows ...
         group_seconds: ... or after so many seconds, whichever comes first.
         map_size_bytes: Largest size of the store's sparse file.
+        capacity: How much is kept before the oldest episodes are evicted.
 
     Attributes:
         address: Where it listens, with the port it really got.
@@ -81,6 +83,7 @@ class ReplayServer:
     Raises:
         AddressRefused: Not a loopback address.
         AddressInUse: The port is taken.
+        CapacityRefused: The capacity does not fit `map_size_bytes`.
         StoreInUse: Another server writes this store.
         StoreError: The store cannot be opened.
     """
@@ -94,6 +97,7 @@ class ReplayServer:
         group_rows: int = 32,
         group_seconds: float = 0.02,
         map_size_bytes: int = DEFAULT_MAP_SIZE,
+        capacity: Capacity = NO_LIMIT,
     ) -> None:
         """Open the store and listen; see the class."""
         host, port = parse_address(address)
@@ -101,7 +105,9 @@ class ReplayServer:
         self.path = path
         self._group = fsync == "group"
         self._group_rows, self._group_seconds = group_rows, group_seconds
-        self._writer = StoreWriter(path, fsync=fsync, map_size_bytes=map_size_bytes)
+        self._writer = StoreWriter(
+            path, fsync=fsync, map_size_bytes=map_size_bytes, capacity=capacity
+        )
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         try:
@@ -132,6 +138,7 @@ class ReplayServer:
             Kind.PUT_WEIGHTS: self._put_weights,
             Kind.GET_WEIGHTS: self._get_weights,
             Kind.GET_STATISTICS: self._get_statistics,
+            Kind.ANNOTATE: self._annotate,
         }
 
     def run(self, stop: threading.Event) -> None:
@@ -302,6 +309,10 @@ class ReplayServer:
         }
         self._reply(client, message, Kind.STATISTICS, statistics=statistics)
 
+    def _annotate(self, client: bytes, message: Message) -> None:
+        stored = self._writer.annotate(parse_annotations(message))
+        self._reply(client, message, Kind.ANNOTATED, stored=stored)
+
     def _commit_is_due(self) -> bool:
         if not self._pending or not self._group:
             return bool(self._pending)
@@ -359,10 +370,14 @@ def serve(
     *,
     fsync: Fsync = "none",
     map_size_bytes: int = DEFAULT_MAP_SIZE,
+    capacity: Capacity = NO_LIMIT,
 ) -> None:
     """Run a server as the whole business of this process, until SIGTERM or SIGINT.
 
     Call it from the main thread. Takes the arguments of `ReplayServer` and raises what it raises.
     """
     with stop_event() as stop:
-        ReplayServer(path, address, fsync=fsync, map_size_bytes=map_size_bytes).run(stop)
+        server = ReplayServer(
+            path, address, fsync=fsync, map_size_bytes=map_size_bytes, capacity=capacity
+        )
+        server.run(stop)

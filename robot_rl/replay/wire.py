@@ -38,6 +38,8 @@ class Kind(IntEnum):
     GET_STATISTICS = 9
     STATISTICS = 10
     ERROR = 12
+    ANNOTATE = 13
+    ANNOTATED = 14
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A real replay server in its own process, and rows to send to it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,24 +17,33 @@ from robot_rl.data.schema import Field, Row, RowSchema, row_schema
 from robot_rl.replay import ReplayClient, wait_for_endpoint
 
 SERVE = """
-import sys
+import json, sys
 from pathlib import Path
-from robot_rl.replay import serve
-path, address, fsync, map_size = sys.argv[1:]
-serve(Path(path), address, fsync=fsync, map_size_bytes=int(map_size))
+from robot_rl.replay import Capacity, serve
+path, address, fsync, map_size, capacity = sys.argv[1:]
+capacity = Capacity(**json.loads(capacity))
+serve(Path(path), address, fsync=fsync, map_size_bytes=int(map_size), capacity=capacity)
 """
 
 
 class ServerProcess:
     """A replay server as an operating-system process that can be killed and started again."""
 
-    def __init__(self, store: Path, fsync: str = "none", map_size: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        store: Path,
+        fsync: str = "none",
+        map_size: int = 1 << 30,
+        capacity: dict[str, int] | None = None,
+    ) -> None:
         self.store, self.fsync, self.map_size = store, fsync, map_size
+        self.capacity = capacity or {}
         self.start()
 
     def start(self, wait: bool = True) -> None:
         command = [sys.executable, "-c", SERVE, str(self.store), "tcp://127.0.0.1:0"]
-        self.process = subprocess.Popen([*command, self.fsync, str(self.map_size)])
+        options = [self.fsync, str(self.map_size), json.dumps(self.capacity)]
+        self.process = subprocess.Popen([*command, *options])
         if wait:
             deadline = time.monotonic() + 20
             while wait_for_endpoint(self.store, 20).pid != self.process.pid:
