@@ -100,27 +100,33 @@ class Evictor:
     """Evicts in the transactions of the store's one writer.
 
     Args:
-        environment: The open store.
+        environment: The open store. Give its episodes to `line_up`.
         capacity: How much is kept.
-        episodes: All episodes of the store.
+
+    Attributes:
+        next_episode: Identifier behind the newest episode that was evicted before.
     """
 
-    def __init__(
-        self, environment: Environment, capacity: Capacity, episodes: Iterable[EpisodeRecord]
-    ) -> None:
-        """Line up the episodes that may go."""
+    def __init__(self, environment: Environment, capacity: Capacity) -> None:
+        """Read how far eviction has come; see the class."""
         self._databases = environment.databases
         self._page_bytes = int(environment.handle.stat()["psize"])
         self._capacity = capacity
-        self._waiting = [e.identifier for e in episodes if _may_go(e)]
-        heapq.heapify(self._waiting)
+        self._waiting: list[int] = []
         with environment.begin() as txn:
-            self.next_episode = self._read_state(txn).next_episode
+            state = self._read_state(txn)
+        self.next_episode = state.next_episode
+        self._unfinished = state.rows is not None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether there is anything to do at all."""
+        return self._capacity != Capacity()
 
     def line_up(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Let episodes go one day, those that may."""
+        """Let episodes go one day: those that are complete and no demonstrations."""
         for episode in episodes:
-            if _may_go(episode):
+            if self.has_limits and episode.sealed and not episode.is_demonstration:
                 heapq.heappush(self._waiting, episode.identifier)
 
     def refusal(
@@ -154,6 +160,8 @@ class Evictor:
         Returns:
             The episodes that are no longer listed. Give them to `line_up` if the commit fails.
         """
+        if not self.has_limits and not self._unfinished:
+            return []
         left = max(EVICTED_ROWS_PER_COMMIT, 2 * inserted)
         gone: list[EpisodeRecord] = []
         state = before = self._read_state(txn)
@@ -176,6 +184,8 @@ class Evictor:
         except lmdb.Error:
             self.line_up(gone)
             raise
+        # The commit may fail yet, so that what was unfinished counts as such once more.
+        self._unfinished = before.rows is not None or state.rows is not None
         return gone
 
     def _is_over(self, txn: lmdb.Transaction[bytes]) -> bool:
@@ -238,10 +248,6 @@ class Evictor:
         return _State(
             content["next_episode"], None if rows is None else (tuple(rows[0]), rows[1], rows[2])
         )
-
-
-def _may_go(episode: EpisodeRecord) -> bool:
-    return episode.sealed and not episode.is_demonstration
 
 
 def _filled(name: str, got: str, limit: int) -> StoreFull:

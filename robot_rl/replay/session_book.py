@@ -128,21 +128,22 @@ class SessionBook:
             )
         return key, self._begin(key, owner, latest)
 
-    def cut_orphans(self, episodes: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    def cut_orphans(
+        self, episodes: Sequence[EpisodeRecord]
+    ) -> list[tuple[EpisodeRecord, EpisodeRecord]]:
         """Cut short what older servers left open in sessions that had ended.
 
         Args:
-            episodes: All episodes.
+            episodes: All open episodes.
 
         Returns:
-            All episodes, as they are now.
+            Those that were cut short, as they were and as they are.
         """
-        orphans = [e for e in episodes if not e.sealed and self.state(e.session_key).closed]
-        closed = {}
-        if orphans:
-            with self._environment.begin(write=True) as txn:
-                closed = {e.identifier: self._cut_short(txn, e) for e in orphans}
-        return [closed.get(e.identifier, e) for e in episodes]
+        orphans = [e for e in episodes if self.state(e.session_key).closed]
+        if not orphans:
+            return []
+        with self._environment.begin(write=True) as txn:
+            return [(e, self._cut_short(txn, e)) for e in orphans]
 
     def update(self, states: dict[SessionKey, Session]) -> None:
         """Take note of where sessions stand after a commit."""

@@ -97,16 +97,12 @@ class StoreWriter:
             self.tables = {info.name: info for info in read_tables(txn, self._tables_db)}
             numbers = [t.identifier for t in self.tables.values()]
             self._evicted = {number: read_evicted(txn, databases, number) for number in numbers}
-            episodes = list(read_episodes(txn, self._episodes))
         self._flags = {t.identifier: RowFlags.of(t.schema) for t in self.tables.values()}
-        self._book = SessionBook(self._environment, self._flags)
-        episodes = self._book.cut_orphans(episodes)
         self._counts = {number: TableCounts() for number in numbers}
-        for record in episodes:
-            self._counts[record.table].add(record)
-        self._evictor = Evictor(self._environment, capacity, episodes)
-        newest = episodes[-1].identifier + 1 if episodes else 0
-        self._next_episode = max(newest, self._evictor.next_episode)
+        self._book = SessionBook(self._environment, self._flags)
+        self._evictor = Evictor(self._environment, capacity)
+        self._next_episode = self._evictor.next_episode
+        self._read_episodes()
 
     def open_table(
         self, name: str, schema: RowSchema, metadata: Mapping[str, object] | None = None
@@ -296,6 +292,18 @@ class StoreWriter:
         except lmdb.Error as error:
             raise store_error(error, self.path) from error
 
+    def _read_episodes(self) -> None:
+        """Count what is stored, and close what an older server left open."""
+        still_open = []
+        with self._environment.begin() as txn:
+            for record in read_episodes(txn, self._episodes):
+                self._recount(None, record)
+                self._next_episode = max(self._next_episode, record.identifier + 1)
+                if not record.sealed:
+                    still_open.append(record)
+        for old, new in self._book.cut_orphans(still_open):
+            self._recount(old, new)
+
     def _plan(
         self, txn: lmdb.Transaction[bytes], batch: RowBatch, before: Session, next_episode: int
     ) -> Plan:
@@ -307,7 +315,7 @@ class StoreWriter:
         """
         plan = plan_batch(batch, before, self._flags[batch.session[0]], next_episode)
         new = plan.after.next_sequence - before.next_sequence
-        if new:
+        if new and self._evictor.has_limits:
             of_demonstrations = any(e.is_demonstration for e in plan.episodes.values())
             full = self._evictor.refusal(txn, new if of_demonstrations else 0, self._totals())
             if full is not None:
