@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def learn(store, fields, capacity, orders, answers):
 @pytest.mark.parametrize(
     ("kind", "rows", "capacity"), [("state", 1_000_000, 100_000), ("camera", 30_000, 5_000)]
 )
-def test_memory_is_flat(start_server, kind, rows, capacity, record_property):
+def test_memory_is_flat(start_server, kind, rows, capacity):
     schema = state_schema() if kind == "state" else camera_schema()
     server = start_server(capacity={"rows": capacity}, map_size=4 << 30)
     context = multiprocessing.get_context("spawn")
@@ -71,11 +72,13 @@ def test_memory_is_flat(start_server, kind, rows, capacity, record_property):
         totals = client.statistics()
     orders.put(False)
     learner.join()
-    record_property("server_mib", of_server)
-    print(f"\n{kind}: {appended} rows; anonymous memory by twentieths, MiB")
-    print("server ", *np.round(of_server).astype(int))
-    print("learner", *np.round(of_learner).astype(int))
-    print(f"file {totals['file_bytes'] / MIB:.0f} MiB")
+    report = {
+        "rows": appended,
+        "file_mib": totals["file_bytes"] // MIB,
+        "server_mib": np.round(of_server).astype(int).tolist(),
+        "learner_mib": np.round(of_learner).astype(int).tolist(),
+    }
+    sys.stdout.write(f"\nanonymous memory by twentieths: {report}\n")
     assert totals["tables"]["bench"]["rows"] <= capacity
     for figures in (of_server, of_learner):
         # The store is full from the fourth on at the latest.
