@@ -24,9 +24,10 @@ from robot_rl.algorithms.base import Algorithm
 from robot_rl.blocks import Blocks
 from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.schema import ACTION_FIELDS, SOURCE_DEMONSTRATION, Row
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, Row
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
+from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
@@ -76,15 +77,14 @@ class Learner:
             config.algorithm, base=self._cloned.policy, seed=seed
         )
         schedule = self._algorithm.schedule
-        # The sampler adds reward, discount and source of each window by itself.
-        stored = {*dataset.schema.observation_names, *ACTION_FIELDS}
         options = SamplerOptions(
             dataset.schema.task,
-            tuple(name for name in self._algorithm.required_fields if name in stored),
+            tuple(n for n in self._algorithm.required_fields if n not in WINDOW_FIELDS),
             batch_size=schedule.batch_size,
             n_step=schedule.n_step,
             discount=schedule.discount,
             demonstration_share=schedule.demonstration_share,
+            capacity_rows=config.replay.capacity_rows,
         )
         place = ServerPlace.of(config, run)
         self._sampler = place.sampler(options, np.random.default_rng(seed))

@@ -73,8 +73,8 @@ def _state_fields() -> list[Field]:
     return [Field("state/tcp_pose", "float32", (7,)), Field("state/other", "float32", (25,))]
 
 
-def _rows(schema: RowSchema) -> list[Row]:
-    """Make the rows of one episode; images differ, so that nothing is compressed by accident."""
+def episode_rows(schema: RowSchema) -> list[Row]:
+    """Return the rows of one episode; images differ, so that nothing is compressed by accident."""
     rng = np.random.default_rng(0)
     rows = []
     for step in range(EPISODE_STEPS + 1):
@@ -113,7 +113,7 @@ def _server(fsync: Fsync) -> Iterator[Path]:
 
 def _insert(store: Path, schema: RowSchema, seconds: float, batch_rows: int) -> float:
     """Append for so long and return acknowledged transitions per second."""
-    rows = _rows(schema)
+    rows = episode_rows(schema)
     options = LinkOptions(batch_rows=batch_rows)
     with ReplayClient(store, spool_rows=1024, spool_bytes=64 << 20, options=options) as client:
         client.open_session(TABLE, schema)

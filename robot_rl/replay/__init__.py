@@ -1,11 +1,14 @@
 """Replay: the server that keeps every transition, its clients, and the learner's sampler."""
 
+from robot_rl.replay.annotations import AnnotationField, row_keys
 from robot_rl.replay.batches import Batch
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.endpoint import Endpoint, read_endpoint, wait_for_endpoint
 from robot_rl.replay.errors import (
     AddressInUse,
     AddressRefused,
+    AnnotationRefused,
+    CapacityRefused,
     ClientFailed,
     KeysError,
     KeysRefused,
@@ -25,6 +28,7 @@ from robot_rl.replay.errors import (
     WeightsRefused,
     WireError,
 )
+from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.reader import StoreReader
@@ -39,7 +43,11 @@ from robot_rl.replay.store import StoreWriter
 __all__ = [
     "AddressInUse",
     "AddressRefused",
+    "AnnotationField",
+    "AnnotationRefused",
     "Batch",
+    "Capacity",
+    "CapacityRefused",
     "ClientFailed",
     "Endpoint",
     "EpisodeRecord",
@@ -74,6 +82,7 @@ __all__ = [
     "WeightsRefused",
     "WireError",
     "read_endpoint",
+    "row_keys",
     "serve",
     "wait_for_endpoint",
 ]

@@ -6,6 +6,7 @@ and a test a server and a sampler.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,19 @@ import lmdb
 from robot_rl.replay.errors import StoreError, StoreFull, StoreInUse
 
 ROWS, EPISODES, TABLES, WEIGHTS = b"rows", b"episodes", b"tables", b"weights"
-DATABASES = (ROWS, EPISODES, TABLES, WEIGHTS)
+EVICTED, ANNOTATIONS, ANNOTATION_FIELDS = b"evicted", b"annotations", b"annotation_fields"
+_FIRST_DATABASES = (ROWS, EPISODES, TABLES, WEIGHTS)
+_LATER_DATABASES = (EVICTED, ANNOTATIONS, ANNOTATION_FIELDS)
+DATABASES = _FIRST_DATABASES + _LATER_DATABASES
 
 
 @dataclass
 class Environment:
-    """An open LMDB folder with its four sub-databases. Release it with `release`."""
+    """An open LMDB folder with its sub-databases. Release it with `release`.
+
+    The sub-databases `EVICTED`, `ANNOTATIONS` and `ANNOTATION_FIELDS` are absent from a store that
+    no server of this version has opened yet.
+    """
 
     path: Path
     handle: lmdb.Environment
@@ -121,12 +129,21 @@ def open_for_reading(path: Path) -> Environment:
             handle = lmdb.open(
                 str(path), map_size=0, max_dbs=len(DATABASES), readonly=True, readahead=False
             )
-            databases = {name: handle.open_db(name, create=False) for name in DATABASES}
+            databases = _existing_databases(handle)
         except (lmdb.Error, OSError) as error:
             raise store_error(error, path) from error
         environment = Environment(path, handle, False, databases)
         _open[path] = environment
         return environment
+
+
+def _existing_databases(handle: lmdb.Environment) -> dict[bytes, lmdb._Database]:
+    """Open the sub-databases for reading; a store that an older server wrote lacks later ones."""
+    databases = {name: handle.open_db(name, create=False) for name in _FIRST_DATABASES}
+    for name in _LATER_DATABASES:
+        with contextlib.suppress(lmdb.NotFoundError):
+            databases[name] = handle.open_db(name, create=False)
+    return databases
 
 
 def store_error(error: Exception, path: Path) -> StoreError:
@@ -136,7 +153,8 @@ def store_error(error: Exception, path: Path) -> StoreError:
         return StoreFull(
             f"the store {path} has reached its size limit",
             got=text,
-            hint="restart the replay server with a larger map_size_bytes",
+            hint="restart the replay server with a larger map_size_bytes, or with a capacity_bytes"
+            " of at most 0.8 of it, so that the oldest episodes make room",
         )
     if isinstance(error, lmdb.MapResizedError):
         # Remapping here would pull the map from under another thread's open transaction.

@@ -35,7 +35,15 @@ class StoreInUse(StoreError):
 
 
 class StoreFull(StoreError):
-    """The disk or the store's size limit is reached; nothing acknowledged is lost."""
+    """The disk, the store's size limit or its capacity is reached; nothing acknowledged is lost."""
+
+
+class CapacityRefused(StoreError):
+    """A capacity that is out of range, or that the store's size limit cannot hold."""
+
+
+class AnnotationRefused(ReplayError):
+    """Annotations of absent rows, of impossible values, or other than what is stored already."""
 
 
 class SequenceGap(ReplayError):
@@ -100,6 +108,7 @@ _BY_NAME: dict[str, type[RobotRLError]] = {
         SequenceGap,
         SessionTaken,
         RowRefused,
+        AnnotationRefused,
         WeightsRefused,
         NotEnoughData,
         SchemaMismatch,

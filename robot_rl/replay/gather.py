@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Array, Field, RowSchema
-from robot_rl.replay.environment import ROWS, Environment
-from robot_rl.replay.errors import NotEnoughData
-from robot_rl.replay.records import ROW_KEY, ROW_KEY_DTYPE, field_offset
-from robot_rl.replay.windows import Records
+from robot_rl.data.schema import Array, RowSchema
+from robot_rl.replay.annotations import AnnotationField, latest_of_row
+from robot_rl.replay.batch_layout import ANNOTATION, VALID, BatchLayout
+from robot_rl.replay.environment import ANNOTATIONS, ROWS, Environment
+from robot_rl.replay.records import ROW_KEY_DTYPE, field_offset, split_keys
+from robot_rl.replay.windows import Records, place_codes
 
 LARGE_BYTES = 2048
+
+Slots = npt.NDArray[np.int64]
 
 
 class RowGather:
@@ -27,8 +31,7 @@ class RowGather:
         environment: The open store.
         table: Number of the table.
         schema: Its schema.
-        columns: Fields wanted at s.
-        next_columns: Fields wanted at the next state.
+        layout: What the arrays are.
     """
 
     def __init__(
@@ -36,12 +39,12 @@ class RowGather:
         environment: Environment,
         table: int,
         schema: RowSchema,
-        columns: Sequence[Field],
-        next_columns: Sequence[Field],
+        layout: BatchLayout,
     ) -> None:
         """Work out which bytes of a row are wanted; see the class."""
         self._environment, self._table = environment, table
-        wanted = {c.name: c for c in (*columns, *next_columns)}
+        self._annotations = layout.annotations
+        wanted = {c.name: c for c in layout.columns}
         spans = {name: (field_offset(schema, name), schema.dtype[name].itemsize) for name in wanted}
         self._large = {name: span for name, span in spans.items() if span[1] >= LARGE_BYTES}
         small = {name: span for name, span in spans.items() if span[1] < LARGE_BYTES}
@@ -62,36 +65,45 @@ class RowGather:
         sessions: Sequence[tuple[int, int]],
         current: Mapping[str, Array],
         following: Mapping[str, Array],
-    ) -> None:
-        """Copy the rows of windows.
+    ) -> Slots:
+        """Copy the rows of windows, in one read transaction.
 
         Args:
             windows: Shape (N,), dtype `WINDOW`.
             sessions: Actor and session numbers, by the windows' session index.
-            current: For each column at s an array of shape (N, *shape), contiguous.
+            current: Arrays to fill with fields at s, by name, shape (N, *field).
             following: The same for the next state.
 
-        Raises:
-            NotEnoughData: A row is not in the store.
+        Returns:
+            The windows of which a row is no longer in the store, ascending; their places in the
+            arrays are undefined.
         """
         count = len(windows)
-        places = np.empty(2 * count, [("session", np.int64), ("sequence", np.int64)])
-        places["session"] = np.tile(windows["session"], 2)
-        places["sequence"][:count] = windows["sequence"]
-        places["sequence"][count:] = windows["sequence"] + windows["steps"]
-        # One integer sorts faster than a pair; a session of 2^40 rows would last a millennium.
-        codes = (places["session"] << 40) | places["sequence"]
+        sequences = windows["sequence"]
+        codes = np.concatenate(
+            (
+                place_codes(windows["session"], sequences),
+                place_codes(windows["session"], sequences + windows["ahead"]),
+            )
+        )
         distinct, inverse = np.unique(codes, return_inverse=True)
         keys = self._keys(distinct, sessions)
-        if self._large:
-            heads = self._copy_all(keys, inverse, current, following)
-        else:
-            heads = self._copy_heads(keys)
+        with self._environment.begin_buffers() as txn:
+            cursor = txn.cursor(self._environment.databases[ROWS])
+            if self._large:
+                heads, absent = self._copy_all(cursor, keys, inverse, current, following)
+            else:
+                heads, absent = self._copy_heads(cursor, keys)
+            for field in self._annotations:
+                self._copy_annotation(txn, field, keys, inverse, (current, following))
         for name in self._head.names or ():
             if name in current:
                 current[name][...] = heads[name][inverse[:count]]
             if name in following:
                 following[name][...] = heads[name][inverse[count:]]
+        if not absent:
+            return np.empty(0, np.int64)
+        return np.unique(np.flatnonzero(np.isin(inverse, absent)) % count)
 
     def _keys(
         self, distinct: npt.NDArray[np.int64], sessions: Sequence[tuple[int, int]]
@@ -105,56 +117,79 @@ class RowGather:
         keys["sequence"] = distinct & ((1 << 40) - 1)
         return split_keys(keys)
 
-    def _copy_heads(self, keys: list[bytes]) -> Records:
-        """Return the heads of rows, shape (keys,)."""
+    def _copy_heads(
+        self, cursor: lmdb.Cursor[memoryview], keys: list[bytes]
+    ) -> tuple[Records, list[int]]:
+        """Return the heads of rows, shape (keys,), and which rows are absent."""
         start, end, width = self._start, self._end, self._head.itemsize
-        heads = np.empty(len(keys), self._head)
+        heads = np.zeros(len(keys), self._head)
         view, at = heads.view(np.uint8).data, 0
-        with self._environment.begin_buffers() as txn:
-            cursor = txn.cursor(self._environment.databases[ROWS])
-            find, value = cursor.set_key, cursor.value
-            for key in keys:
-                if not find(key):
-                    raise _absent(key)
+        absent: list[int] = []
+        find, value = cursor.set_key, cursor.value
+        for row, key in enumerate(keys):
+            if find(key):
                 view[at : at + width] = value()[start:end]
-                at += width
-        return heads
+            else:
+                absent.append(row)
+            at += width
+        return heads, absent
 
     def _copy_all(
         self,
+        cursor: lmdb.Cursor[memoryview],
         keys: list[bytes],
-        inverse: npt.NDArray[np.int64],
+        inverse: Slots,
         current: Mapping[str, Array],
         following: Mapping[str, Array],
-    ) -> Records:
-        """Return the heads of rows, and copy their large fields to where they go."""
+    ) -> tuple[Records, list[int]]:
+        """Return what `_copy_heads` does, and copy large fields to where they go."""
         start, end, width = self._start, self._end, self._head.itemsize
-        heads = np.empty((len(keys), width), np.uint8)
+        heads = np.zeros((len(keys), width), np.uint8)
         view = heads.reshape(-1).data
         count = len(inverse) // 2
         targets = self._targets(current), self._targets(following)
         slots = np.argsort(inverse, kind="stable").tolist()
         rows = inverse[slots].tolist()
-        at = -1
-        with self._environment.begin_buffers() as txn:
-            cursor = txn.cursor(self._environment.databases[ROWS])
-            find, value = cursor.set_key, cursor.value
-            data = memoryview(b"")
-            for slot, row in zip(slots, rows, strict=True):
-                if row != at:
-                    at = row
-                    if not find(keys[row]):
-                        raise _absent(keys[row])
+        absent: list[int] = []
+        at, there = -1, False
+        data = memoryview(b"")
+        find, value = cursor.set_key, cursor.value
+        for slot, row in zip(slots, rows, strict=True):
+            if row != at:
+                at, there = row, find(keys[row])
+                if there:
                     data = value()
                     view[row * width : (row + 1) * width] = data[start:end]
-                if slot < count:
-                    for target, offset, size in targets[0]:
-                        target[slot * size : (slot + 1) * size] = data[offset : offset + size]
                 else:
-                    place = slot - count
-                    for target, offset, size in targets[1]:
-                        target[place * size : (place + 1) * size] = data[offset : offset + size]
-        return heads.reshape(-1).view(self._head) if width else np.empty(len(keys), self._head)
+                    absent.append(row)
+            if there:
+                side, place = divmod(slot, count)
+                for target, offset, size in targets[side]:
+                    target[place * size : (place + 1) * size] = data[offset : offset + size]
+        heads_of_rows = heads.reshape(-1).view(self._head) if width else np.empty(len(keys))
+        return heads_of_rows, absent
+
+    def _copy_annotation(
+        self,
+        txn: lmdb.Transaction[memoryview],
+        field: AnnotationField,
+        keys: list[bytes],
+        inverse: Slots,
+        sides: tuple[Mapping[str, Array], Mapping[str, Array]],
+    ) -> None:
+        """Fill the column of an annotation and its mask at s and at the next state."""
+        values = np.zeros((len(keys), *field.shape), field.dtype)
+        valid = np.zeros(len(keys), np.bool_)
+        cursor = txn.cursor(self._environment.databases[ANNOTATIONS])
+        for row, key in enumerate(keys):
+            value = latest_of_row(cursor, field, key)
+            if value is not None:
+                values[row] = np.frombuffer(value, field.dtype).reshape(field.shape)
+                valid[row] = True
+        name = ANNOTATION + field.name
+        for arrays, places in zip(sides, np.split(inverse, 2), strict=True):
+            arrays[name][...] = values[places]
+            arrays[name + VALID][...] = valid[places]
 
     def _targets(self, arrays: Mapping[str, Array]) -> list[tuple[memoryview, int, int]]:
         """List the large fields among arrays: the bytes to fill, offset and size in a row."""
@@ -163,14 +198,3 @@ class RowGather:
             for name, (offset, size) in self._large.items()
             if name in arrays
         ]
-
-
-def _absent(key: bytes) -> NotEnoughData:
-    return NotEnoughData("a row that was indexed is not in the store", got=ROW_KEY.unpack(key))
-
-
-def split_keys(keys: Records) -> list[bytes]:
-    """Turn an array of `ROW_KEY_DTYPE` into LMDB keys."""
-    size = ROW_KEY_DTYPE.itemsize
-    data = keys.tobytes()
-    return [data[at : at + size] for at in range(0, len(data), size)]

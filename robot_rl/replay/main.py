@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
 from robot_rl.signals import stop_event
@@ -28,6 +29,7 @@ def run(config: DictConfig) -> None:
             map_size_bytes=int(settings.map_size_bytes),
             message_bytes=int(settings.message_bytes),
             memory_bytes=int(settings.memory_bytes),
+            capacity=Capacity(settings.get("capacity_rows"), settings.get("capacity_bytes")),
         )
         protection = "whoever has a key" if settings["keys"] else "this machine only"
         print(f"replay: serving {directory.store} at {server.address} to {protection}", flush=True)

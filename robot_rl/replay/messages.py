@@ -1,15 +1,23 @@
-"""Taking append messages apart, with every check that needs no session."""
+"""Taking append and annotate messages apart, with every check that needs no store."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+
+import numpy as np
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.replay.annotations import MAXIMUM_ANNOTATION_BYTES, VERSION_LIMIT, Annotations
 from robot_rl.replay.errors import WireError
+from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.wire import REQUEST_LIMIT, Message
 
 MAXIMUM_EPISODE_METADATA = 1 << 14
+MAXIMUM_ANNOTATED_ROWS = 4096
+MAXIMUM_ANNOTATION_AXES = 8
+ANNOTATION_DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
 
 def split_rows(message: Message, schema: RowSchema) -> list[memoryview]:
@@ -72,3 +80,56 @@ def error_header(error: RobotRLError, header: Mapping[str, object]) -> dict[str,
         if type(value := header.get(name)) is int and 0 <= value < REQUEST_LIMIT
     }
     return {**about, "error": type(error).__name__, "message": str(error)[:4000]}
+
+
+def parse_annotations(message: Message) -> Annotations:
+    """Read an annotate message, without copying the values.
+
+    Raises:
+        WireError: An entry or a frame that cannot be annotations.
+    """
+    if len(message.payload) != 2:
+        raise WireError(
+            "annotations come as two payload frames, keys and values",
+            got=len(message.payload),
+            expected=2,
+        )
+    keys, values = message.payload
+    size = ROW_KEY_DTYPE.itemsize
+    if len(keys) % size or not 0 < len(keys) <= size * MAXIMUM_ANNOTATED_ROWS:
+        raise WireError(
+            "the keys of annotations are none, not whole or too many",
+            got=f"{len(keys)} bytes",
+            expected=f"a multiple of {size} bytes, at most {MAXIMUM_ANNOTATED_ROWS} keys",
+        )
+    dtype, shape = _annotation_type(message)
+    return Annotations(
+        message.text("table", 64),
+        message.text("name", 64),
+        message.integer("version", VERSION_LIMIT),
+        dtype,
+        shape,
+        np.frombuffer(keys, ROW_KEY_DTYPE),
+        values,
+    )
+
+
+def _annotation_type(message: Message) -> tuple[str, tuple[int, ...]]:
+    """Read dtype and shape of one value."""
+    name, axes = message.text("dtype", 16), message.header.get("shape")
+    if (
+        not isinstance(axes, list)
+        or len(axes) > MAXIMUM_ANNOTATION_AXES
+        or not all(type(axis) is int and 1 <= axis <= MAXIMUM_ANNOTATION_BYTES for axis in axes)
+    ):
+        raise WireError("the shape of annotations is impossible", got=repr(axes)[:200])
+    if name not in ANNOTATION_DTYPES:
+        raise WireError("bad dtype of annotations", got=name, expected=sorted(ANNOTATION_DTYPES))
+    size = np.dtype(name).itemsize * math.prod(axes)
+    if size > MAXIMUM_ANNOTATION_BYTES:
+        raise WireError(
+            "a value of an annotation is too large",
+            got=f"{size} bytes",
+            expected=f"<= {MAXIMUM_ANNOTATION_BYTES} bytes",
+        )
+    return name, tuple(axes)

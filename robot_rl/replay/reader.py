@@ -10,6 +10,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.replay.annotations import AnnotationField, latest_in_stretch, read_fields
 from robot_rl.replay.environment import (
     EPISODES,
     ROWS,
@@ -85,6 +86,49 @@ class StoreReader:
                     raise NotEnoughData("a row of the episode is not in the store", got=key.hex())
                 rows[index] = np.frombuffer(value, dtype)[0]
         return rows
+
+    def annotation_fields(self, table: str) -> dict[str, AnnotationField]:
+        """Return the annotations that rows of a table may have, by name."""
+        identifier = self.table(table).identifier
+        with self._environment.begin() as txn:
+            return read_fields(txn, self._environment.databases, identifier)
+
+    def annotations(
+        self, table: str, name: str, episode: EpisodeRecord
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """Read the newest version of an annotation along an episode.
+
+        Returns:
+            Whether each row has one, bool (rows,); its version, int64 (rows,); its value,
+            (rows, *shape) with the declared dtype, zero where there is none.
+
+        Raises:
+            StoreError: No row of the table was ever annotated under this name.
+        """
+        fields = self.annotation_fields(table)
+        if name not in fields:
+            raise StoreError(
+                f"no row of the table {table!r} has such an annotation",
+                got=name,
+                expected=sorted(fields),
+            )
+        field = fields[name]
+        valid = np.zeros(episode.rows, np.bool_)
+        versions = np.zeros(episode.rows, np.int64)
+        values = np.zeros((episode.rows, *field.shape), field.dtype)
+        first = episode.first_sequence
+        with self._environment.begin_buffers() as txn:
+            for sequence, version, value in latest_in_stretch(
+                txn,
+                self._environment.databases,
+                field,
+                episode.session_key,
+                (first, first + episode.rows),
+            ):
+                at = sequence - first
+                valid[at], versions[at] = True, version
+                values[at] = np.frombuffer(value, field.dtype).reshape(field.shape)
+        return valid, versions, values
 
     def bytes_per_row(self) -> float:
         """Return the bytes of the file's pages that hold rows, per row, over all tables."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema, SchemaMismatch
 from robot_rl.replay.errors import StoreError
@@ -79,6 +80,7 @@ class RowFacts:
     size: int
     is_last: bool
     ended: bool
+    terminated: bool
     success: bool
     source: int
 
@@ -87,16 +89,21 @@ class RowFacts:
 class EpisodeRecord:
     """One episode: rows ``first_sequence ... first_sequence + rows - 1`` of one session.
 
+    A step that was taken counts, whether or not its outcome was ever stored.
+
     Attributes:
         identifier: Increases in the order in which episodes began.
         table: Number of its table.
         actor: Who recorded it.
         session: In which session.
         first_sequence: Sequence of its first row.
-        rows: Rows so far; T + 1 once sealed.
+        rows: Rows so far; T + 1 once sealed, or fewer if cut short.
         steps: Environment steps by source: demonstration, policy, intervention. A step that
             ended the episode counts once the row with ``is_last`` is there.
-        sealed: Whether its row with ``is_last`` is there.
+        sealed: Whether it is complete: its row with ``is_last`` is there, or it was cut short.
+        cut: Whether its actor began a later session before the row with ``is_last`` came. The last
+            row then serves as the final observation, and what it says of an action is not used;
+            but where that row is terminated the episode is whole, without a final observation.
         source: Source of its first row: ``demo``, ``policy`` or ``intervention``.
         success: Whether any of its rows says so.
         size: Bytes of its packed rows.
@@ -111,6 +118,7 @@ class EpisodeRecord:
     rows: int = 0
     steps: tuple[int, int, int] = (0, 0, 0)
     sealed: bool = False
+    cut: bool = False
     source: str = SOURCE_NAMES[0]
     success: bool = False
     size: int = 0
@@ -118,8 +126,18 @@ class EpisodeRecord:
 
     @property
     def environment_steps(self) -> int:
-        """Rows that carry an action."""
+        """Environment steps that were taken in it."""
         return sum(self.steps)
+
+    @property
+    def session_key(self) -> SessionKey:
+        """Table, actor and session."""
+        return (self.table, self.actor, self.session)
+
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether it began as a demonstration; such an episode is never evicted."""
+        return self.source == SOURCE_NAMES[0]
 
     def with_row(self, row: RowFacts, finished: int | None) -> EpisodeRecord:
         """Return the record after one more row.
@@ -128,18 +146,29 @@ class EpisodeRecord:
             row: What the row says of itself.
             finished: Source of the environment step that is complete with this row, if any.
         """
-        steps = list(self.steps)
-        if finished is not None:
-            steps[finished] += 1
         return replace(
             self,
             rows=self.rows + 1,
-            steps=(steps[0], steps[1], steps[2]),
+            steps=self._steps_after(finished),
             sealed=row.is_last,
             source=SOURCE_NAMES[row.source] if self.rows == 0 else self.source,
             success=self.success or row.success,
             size=self.size + row.size,
         )
+
+    def cut_short(self, finished: int | None) -> EpisodeRecord:
+        """Return the record of the episode closed without its row with ``is_last``.
+
+        Args:
+            finished: Source of the last row, if that row terminated the episode.
+        """
+        return replace(self, steps=self._steps_after(finished), sealed=True, cut=True)
+
+    def _steps_after(self, finished: int | None) -> tuple[int, int, int]:
+        steps = list(self.steps)
+        if finished is not None:
+            steps[finished] += 1
+        return (steps[0], steps[1], steps[2])
 
     def to_bytes(self) -> bytes:
         """Serialise for the store; the identifier is the key."""
@@ -162,44 +191,11 @@ _EPISODE_FIELDS = (
     "rows",
     "steps",
     "sealed",
+    "cut",
     "source",
     "success",
     "size",
 )
-
-
-@dataclass
-class TableCounts:
-    """Totals of one table, for statistics."""
-
-    rows: int = 0
-    episodes: int = 0
-    sealed: int = 0
-    successes: int = 0
-    size: int = 0
-    steps: tuple[int, int, int] = (0, 0, 0)
-
-    def replace_episode(self, old: EpisodeRecord | None, new: EpisodeRecord) -> None:
-        """Count `new` in place of `old`."""
-        before = old or replace(new, rows=0, steps=(0, 0, 0), sealed=False, success=False, size=0)
-        self.rows += new.rows - before.rows
-        self.episodes += old is None
-        self.sealed += new.sealed - before.sealed
-        self.successes += new.success - before.success
-        self.size += new.size - before.size
-        a, b, c = (n - o for n, o in zip(new.steps, before.steps, strict=True))
-        self.steps = (self.steps[0] + a, self.steps[1] + b, self.steps[2] + c)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the totals as JSON-able numbers."""
-        return {
-            "rows": self.rows,
-            "episodes": self.episodes,
-            "sealed_episodes": self.sealed,
-            "successful_episodes": self.successes,
-            "bytes": self.size,
-            "environment_steps": dict(zip(SOURCE_NAMES, self.steps, strict=True)),
-        }
 
 
 @dataclass(frozen=True)
@@ -298,3 +294,10 @@ def field_offset(schema: RowSchema, name: str) -> int:
     fields = schema.dtype.fields
     assert fields is not None
     return int(fields[name][1])
+
+
+def split_keys(keys: npt.NDArray[np.void]) -> list[bytes]:
+    """Turn an array of `ROW_KEY_DTYPE` into LMDB keys."""
+    size = ROW_KEY_DTYPE.itemsize
+    data = keys.tobytes()
+    return [data[at : at + size] for at in range(0, len(data), size)]

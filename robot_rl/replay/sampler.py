@@ -1,47 +1,52 @@
 """Mini-batches for the learner, straight from the store's memory map.
 
-The sampler keeps a small record of every window in memory (32 bytes each) and copies
+The sampler keeps a small record of every window in memory (41 bytes each) and copies
 observations from the map when a batch is drawn.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from robot_rl.data.schema import Field, RowSchema
-from robot_rl.replay.batches import Batch, allocate, checked
-from robot_rl.replay.environment import ROWS, open_for_reading
+from robot_rl.replay.annotations import AnnotationField
+from robot_rl.replay.batch_layout import NEXT, WINDOW_FIELDS, BatchLayout
+from robot_rl.replay.batches import Batch
+from robot_rl.replay.environment import open_for_reading
 from robot_rl.replay.errors import NotEnoughData, ReplayError
+from robot_rl.replay.follower import TableFollower
 from robot_rl.replay.gather import RowGather
+from robot_rl.replay.quotas import DataKind, Quotas
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import ROW_KEY, SEQUENCE_LIMIT, field_offset
-from robot_rl.replay.windows import SCALARS, Records, WindowIndex
+from robot_rl.replay.windows import WINDOW, Records, WindowIndex
 
-NEXT = "next/"
-_WINDOW_FIELDS: dict[str, np.dtype[Any]] = {
-    "reward": np.dtype(np.float32),
-    "discount": np.dtype(np.float32),
-    "steps": np.dtype(np.int16),
-    "source": np.dtype(np.uint8),
-}
+_REDRAWS = 16
 
 
 class ReplaySampler:
-    """Draws uniform n-step transitions with a fixed share of demonstrations.
+    """Draws uniform n-step transitions with fixed shares of demonstrations and interventions.
 
     A batch of B holds: every requested field at s under its name, (B, *shape); observation fields
     and ``base_action`` at the next state under ``next/<name>``; ``reward`` float32 (B,), the sum
     of discount^j r_{t+j} over the m <= n steps of the window; ``discount`` float32 (B,),
-    discount^m, 0 where terminated; ``steps`` int16 (B,), m; ``source`` uint8 (B,).
+    discount^m, 0 where terminated; ``steps`` int16 (B,), m; ``source`` uint8 (B,); every requested
+    annotation under ``annotation/<name>``, (B, *shape), with ``annotation/<name>/valid``, bool
+    (B,), and both at the next state under ``next/``.
 
-    Demonstrations and online rows are interleaved, so that every contiguous part of a batch keeps
-    the share (to within one row). Interventions count as online. Not safe for use from several
-    threads at a time.
+    Interventions are online steps like any other, and besides that they are drawn with the
+    demonstrations, in proportion, as in HIL-SERL; or in slots of their own if they have a share.
+    Kinds are interleaved, so that every contiguous part of a batch keeps the shares. A row that
+    was evicted since the last `refresh` is replaced by another of its kind. Not safe for use from
+    several threads at a time.
+
+    With `capacity_rows` the newest 7/8 of so many rows are drawn from, demonstrations included.
+    What is visible then depends on the number of steps alone, and not on how far the server has
+    evicted, as long as the learner is less than the other 1/8 behind the actors, one actor
+    writes at a time and the store has one table. Without it everything that is stored is visible.
 
     Args:
         store_path: Folder of the store.
@@ -53,9 +58,17 @@ class ReplaySampler:
         demonstration_share: In [0, 1]; strictly between, the kind that has no data yet is
             replaced by the other.
         rng: Where all randomness comes from.
+        intervention_share: Share of slots for interventions alone, in [0, 1 -
+            demonstration_share]; None gives them no slots of their own, but a place among the
+            demonstrations.
+        capacity_rows: The store's ``replay.capacity_rows``.
+        rewards: Name of the annotation whose newest version replaces the reward of each row that
+            has it; it need not exist yet. Newer ones are looked for at `refresh`, which then reads
+            the scalars of the whole table again: about 3 s per million rows.
+        annotations: Names of annotations to give as columns.
 
     Raises:
-        StoreError: No such store or table.
+        StoreError: No such store, table or annotation.
         ReplayError: Unknown field, or a number out of range.
     """
 
@@ -70,66 +83,71 @@ class ReplaySampler:
         discount: float,
         demonstration_share: float,
         rng: np.random.Generator,
+        intervention_share: float | None = None,
+        capacity_rows: int | None = None,
+        rewards: str | None = None,
+        annotations: Sequence[str] = (),
     ) -> None:
         """Open the store and index what it holds; see the class."""
-        _check_numbers(batch_size, n_step, discount, demonstration_share)
-        reader = StoreReader(store_path)
-        try:
-            info = reader.table(table)
-        finally:
-            reader.close()
-        self.schema = info.schema
-        self.batch_size, self.rng = batch_size, rng
-        self._table = info.identifier
-        self._columns = [_column(self.schema, name) for name in fields]
-        self._next_columns = [c for c in self._columns if _has_next(c.name)]
-        self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-            **{name: (dtype, ()) for name, dtype in _WINDOW_FIELDS.items()},
-            **{c.name: (np.dtype(c.dtype), c.shape) for c in self._columns},
-            **{NEXT + c.name: (np.dtype(c.dtype), c.shape) for c in self._next_columns},
-        }
-        share = demonstration_share
-        slots = np.arange(batch_size + 1) * share
-        self._share = share
-        self._demonstration_slots = np.diff(np.floor(slots + 1e-9)).astype(bool)
-        self._index = WindowIndex(n_step, discount)
-        self._scalars_layout, self._scalars_at = _scalars_layout(self.schema)
-        self._sessions: dict[tuple[int, int], int] = {}
-        self._visible: int | None = None
-        self._demonstration_count = self._online_count = 0
+        _check_numbers(batch_size, n_step, discount, capacity_rows)
+        self._quotas = Quotas(batch_size, demonstration_share, intervention_share or 0.0)
+        self._interventions_apart = intervention_share is not None
+        self._reader = StoreReader(store_path)
         self._environment = open_for_reading(store_path)
-        self._gather = RowGather(
-            self._environment, self._table, self.schema, self._columns, self._next_columns
-        )
+        try:
+            info = self._reader.table(table)
+            known = self._reader.annotation_fields(table)
+            self._layout = BatchLayout(info.schema, fields, known, annotations, batch_size)
+        except BaseException:
+            self.close()
+            raise
+        self.schema, self.batch_size, self.rng = info.schema, batch_size, rng
+        self._info, self._rewards = info, rewards
+        self._n_step, self._discount = n_step, discount
+        self._capacity_rows = capacity_rows
+        self._visible: int | None = None
+        self._spans = dict.fromkeys(DataKind, (0, 0))
+        self._gather = RowGather(self._environment, info.identifier, info.schema, self._layout)
+        self._begin_index(self._rewards_field())
         self.refresh(None)
 
     @property
     def demonstration_transitions(self) -> int:
         """Windows of demonstrations that `sample` draws from."""
-        return self._demonstration_count
+        return _length(self._spans[DataKind.DEMONSTRATION])
 
     @property
     def online_transitions(self) -> int:
-        """Online windows that `sample` draws from."""
-        return self._online_count
+        """Online windows that `sample` draws from, those of interventions included."""
+        return _length(self._spans[DataKind.ONLINE])
+
+    @property
+    def intervention_transitions(self) -> int:
+        """Windows of interventions that `sample` draws from."""
+        return _length(self._spans[DataKind.INTERVENTION])
 
     def transitions_available(self) -> int:
         """Look at the store and return its number of online environment steps.
 
-        The last step of an ended episode counts once its ``is_last`` row is there.
+        Evicted steps count: the number never decreases. The last step of an ended episode counts
+        once its ``is_last`` row is there.
         """
-        self._read_new_rows()
+        self._follower.read()
         return self._index.online_transitions
 
     def refresh(self, environment_steps: int | None = None) -> None:
         """Make exactly the first `environment_steps` online steps visible; None means all.
 
-        "First" is the order of (actor, session, sequence) for one actor, and the order of
-        arrival for several. Demonstrations are always all visible.
+        "First" is the order of (session, sequence) for one actor, and the order of arrival for
+        several. Demonstrations are always all visible. Of actors' rows, evicted ones and those
+        beyond the capacity are left out.
 
         Raises:
             NotEnoughData: The store holds fewer; wait for `transitions_available` first.
         """
+        rewards = self._rewards_field()
+        if rewards is not None and rewards.written != self._rewards_written:
+            self._begin_index(rewards)
         available = self.transitions_available()
         if environment_steps is not None and environment_steps > available:
             raise NotEnoughData(
@@ -139,9 +157,7 @@ class ReplaySampler:
                 hint="wait until transitions_available() reaches the number",
             )
         self._visible = environment_steps
-        limit = available if environment_steps is None else environment_steps
-        self._online_count = self._index.online.visible(limit)
-        self._demonstration_count = self._index.demonstrations.visible(limit)
+        self._show()
 
     def sample(self, out: Batch | None = None) -> Batch:
         """Draw one batch.
@@ -152,8 +168,8 @@ class ReplaySampler:
         Raises:
             NotEnoughData: Nothing to draw from is visible.
         """
-        batch = self.allocate() if out is None else checked(out, self._layout, (self.batch_size,))
-        self._fill([self._draw()], batch)
+        batch = self._layout.allocate() if out is None else self._layout.checked(out)
+        self._fill(1, batch)
         return batch
 
     def sample_many(self, count: int, out: Batch | None = None) -> Batch:
@@ -164,16 +180,15 @@ class ReplaySampler:
         Raises:
             NotEnoughData: Nothing to draw from is visible.
         """
-        lead = (count, self.batch_size)
-        batch = self.allocate(count) if out is None else checked(out, self._layout, lead)
+        layout = self._layout
+        batch = layout.allocate(count) if out is None else layout.checked(out, count)
         flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()}
-        self._fill([self._draw() for _ in range(count)], flat)
+        self._fill(count, flat)
         return batch
 
     def allocate(self, count: int | None = None) -> Batch:
         """Return arrays for a batch, or for `count` batches with a leading axis."""
-        lead = (self.batch_size,) if count is None else (count, self.batch_size)
-        return allocate(self._layout, lead)
+        return self._layout.allocate(count)
 
     def state_dict(self) -> dict[str, object]:
         """Return the state of the random stream and what is visible, JSON-able."""
@@ -200,105 +215,113 @@ class ReplaySampler:
 
     def close(self) -> None:
         """Release the store."""
+        self._reader.close()
         self._environment.release()
 
-    def _draw(self) -> Records:
-        """Draw the windows of one batch, shape (B,)."""
-        demonstrations, online = self._demonstration_count, self._online_count
-        slots = self._demonstration_slots
-        if 0 < self._share < 1:
-            if demonstrations == 0:
-                slots = np.zeros_like(slots)
-            elif online == 0:
-                slots = np.ones_like(slots)
-        wanted = int(slots.sum())
-        if (wanted and not demonstrations) or (wanted < len(slots) and not online):
-            raise NotEnoughData(
-                "there is nothing to sample from",
-                got={"demonstrations": demonstrations, "online": online},
-                expected=f"both for demonstration_share={self._share}",
+    def _rewards_field(self) -> AnnotationField | None:
+        """Return what is annotated in place of rewards, None while nothing is.
+
+        Raises:
+            ReplayError: It is no scalar.
+        """
+        if self._rewards is None:
+            return None
+        field = self._reader.annotation_fields(self._info.name).get(self._rewards)
+        if field is not None and (field.shape != () or np.dtype(field.dtype).kind != "f"):
+            raise ReplayError(
+                f"the annotation {field.name!r} cannot stand for rewards",
+                got=f"{field.dtype} {field.shape}",
+                expected="a float without axes",
             )
-        windows = np.empty(len(slots), self._index.online.windows.dtype)
-        if wanted:
-            chosen = self.rng.integers(0, demonstrations, wanted)
-            windows[slots] = self._index.demonstrations.windows[chosen]
-        if wanted < len(slots):
-            chosen = self.rng.integers(0, online, len(slots) - wanted)
-            windows[~slots] = self._index.online.windows[chosen]
+        return field
+
+    def _begin_index(self, rewards: AnnotationField | None) -> None:
+        """Forget all windows; the next look at the store reads the whole table."""
+        self._rewards_written = 0 if rewards is None else rewards.written
+        self._index = WindowIndex(self._n_step, self._discount)
+        self._follower = TableFollower(
+            self._environment, self._info.identifier, self.schema, self._index, rewards
+        )
+
+    def _show(self) -> None:
+        """Forget what is evicted and find the windows to draw from."""
+        self._follower.forget_evicted()
+        pools = dict(zip(DataKind, self._index.pools, strict=True))
+        ends = {kind: pool.visible(self._visible) for kind, pool in pools.items()}
+        oldest = 0
+        if self._capacity_rows is not None and ends[DataKind.ONLINE]:
+            newest = int(pools[DataKind.ONLINE].windows["row"][ends[DataKind.ONLINE] - 1])
+            kept = self._capacity_rows - self._capacity_rows // 8
+            oldest = newest + 1 - max(kept - self._follower.demonstration_rows, 1)
+        for kind, pool in pools.items():
+            start = 0 if kind is DataKind.DEMONSTRATION else pool.begun_before(oldest)
+            self._spans[kind] = (min(start, ends[kind]), ends[kind])
+
+    def _kinds(self) -> npt.NDArray[np.uint8]:
+        """Return the kind of each slot of a batch, shape (B,).
+
+        Raises:
+            NotEnoughData: Nothing to draw from is visible.
+        """
+        available = {kind: _length(span) for kind, span in self._spans.items()}
+        if not self._interventions_apart:
+            available[DataKind.DEMONSTRATION] += available[DataKind.INTERVENTION]
+        return self._quotas.kinds(available)
+
+    def _draw(self, kinds: npt.NDArray[np.uint8]) -> Records:
+        """Draw one window of each of the kinds, shape (len(kinds),)."""
+        windows = np.empty(len(kinds), WINDOW)
+        for kind in DataKind:
+            places = np.flatnonzero(kinds == kind)
+            if not len(places):
+                continue
+            sources = [kind]
+            if kind is DataKind.DEMONSTRATION and not self._interventions_apart:
+                sources.append(DataKind.INTERVENTION)
+            counts = [_length(self._spans[source]) for source in sources]
+            chosen = self.rng.integers(0, sum(counts), len(places))
+            for source, count in zip(sources, counts, strict=True):
+                here = (chosen >= 0) & (chosen < count)
+                pool = self._index.pools[source].windows
+                windows[places[here]] = pool[self._spans[source][0] + chosen[here]]
+                chosen -= count
         return windows
 
-    def _fill(self, drawn: list[Records], batch: Batch) -> None:
-        windows = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
-        for name in _WINDOW_FIELDS:
+    def _fill(self, count: int, batch: Batch) -> None:
+        """Draw so many batches and copy them to where they go."""
+        kinds = self._kinds()
+        windows = np.concatenate([self._draw(kinds) for _ in range(count)])
+        following = {
+            name.removeprefix(NEXT): array for name, array in batch.items() if name.startswith(NEXT)
+        }
+        for _ in range(_REDRAWS):
+            absent = self._gather.fill(windows, self._follower.sessions, batch, following)
+            if not len(absent):
+                break
+            self._follower.read()
+            self._show()
+            windows[absent] = self._draw(self._kinds()[absent % self.batch_size])
+        else:
+            raise NotEnoughData(
+                "rows are evicted faster than they can be drawn",
+                hint="raise replay.capacity_rows or capacity_bytes",
+            )
+        for name in WINDOW_FIELDS:
             batch[name][...] = windows[name]
-        current = {c.name: batch[c.name] for c in self._columns}
-        following = {c.name: batch[NEXT + c.name] for c in self._next_columns}
-        self._gather.fill(windows, list(self._sessions), current, following)
-
-    def _read_new_rows(self) -> None:
-        """Index the rows that came since the last time, in the order of their keys."""
-        start, end = self._scalars_at
-        with self._environment.begin_buffers() as txn:
-            cursor = txn.cursor(self._environment.databases[ROWS])
-            found = cursor.set_range(ROW_KEY.pack(self._table, 0, 0, 0))
-            while found:
-                table, actor, session, _ = ROW_KEY.unpack(cursor.key())
-                if table != self._table:
-                    break
-                number = self._sessions.setdefault((actor, session), len(self._sessions))
-                place = (self._table, actor, session)
-                found = cursor.set_range(ROW_KEY.pack(*place, self._index.next_sequence(number)))
-                prefix = ROW_KEY.pack(*place, 0)[:-8]
-                heads: list[bytes] = []
-                while found and bytes(cursor.key()[:-8]) == prefix:
-                    heads.append(bytes(cursor.value()[start:end]))
-                    found = cursor.next()
-                scalars = np.frombuffer(b"".join(heads), self._scalars_layout).astype(SCALARS)
-                self._index.add(number, scalars)
-                found = cursor.set_range(ROW_KEY.pack(*place, SEQUENCE_LIMIT))
 
 
-def _scalars_layout(schema: RowSchema) -> tuple[np.dtype[Any], tuple[int, int]]:
-    """Return the dtype of the bytes of a row that hold its scalars, and where these bytes are."""
-    offsets = {name: field_offset(schema, name) for name in SCALARS.names or ()}
-    start = min(offsets.values())
-    end = max(offset + SCALARS[name].itemsize for name, offset in offsets.items())
-    layout = {
-        "names": list(offsets),
-        "formats": [SCALARS[name] for name in offsets],
-        "offsets": [offset - start for offset in offsets.values()],
-        "itemsize": end - start,
-    }
-    return np.dtype(layout), (start, end)  # type: ignore[call-overload]
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
 
 
-def _has_next(name: str) -> bool:
-    return name.startswith(("state/", "images/")) or name == "base_action"
-
-
-def _column(schema: RowSchema, name: str) -> Field:
-    columns = {c.name: c for c in schema.fields}
-    if name in _WINDOW_FIELDS:
-        raise ReplayError(
-            f"the field {name!r} is in every batch already", hint="leave it out of fields"
-        )
-    if name not in columns:
-        nearest = difflib.get_close_matches(name, columns, 1)
-        raise ReplayError(
-            "the table has no such field",
-            got=name,
-            expected=sorted(columns),
-            hint=f"did you mean {nearest[0]!r}?" if nearest else None,
-        )
-    return columns[name]
-
-
-def _check_numbers(batch_size: int, n_step: int, discount: float, share: float) -> None:
+def _check_numbers(
+    batch_size: int, n_step: int, discount: float, capacity_rows: int | None
+) -> None:
     for name, value, valid, expected in (
         ("batch_size", batch_size, batch_size >= 1, ">= 1"),
         ("n_step", n_step, 1 <= n_step < 2**15, "1 to 32767"),
         ("discount", discount, 0 <= discount <= 1, "in [0, 1]"),
-        ("demonstration_share", share, 0 <= share <= 1, "in [0, 1]"),
+        ("capacity_rows", capacity_rows, capacity_rows is None or capacity_rows >= 1, ">= 1"),
     ):
         if not valid:
             raise ReplayError(f"{name} is out of range", got=value, expected=expected)

@@ -65,6 +65,10 @@ class SamplerOptions:
     n_step: int
     discount: float
     demonstration_share: float
+    intervention_share: float | None = None
+    capacity_rows: int | None = None
+    rewards: str | None = None
+    annotations: tuple[str, ...] = ()
 
     def open(self, store: Path, rng: np.random.Generator) -> ReplaySampler:
         """Open a sampler of a store.
@@ -82,11 +86,15 @@ class SamplerOptions:
             discount=self.discount,
             demonstration_share=self.demonstration_share,
             rng=rng,
+            intervention_share=self.intervention_share,
+            capacity_rows=self.capacity_rows,
+            rewards=self.rewards,
+            annotations=self.annotations,
         )
 
     def to_header(self) -> dict[str, object]:
         """Return the header entries that `from_message` reads."""
-        return {**asdict(self), "fields": list(self.fields)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
@@ -95,22 +103,33 @@ class SamplerOptions:
         Raises:
             WireError: One is absent, of a wrong type or beyond its limit.
         """
-        fields = message.header.get("fields")
-        if (
-            not isinstance(fields, list)
-            or len(fields) > MAXIMUM_FIELDS
-            or not all(isinstance(name, str) and len(name) <= 256 for name in fields)
-        ):
-            raise WireError(
-                "the fields to sample are not a list of names",
-                got=repr(fields)[:200],
-                expected=f"up to {MAXIMUM_FIELDS} names",
-            )
+        header = message.header
         return cls(
             message.text("table", 64),
-            tuple(fields),
+            _names(message, "fields"),
             message.integer("batch_size", MAXIMUM_BATCH_SIZE + 1),
             message.integer("n_step", MAXIMUM_N_STEP + 1),
             message.number("discount", 1.0),
             message.number("demonstration_share", 1.0),
+            None
+            if header.get("intervention_share") is None
+            else message.number("intervention_share", 1.0),
+            None if header.get("capacity_rows") is None else message.integer("capacity_rows"),
+            None if header.get("rewards") is None else message.text("rewards", 64),
+            _names(message, "annotations"),
         )
+
+
+def _names(message: Message, entry: str) -> tuple[str, ...]:
+    names = message.header.get(entry, [])
+    if (
+        not isinstance(names, list)
+        or len(names) > MAXIMUM_FIELDS
+        or not all(isinstance(name, str) and len(name) <= 256 for name in names)
+    ):
+        raise WireError(
+            f"the {entry} to sample are not a list of names",
+            got=repr(names)[:200],
+            expected=f"up to {MAXIMUM_FIELDS} names",
+        )
+    return tuple(names)

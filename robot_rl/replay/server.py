@@ -25,16 +25,22 @@ from robot_rl.replay.endpoint import (
     write_endpoint,
 )
 from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, WireError
+from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.keys import ServerKeys
 from robot_rl.replay.listener import DEFAULT_MEMORY_BYTES, Listener
 from robot_rl.replay.log_limit import LogLimit
 from robot_rl.replay.mailbox import Mailbox
 from robot_rl.replay.memory import keep_freed_memory
-from robot_rl.replay.messages import error_header, parse_episodes, split_rows
+from robot_rl.replay.messages import (
+    error_header,
+    parse_annotations,
+    parse_episodes,
+    split_rows,
+)
 from robot_rl.replay.records import ACTOR_LIMIT, SEQUENCE_LIMIT, SESSION_LIMIT, TABLE_LIMIT
 from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.sessions import RowBatch
-from robot_rl.replay.store import DEFAULT_MAP_SIZE, Fsync, StoreWriter
+from robot_rl.replay.store import DEFAULT_MAP_SIZE, NO_LIMIT, Fsync, StoreWriter
 from robot_rl.replay.wire import DEFAULT_MESSAGE_BYTES, Frame, Kind, Message, decode, encode
 from robot_rl.signals import stop_event
 
@@ -65,6 +71,7 @@ class ReplayServer:
         message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
         memory_bytes: Most that may wait in memory, unread or unsent, before all connections
             are cut.
+        capacity: How much is kept before the oldest episodes are evicted.
 
     Attributes:
         address: Where a client on this machine reaches it, with the port it really got.
@@ -73,6 +80,7 @@ class ReplayServer:
         AddressRefused: Not an address of this machine, or beyond loopback without keys.
         KeysError: The keys cannot be read.
         AddressInUse: The port is taken.
+        CapacityRefused: The capacity does not fit `map_size_bytes`.
         StoreInUse: Another server writes this store.
         StoreError: The store cannot be opened.
     """
@@ -89,6 +97,7 @@ class ReplayServer:
         map_size_bytes: int = DEFAULT_MAP_SIZE,
         message_bytes: int = DEFAULT_MESSAGE_BYTES,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        capacity: Capacity = NO_LIMIT,
     ) -> None:
         """Open the store and listen; see the class."""
         check_protected(address, keys=keys is not None)
@@ -99,7 +108,9 @@ class ReplayServer:
         self._group_rows, self._group_seconds = group_rows, group_seconds
         self._message_bytes = message_bytes
         with ExitStack() as opened:
-            self._writer = StoreWriter(path, fsync=fsync, map_size_bytes=map_size_bytes)
+            self._writer = StoreWriter(
+                path, fsync=fsync, map_size_bytes=map_size_bytes, capacity=capacity
+            )
             opened.callback(self._writer.close)
             self._sampling = SamplingService(path, message_bytes)
             opened.callback(self._sampling.close)
@@ -132,6 +143,7 @@ class ReplayServer:
             Kind.GET_STATISTICS: self._get_statistics,
             Kind.SAMPLE: self._sampling.submit,
             Kind.COUNT_WINDOWS: self._sampling.submit,
+            Kind.ANNOTATE: self._annotate,
         }
 
     def run(self, stop: threading.Event) -> None:
@@ -280,6 +292,10 @@ class ReplayServer:
             "uptime_seconds": time.monotonic() - self._started,
         }
         self._reply(client, message, Kind.STATISTICS, statistics=statistics)
+
+    def _annotate(self, client: bytes, message: Message) -> None:
+        stored = self._writer.annotate(parse_annotations(message))
+        self._reply(client, message, Kind.ANNOTATED, stored=stored)
 
     def _commit_is_due(self) -> bool:
         if not self._pending or not self._group:

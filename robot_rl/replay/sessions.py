@@ -20,12 +20,14 @@ class Session:
         episode: The open episode, or None between episodes.
         ended_by: Source of the last row where it was terminated or truncated, so that ``is_last``
             must follow; else None.
+        closed: Whether the actor has begun a later session, so that nothing may be added.
     """
 
     owner: str
     next_sequence: int = 0
     episode: EpisodeRecord | None = None
     ended_by: int | None = None
+    closed: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: 
         next_episode: Identifier of the next episode that begins.
 
     Raises:
-        SessionTaken: The batch carries another owner token.
+        SessionTaken: The batch carries another owner token, or adds to a closed session.
         SequenceGap: The batch begins after the next row.
         RowRefused: A row breaks the order of an episode or has an impossible flag.
     """
@@ -76,6 +78,12 @@ def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: 
     if skip < 0:
         raise SequenceGap(
             "rows are missing before these", got=batch.first_sequence, expected=before.next_sequence
+        )
+    if before.closed and skip < len(batch.rows):
+        raise SessionTaken(
+            "the session is closed: its actor has begun a later one",
+            got=batch.session,
+            hint="let only one process write as this actor",
         )
     state = replace(before)
     episodes: dict[int, EpisodeRecord] = {}
@@ -112,7 +120,7 @@ def read_facts(row: memoryview | bytes, flags: RowFlags) -> RowFacts:
             expected="booleans 0 or 1, source 0 (demo), 1 (policy) or 2 (intervention)",
         )
     ended = not is_last and bool(terminated or truncated)
-    return RowFacts(len(row), bool(is_last), ended, bool(success), source)
+    return RowFacts(len(row), bool(is_last), ended, bool(terminated), bool(success), source)
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:

@@ -7,8 +7,7 @@ committed: it survives kill -9 of every process, and with ``fsync="group"`` a po
 from __future__ import annotations
 
 import fcntl
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
@@ -16,6 +15,8 @@ import lmdb
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.replay.annotations import Annotations, write_annotations
+from robot_rl.replay.counts import TableCounts, statistics
 from robot_rl.replay.environment import (
     EPISODES,
     ROWS,
@@ -29,30 +30,30 @@ from robot_rl.replay.errors import (
     SequenceGap,
     SessionTaken,
     StoreError,
+    StoreFull,
     StoreInUse,
     WeightsRefused,
 )
+from robot_rl.replay.eviction import Capacity, Evictor, read_evicted
 from robot_rl.replay.reader import read_episodes, read_tables, read_weights
 from robot_rl.replay.records import (
     EPISODE_KEY,
     ROW_KEY,
-    SEQUENCE_LIMIT,
-    SESSION_KEY,
-    SESSION_LIMIT,
     TABLE_KEY,
     TABLE_LIMIT,
     EpisodeRecord,
     RowFlags,
     SessionKey,
-    TableCounts,
     TableInfo,
     WeightsRecord,
 )
-from robot_rl.replay.sessions import RowBatch, Session, plan_batch, read_facts
+from robot_rl.replay.session_book import SessionBook
+from robot_rl.replay.sessions import Plan, RowBatch, Session, plan_batch
 
 Fsync = Literal["none", "group"]
 DEFAULT_MAP_SIZE = 256 << 30
 MAXIMUM_TABLES = 256
+NO_LIMIT = Capacity()
 
 
 class StoreWriter:
@@ -62,16 +63,24 @@ class StoreWriter:
         path: Folder; created where absent.
         fsync: ``"none"`` commits without waiting for the disk, ``"group"`` waits.
         map_size_bytes: Largest size of the store's (sparse) file.
+        capacity: How much is kept before the oldest episodes are evicted.
 
     Raises:
+        CapacityRefused: The capacity does not fit `map_size_bytes`.
         StoreInUse: Another process writes this store.
         StoreError: The folder cannot be opened.
     """
 
     def __init__(
-        self, path: Path, *, fsync: Fsync = "none", map_size_bytes: int = DEFAULT_MAP_SIZE
+        self,
+        path: Path,
+        *,
+        fsync: Fsync = "none",
+        map_size_bytes: int = DEFAULT_MAP_SIZE,
+        capacity: Capacity = NO_LIMIT,
     ) -> None:
         """Lock and open the store; see the class."""
+        capacity.check(map_size_bytes)
         self.path = path
         self._lock_file = _lock_store(path)
         try:
@@ -81,19 +90,21 @@ class StoreWriter:
         except BaseException:
             self._lock_file.close()
             raise
+        databases = self._environment.databases
         self._rows, self._episodes, self._tables_db, self._weights_db = (
-            self._environment.databases[name] for name in (ROWS, EPISODES, TABLES, WEIGHTS)
+            databases[name] for name in (ROWS, EPISODES, TABLES, WEIGHTS)
         )
-        self._sessions: dict[SessionKey, Session] = {}
         with self._environment.begin() as txn:
             self.tables = {info.name: info for info in read_tables(txn, self._tables_db)}
-            self._schemas = {t.identifier: t.schema for t in self.tables.values()}
-            self._flags = {t.identifier: RowFlags.of(t.schema) for t in self.tables.values()}
-            self._counts = {t.identifier: TableCounts() for t in self.tables.values()}
-            self._next_episode = 0
-            for record in read_episodes(txn, self._episodes):
-                self._counts[record.table].replace_episode(None, record)
-                self._next_episode = record.identifier + 1
+            numbers = [t.identifier for t in self.tables.values()]
+            self._evicted = {number: read_evicted(txn, databases, number) for number in numbers}
+        self._schemas = {t.identifier: t.schema for t in self.tables.values()}
+        self._flags = {t.identifier: RowFlags.of(t.schema) for t in self.tables.values()}
+        self._counts = {number: TableCounts() for number in numbers}
+        self._book = SessionBook(self._environment, self._flags)
+        self._evictor = Evictor(self._environment, capacity)
+        self._next_episode = self._evictor.next_episode
+        self._read_episodes()
 
     def open_table(
         self, name: str, schema: RowSchema, metadata: Mapping[str, object] | None = None
@@ -121,11 +132,14 @@ class StoreWriter:
         self.tables[name] = info
         self._schemas[identifier] = schema
         self._flags[identifier] = flags
-        self._counts[identifier] = TableCounts()
+        self._counts[identifier], self._evicted[identifier] = TableCounts(), TableCounts()
         return info
 
     def open_session(self, table: int, actor: int, session: int | None, owner: str) -> SessionKey:
         """Begin a session, or go on with one that the same owner began.
+
+        Beginning one closes the actor's session before it; an episode that was open there is cut
+        short.
 
         Args:
             table: Number of the table.
@@ -135,27 +149,14 @@ class StoreWriter:
 
         Raises:
             SessionTaken: The session has another owner, or newer sessions exist already.
+            StoreError: It cannot be written.
         """
-        latest = self._latest_session(table, actor)
-        if session is None:
-            session = 0 if latest is None else latest[0] + (latest[1] != owner)
-        key = (table, actor, session)
-        known = self._owner(key)
-        if known is not None and known != owner:
-            raise SessionTaken(
-                f"session {session} of actor {actor} was begun by another writer",
-                hint="open a new session, or pass the owner token that the session began with",
-            )
-        if known is None:
-            if latest is not None and session < latest[0]:
-                raise SessionTaken(
-                    f"actor {actor} has begun a later session already",
-                    got=session,
-                    expected=f"> {latest[0]}, so that sessions are in order of time",
-                )
-            value = json.dumps({"owner": owner}).encode()
-            self._put(self._tables_db, SESSION_KEY.pack(*key), value)
-        self.session(key)
+        try:
+            key, cut = self._book.open(table, actor, session, owner)
+        except lmdb.Error as error:
+            raise store_error(error, self.path) from error
+        if cut is not None:
+            self._recount(*cut)
         return key
 
     def session(self, key: SessionKey) -> Session:
@@ -164,13 +165,7 @@ class StoreWriter:
         Raises:
             SessionTaken: Nobody has begun it.
         """
-        state = self._sessions.get(key)
-        if state is None:
-            owner = self._owner(key)
-            if owner is None:
-                raise SessionTaken("the session was never opened", got=key)
-            state = self._sessions[key] = self._recover(key, owner)
-        return state
+        return self._book.state(key)
 
     def schema(self, table: int) -> RowSchema:
         """Return the schema of a table's rows.
@@ -183,7 +178,9 @@ class StoreWriter:
         return self._schemas[table]
 
     def append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
-        """Put rows in one commit; rows that are there already are skipped.
+        """Put rows in one commit, and evict the oldest episodes where the store is too full.
+
+        Rows that are there already are skipped.
 
         Returns:
             For each batch None, or the error for which the whole batch was refused.
@@ -195,18 +192,19 @@ class StoreWriter:
         states: dict[SessionKey, Session] = {}
         changed: dict[int, EpisodeRecord] = {}
         results: list[RobotRLError | None] = []
-        next_episode = self._next_episode
+        gone: list[EpisodeRecord] = []
+        inserted, next_episode = 0, self._next_episode
         try:
             with self._environment.begin(write=True) as txn:
                 for batch in batches:
+                    before = states.get(batch.session)
                     try:
-                        before = states.get(batch.session) or self.session(batch.session)
-                        flags = self._flags[batch.session[0]]
-                        plan = plan_batch(batch, before, flags, next_episode)
-                    except (SequenceGap, SessionTaken, RowRefused) as error:
+                        before = before or self.session(batch.session)
+                        plan = self._plan(txn, batch, before, next_episode)
+                    except (SequenceGap, SessionTaken, RowRefused, StoreFull) as error:
                         results.append(error)
                         continue
-                    self._put_rows(txn, batch, before.next_sequence)
+                    inserted += self._put_rows(txn, batch, before.next_sequence)
                     states[batch.session] = plan.after
                     changed.update(plan.episodes)
                     next_episode = plan.next_episode
@@ -214,12 +212,35 @@ class StoreWriter:
                 for record in changed.values():
                     key = EPISODE_KEY.pack(record.identifier)
                     txn.put(key, record.to_bytes(), db=self._episodes)
+                gone = self._evictor.step(txn, inserted)
         except lmdb.Error as error:
+            self._evictor.line_up(gone)
             raise store_error(error, self.path) from error
-        self._count(changed)
-        self._sessions.update(states)
+        self._count(changed.values(), gone)
+        self._book.update(states)
         self._next_episode = next_episode
         return results
+
+    def annotate(self, new: Annotations) -> int:
+        """Put annotations durably; those that are stored already are skipped.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            StoreError: There is no such table, or LMDB failed.
+            SchemaMismatch: The name was declared with another dtype or shape.
+            AnnotationRefused: Impossible values, rows that are not there, or a version that is
+                stored with another value. Nothing was written.
+        """
+        info = self.tables.get(new.table)
+        if info is None:
+            raise StoreError("there is no such table", got=new.table, expected=sorted(self.tables))
+        try:
+            with self._environment.begin(write=True) as txn:
+                return write_annotations(txn, self._environment.databases, info, new)
+        except lmdb.Error as error:
+            raise store_error(error, self.path) from error
 
     def put_weights(self, record: WeightsRecord) -> None:
         """Keep the latest weights under a name, durably; the same ones again are accepted.
@@ -253,7 +274,10 @@ class StoreWriter:
         info = self._environment.handle.info()
         page = self._environment.handle.stat()["psize"]
         return {
-            "tables": {t.name: self._counts[t.identifier].to_dict() for t in self.tables.values()},
+            "tables": {
+                t.name: statistics(self._counts[t.identifier], self._evicted[t.identifier])
+                for t in self.tables.values()
+            },
             "file_bytes": (info["last_pgno"] + 1) * page,
             "map_size_bytes": info["map_size"],
         }
@@ -275,55 +299,69 @@ class StoreWriter:
         except lmdb.Error as error:
             raise store_error(error, self.path) from error
 
-    def _put_rows(self, txn: lmdb.Transaction[bytes], batch: RowBatch, stored: int) -> None:
+    def _read_episodes(self) -> None:
+        """Count what is stored, and close what an older server left open."""
+        still_open = []
+        with self._environment.begin() as txn:
+            for record in read_episodes(txn, self._episodes):
+                self._recount(None, record)
+                self._next_episode = max(self._next_episode, record.identifier + 1)
+                if not record.sealed:
+                    still_open.append(record)
+        for old, new in self._book.cut_orphans(still_open):
+            self._recount(old, new)
+
+    def _plan(
+        self, txn: lmdb.Transaction[bytes], batch: RowBatch, before: Session, next_episode: int
+    ) -> Plan:
+        """Work out what a batch does.
+
+        Raises:
+            SequenceGap, SessionTaken, RowRefused: It breaks the order of its session.
+            StoreFull: There is no room for its rows, whatever is evicted.
+        """
+        plan = plan_batch(batch, before, self._flags[batch.session[0]], next_episode)
+        new = plan.after.next_sequence - before.next_sequence
+        if new and self._evictor.has_limits:
+            of_demonstrations = any(e.is_demonstration for e in plan.episodes.values())
+            full = self._evictor.refusal(txn, new if of_demonstrations else 0, self._totals())
+            if full is not None:
+                raise full
+        return plan
+
+    def _put_rows(self, txn: lmdb.Transaction[bytes], batch: RowBatch, stored: int) -> int:
+        """Put the rows that are not stored yet and return how many they are."""
         skip = max(stored - batch.first_sequence, 0)
         for index in range(skip, len(batch.rows)):
             key = ROW_KEY.pack(*batch.session, batch.first_sequence + index)
             if not txn.put(key, batch.rows[index], overwrite=False, db=self._rows):
                 raise StoreError("a row is in the store that its episode does not know", got=key)
+        return max(len(batch.rows) - skip, 0)
 
-    def _count(self, changed: Mapping[int, EpisodeRecord]) -> None:
-        for record in changed.values():
-            old = self._sessions[(record.table, record.actor, record.session)].episode
+    def _count(self, changed: Iterable[EpisodeRecord], gone: Iterable[EpisodeRecord]) -> None:
+        """Bring the totals up to date; call before the sessions' states are replaced."""
+        for record in changed:
+            old = self._book.state(record.session_key).episode
             same = old is not None and old.identifier == record.identifier
-            self._counts[record.table].replace_episode(old if same else None, record)
+            self._recount(old if same else None, record)
+        for record in gone:
+            self._counts[record.table].remove(record)
+            self._evicted[record.table].add(record)
 
-    def _owner(self, key: SessionKey) -> str | None:
-        with self._environment.begin() as txn:
-            value = txn.get(SESSION_KEY.pack(*key), db=self._tables_db)
-        return None if value is None else str(json.loads(value)["owner"])
+    def _recount(self, old: EpisodeRecord | None, new: EpisodeRecord) -> None:
+        if old is not None:
+            self._counts[new.table].remove(old)
+        self._counts[new.table].add(new)
+        self._evictor.line_up([new])
 
-    def _latest_session(self, table: int, actor: int) -> tuple[int, str] | None:
-        with self._environment.begin() as txn, txn.cursor(self._tables_db) as cursor:
-            found = cursor.set_range(SESSION_KEY.pack(table, actor, SESSION_LIMIT))
-            if not (cursor.prev() if found else cursor.last()):
-                return None
-            key = cursor.key()
-            if len(key) != SESSION_KEY.size or SESSION_KEY.unpack(key)[:2] != (table, actor):
-                return None
-            return SESSION_KEY.unpack(key)[2], str(json.loads(cursor.value())["owner"])
-
-    def _recover(self, key: SessionKey, owner: str) -> Session:
-        """Find the end of a session that was written before this process started."""
-        with self._environment.begin() as txn:
-            with txn.cursor(self._rows) as cursor:
-                found = cursor.set_range(ROW_KEY.pack(*key, SEQUENCE_LIMIT))
-                if not (cursor.prev() if found else cursor.last()):
-                    return Session(owner)
-                *prefix, sequence = ROW_KEY.unpack(cursor.key())
-                if tuple(prefix) != key:
-                    return Session(owner)
-                row = cursor.value()
-            facts = read_facts(row, self._flags[key[0]])
-            if facts.is_last:
-                return Session(owner, sequence + 1)
-            with txn.cursor(self._episodes) as cursor:
-                for identifier, value in cursor.iterprev():
-                    record = EpisodeRecord.from_bytes(identifier, value)
-                    if (record.table, record.actor, record.session) == key:
-                        ended_by = facts.source if facts.ended else None
-                        return Session(owner, sequence + 1, record, ended_by)
-        raise StoreError("a session has rows but no episode", got=key)
+    def _totals(self) -> TableCounts:
+        """Return the sums over all tables that eviction needs."""
+        counts = self._counts.values()
+        return TableCounts(
+            size=sum(c.size for c in counts),
+            demonstration_rows=sum(c.demonstration_rows for c in counts),
+            demonstration_size=sum(c.demonstration_size for c in counts),
+        )
 
 
 def _lock_store(path: Path) -> IO[bytes]:

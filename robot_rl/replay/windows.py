@@ -2,7 +2,8 @@
 
 Pure arithmetic on the scalars of rows, without a store. A window that starts at row t covers
 m <= n steps: it stops at the episode's end, and its next observation is row t + m. Termination
-gives discount 0; truncation bootstraps from the stored last observation.
+gives discount 0; truncation bootstraps from the stored last observation. In an episode that was
+cut short the last row serves as the last observation, unless it is terminated.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 
 SCALARS = np.dtype(
     [
@@ -29,50 +30,94 @@ WINDOW = np.dtype(
         ("session", np.int32),
         ("sequence", np.int64),
         ("steps", np.int16),
+        ("ahead", np.int16),  # rows from here to the next observation
         ("reward", np.float32),
         ("discount", np.float32),
         ("source", np.uint8),
         ("needed", np.int64),
+        ("row", np.int64),
     ]
 )
+
+STRETCH = np.dtype([("session", np.int32), ("first", np.int64), ("end", np.int64)])
 
 Records = npt.NDArray[Any]
 
 
-class WindowPool:
-    """A growing array of complete windows, in the order in which they became complete.
+def place_codes(session: npt.ArrayLike, sequence: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Pack places of rows into one integer each, in the order of (session, sequence).
 
-    ``needed`` of a window is how many online transitions must be visible for all its rows to be;
-    it never decreases along the pool, so what is visible is a prefix.
+    One integer sorts faster than a pair; a session of 2^40 rows would last a millennium.
+    """
+    return (np.asarray(session, np.int64) << 40) | np.asarray(sequence, np.int64)
+
+
+class WindowPool:
+    """The complete windows of one kind, in the order in which they became complete.
+
+    ``needed`` of a window is how many online transitions must be visible for all its rows to be,
+    ``row`` the number of its first row among all rows of actors. Neither decreases along the pool,
+    so what is visible is one stretch of it. What is forgotten makes room for what comes.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self._windows = np.empty(1024, WINDOW)
-        self._size = 0
+        self._start = self._end = 0
 
     @property
     def windows(self) -> Records:
         """All windows, a view of dtype `WINDOW`."""
-        return self._windows[: self._size]
+        return self._windows[self._start : self._end]
 
     def extend(self, windows: Records) -> None:
-        """Add windows, making ``needed`` non-decreasing."""
-        end = self._size + len(windows)
-        if end > len(self._windows):
-            grown = np.empty(max(end, 2 * len(self._windows)), WINDOW)
-            grown[: self._size] = self.windows
-            self._windows = grown
-        self._windows[self._size : end] = windows
+        """Add windows, making ``needed`` and ``row`` non-decreasing."""
+        self._make_room(len(windows))
+        end = self._end + len(windows)
+        self._windows[self._end : end] = windows
         if len(windows):
-            needed = self._windows["needed"]
-            start = max(self._size - 1, 0)
-            needed[start:end] = np.maximum.accumulate(needed[start:end])
-        self._size = end
+            start = max(self._end - 1, self._start)
+            for name in ("needed", "row"):
+                values = self._windows[name]
+                values[start:end] = np.maximum.accumulate(values[start:end])
+        self._end = end
 
-    def visible(self, online_transitions: int) -> int:
+    def visible(self, online_transitions: int | None) -> int:
         """Return how many windows have all rows among the first so many online transitions."""
+        if online_transitions is None:
+            return self._end - self._start
         return int(np.searchsorted(self.windows["needed"], online_transitions, side="right"))
+
+    def begun_before(self, row: int) -> int:
+        """Return how many windows start at a row with a smaller number."""
+        return int(np.searchsorted(self.windows["row"], row, side="left"))
+
+    def forget(self, stretches: Records) -> None:
+        """Drop the windows that start in stretches of sessions.
+
+        Args:
+            stretches: Shape (n,), dtype `STRETCH`, none overlapping.
+        """
+        windows = self.windows
+        order = np.sort(place_codes(stretches["session"], stretches["first"]))
+        ends = np.sort(place_codes(stretches["session"], stretches["end"]))
+        codes = place_codes(windows["session"], windows["sequence"])
+        at = np.searchsorted(order, codes, side="right") - 1
+        kept = windows[(at < 0) | (codes >= ends[at])]
+        # Evicted windows are old, so that those that stay are near the end already.
+        self._start = self._end - len(kept)
+        self._windows[self._start : self._end] = kept
+
+    def _make_room(self, count: int) -> None:
+        live = self._end - self._start
+        if self._end + count <= len(self._windows):
+            return
+        size = len(self._windows)
+        if live + count > size // 2:
+            size = 2 * (live + count)
+        moved = np.empty(size, WINDOW)
+        moved[:live] = self.windows
+        self._windows, self._start, self._end = moved, 0, live
 
 
 @dataclass
@@ -82,6 +127,17 @@ class _Tail:
     first_sequence: int
     scalars: Records
     needed: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, first_sequence: int) -> _Tail:
+        none = np.empty(0, np.int64)
+        return cls(first_sequence, np.empty(0, SCALARS), none, none)
+
+    def without(self, count: int) -> _Tail:
+        """Return the tail after so many rows, without a view of what is gone."""
+        parts = (part[count:].copy() for part in (self.scalars, self.needed, self.rows))
+        return _Tail(self.first_sequence + count, *parts)
 
 
 class WindowIndex:
@@ -94,22 +150,34 @@ class WindowIndex:
     Attributes:
         demonstrations: Windows that start at a row of source demo.
         online: Windows of policy and intervention rows.
-        online_transitions: Online rows with an action so far.
+        interventions: Those of intervention rows once more.
+        online_transitions: Online steps so far, those of rows that were never seen included.
+        online_rows: Rows of actors' episodes so far, likewise.
     """
 
     def __init__(self, n_step: int, discount: float) -> None:
         """Start empty."""
         self.n_step, self.discount = n_step, discount
         self.demonstrations, self.online = WindowPool(), WindowPool()
-        self.online_transitions = 0
+        self.interventions = WindowPool()
+        self.online_transitions = self.online_rows = 0
         self._tails: dict[int, _Tail] = {}
+
+    @property
+    def pools(self) -> tuple[WindowPool, WindowPool, WindowPool]:
+        """Demonstrations, interventions and online windows: the order of `DataKind`."""
+        return self.demonstrations, self.interventions, self.online
 
     def next_sequence(self, session: int) -> int:
         """Return the sequence of the row that `add` expects next of a session."""
         tail = self._tails.get(session)
         return 0 if tail is None else tail.first_sequence + len(tail.scalars)
 
-    def add(self, session: int, scalars: Records) -> int:
+    def begin(self, session: int, sequence: int) -> None:
+        """Begin an episode; rows before it that were not added have been evicted."""
+        self._tails[session] = _Tail.empty(sequence)
+
+    def add(self, session: int, scalars: Records, *, of_actor: bool = True) -> int:
         """Take in the rows that follow in a session.
 
         A last row that ended its episode is left for later if its ``is_last`` row is not there.
@@ -117,32 +185,78 @@ class WindowIndex:
         Args:
             session: Number of the session, any small integer.
             scalars: Shape (rows,), dtype `SCALARS`.
+            of_actor: Whether they count among the rows of actors; else they are demonstrations'.
 
         Returns:
             How many rows were taken in.
         """
         taken = complete_rows(scalars)
-        scalars = scalars[:taken]
-        if taken == 0:
-            return 0
-        tail = self._tails.get(session)
-        online = ~scalars["is_last"] & (scalars["source"] != SOURCE_DEMONSTRATION)
+        if taken:
+            self._extend_tail(session, scalars[:taken], of_actor)
+            self._emit(session)
+        return taken
+
+    def cut(self, session: int, scalars: Records, *, of_actor: bool = True) -> None:
+        """Complete the windows of an episode that was cut short, and forget the session.
+
+        What becomes complete thereby is visible with the next online step, whenever the cut is
+        noticed, so that what is visible does not depend on the time of looking.
+
+        Args:
+            session: As in `add`.
+            scalars: Its last row, shape (1,), if `add` has left that for later; else shape (0,).
+            of_actor: As in `add`.
+        """
+        whole = len(scalars) > 0 and bool(scalars[0]["terminated"])
+        last = scalars.copy()
+        if not whole:
+            last["is_last"] = True
+        self._extend_tail(session, last, of_actor)
+        tail = self._tails[session]
+        if whole:
+            # Nothing bootstraps from the row that would follow: the row before stands in for it.
+            ahead = np.zeros(1, SCALARS)
+            ahead["is_last"] = True
+            tail.scalars = np.concatenate((tail.scalars, ahead))
+            tail.needed = np.append(tail.needed, tail.needed[-1])
+            tail.rows = np.append(tail.rows, tail.rows[-1])
+        elif len(tail.scalars):
+            tail.scalars["is_last"][-1] = True
+            if tail.scalars["source"][-1] != SOURCE_DEMONSTRATION:
+                tail.needed[-1] = self.online_transitions + 1
+        self._emit(session, without_last=whole)
+        del self._tails[session]
+
+    def _extend_tail(self, session: int, scalars: Records, of_actor: bool) -> None:
+        demonstration = scalars["source"] == SOURCE_DEMONSTRATION
+        online = ~scalars["is_last"] & ~demonstration
         needed = self.online_transitions + np.cumsum(online)
-        needed[scalars["source"] == SOURCE_DEMONSTRATION] = 0
+        needed[demonstration] = 0
         self.online_transitions += int(online.sum())
-        first = 0
-        if tail is not None:
-            first = tail.first_sequence
-            scalars = np.concatenate((tail.scalars, scalars))
-            needed = np.concatenate((tail.needed, needed))
-        windows, done = make_windows(scalars, needed, self.n_step, self.discount)
+        rows = np.full(len(scalars), self.online_rows)
+        if of_actor:
+            rows += np.arange(1, len(scalars) + 1)
+            self.online_rows += len(scalars)
+        tail = self._tails.setdefault(session, _Tail.empty(0))
+        tail.scalars = np.concatenate((tail.scalars, scalars))
+        tail.needed = np.concatenate((tail.needed, needed))
+        tail.rows = np.concatenate((tail.rows, rows))
+
+    def _emit(self, session: int, *, without_last: bool = False) -> None:
+        """Move the windows that are complete from a session's tail into the pools."""
+        tail = self._tails[session]
+        windows, done = make_windows(tail.scalars, tail.needed, self.n_step, self.discount)
+        windows["ahead"] = windows["steps"]
+        if without_last:
+            windows["ahead"] -= windows["sequence"] + windows["steps"] == len(tail.scalars) - 1
+        windows["row"] = tail.rows[windows["sequence"]]
         windows["session"] = session
-        windows["sequence"] += first
+        windows["sequence"] += tail.first_sequence
         demonstration = windows["source"] == SOURCE_DEMONSTRATION
         self.demonstrations.extend(windows[demonstration])
         self.online.extend(windows[~demonstration])
-        self._tails[session] = _Tail(first + done, scalars[done:].copy(), needed[done:].copy())
-        return taken
+        self.interventions.extend(windows[windows["source"] == SOURCE_INTERVENTION])
+        self._tails[session] = tail.without(done)
 
 
 def complete_rows(scalars: Records) -> int:

@@ -47,6 +47,8 @@ class Kind(IntEnum):
     GET_STATISTICS = 9
     STATISTICS = 10
     ERROR = 12
+    ANNOTATE = 13
+    ANNOTATED = 14
     SAMPLE = 15
     SAMPLED = 16
     COUNT_WINDOWS = 17

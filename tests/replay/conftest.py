@@ -19,11 +19,12 @@ from robot_rl.replay import ReplayClient, wait_for_endpoint
 SERVE = """
 import json, sys
 from pathlib import Path
-from robot_rl.replay import serve
+from robot_rl.replay import Capacity, serve
 path, address, options = sys.argv[1:]
 options = json.loads(options)
 if options["keys"]:
     options["keys"] = Path(options["keys"])
+options["capacity"] = Capacity(**options["capacity"])
 serve(Path(path), address, **options)
 """
 
@@ -38,15 +39,18 @@ class ServerProcess:
         map_size: int = 1 << 30,
         address: str = "tcp://127.0.0.1:0",
         keys: Path | None = None,
+        capacity: dict[str, int] | None = None,
         **options: object,
     ) -> None:
         self.store, self.fsync, self.map_size = store, fsync, map_size
         self.address, self.keys, self.options = address, keys, options
+        self.capacity = capacity or {}
         self.start()
 
     def start(self, wait: bool = True) -> None:
         options = {"fsync": self.fsync, "map_size_bytes": self.map_size, **self.options}
         options["keys"] = None if self.keys is None else str(self.keys)
+        options["capacity"] = self.capacity
         command = [sys.executable, "-c", SERVE, str(self.store), self.address, json.dumps(options)]
         self.process = subprocess.Popen(command)
         if wait:

@@ -72,7 +72,7 @@ def test_batches_are_the_rows_that_were_stored(client, schema, make_episode, sam
     for rows in online:
         client.append_episode(rows)
     client.flush(10)
-    sampler = sampler_of()
+    sampler = sampler_of(intervention_share=0.0)
     assert sampler.transitions_available() == 11
     assert (sampler.online_transitions, sampler.demonstration_transitions) == (11, 7)
     everything = list(itertools.chain(*demonstrations, *online))

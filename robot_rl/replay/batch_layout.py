@@ -1,0 +1,119 @@
+"""What a mini-batch looks like: names, dtypes and shapes of its arrays."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data.schema import Field, RowSchema
+from robot_rl.replay.annotations import AnnotationField
+from robot_rl.replay.batches import Batch, allocate, checked
+from robot_rl.replay.errors import ReplayError, StoreError
+
+NEXT = "next/"
+ANNOTATION = "annotation/"
+VALID = "/valid"
+WINDOW_FIELDS: dict[str, np.dtype[Any]] = {
+    "reward": np.dtype(np.float32),
+    "discount": np.dtype(np.float32),
+    "steps": np.dtype(np.int16),
+    "source": np.dtype(np.uint8),
+}
+
+
+class BatchLayout:
+    """The arrays of a batch: fields at s, what there is of them at the next state, annotations.
+
+    Args:
+        schema: Of the table.
+        fields: Names of the fields at s.
+        known: The table's annotations.
+        annotations: Names of those that are wanted.
+        batch_size: B.
+
+    Attributes:
+        columns: Fields at s.
+        next_columns: Those of them that are given at the next state too.
+        annotations: What is annotated, given at both.
+
+    Raises:
+        ReplayError: The table has no such field.
+        StoreError: No row has such an annotation.
+    """
+
+    def __init__(
+        self,
+        schema: RowSchema,
+        fields: Sequence[str],
+        known: Mapping[str, AnnotationField],
+        annotations: Sequence[str],
+        batch_size: int,
+    ) -> None:
+        """Look the names up; see the class."""
+        self._batch_size = batch_size
+        self.columns = [_column(schema, name) for name in fields]
+        self.next_columns = [c for c in self.columns if _has_next(c.name)]
+        self.annotations = [_annotation(known, name) for name in annotations]
+        self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            **{name: (dtype, ()) for name, dtype in WINDOW_FIELDS.items()},
+            **{c.name: (np.dtype(c.dtype), c.shape) for c in self.columns},
+            **{NEXT + c.name: (np.dtype(c.dtype), c.shape) for c in self.next_columns},
+        }
+        for field in self.annotations:
+            for name in (ANNOTATION + field.name, NEXT + ANNOTATION + field.name):
+                self._layout[name] = (np.dtype(field.dtype), field.shape)
+                self._layout[name + VALID] = (np.dtype(np.bool_), ())
+
+    def allocate(self, count: int | None = None) -> Batch:
+        """Return arrays for a batch, or for `count` batches with a leading axis."""
+        return allocate(self._layout, self._lead(count))
+
+    def checked(self, out: Batch, count: int | None = None) -> Batch:
+        """Return `out` if it is what `allocate` makes; bytes are copied into it unseen.
+
+        Raises:
+            ReplayError: An array is missing, or has another dtype, shape or layout.
+        """
+        return checked(out, self._layout, self._lead(count))
+
+    def _lead(self, count: int | None) -> tuple[int, ...]:
+        return (self._batch_size,) if count is None else (count, self._batch_size)
+
+
+def _has_next(name: str) -> bool:
+    return name.startswith(("state/", "images/")) or name == "base_action"
+
+
+def _column(schema: RowSchema, name: str) -> Field:
+    columns = {c.name: c for c in schema.fields}
+    if name in WINDOW_FIELDS:
+        raise ReplayError(
+            f"the field {name!r} is in every batch already", hint="leave it out of fields"
+        )
+    if name not in columns:
+        raise ReplayError(
+            "the table has no such field",
+            got=name,
+            expected=sorted(columns),
+            hint=_suggestion(name, columns),
+        )
+    return columns[name]
+
+
+def _annotation(known: Mapping[str, AnnotationField], name: str) -> AnnotationField:
+    if name not in known:
+        raise StoreError(
+            "no row of the table has such an annotation",
+            got=name,
+            expected=sorted(known),
+            hint=_suggestion(name, known),
+        )
+    return known[name]
+
+
+def _suggestion(name: str, known: Mapping[str, object]) -> str | None:
+    nearest = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {nearest[0]!r}?" if nearest else None

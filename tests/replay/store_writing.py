@@ -1,0 +1,63 @@
+"""Writes episodes into a store without a server between, commit by commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from robot_rl.data.schema import Row, RowSchema
+from robot_rl.replay import ReplaySampler, StoreWriter
+from robot_rl.replay.sessions import RowBatch
+
+
+class Recording:
+    """One session of one actor in a table of a store that is open for writing."""
+
+    def __init__(
+        self,
+        writer: StoreWriter,
+        schema: RowSchema,
+        actor: int = 1,
+        table: str = "reach",
+        session: int | None = None,
+        owner: str | None = None,
+    ) -> None:
+        self.writer, self.schema = writer, schema
+        self.owner = owner or f"owner {id(self)}"
+        number = writer.open_table(table, schema).identifier
+        self.key = writer.open_session(number, actor, session, self.owner)
+
+    def put(self, rows: list[Row], *, first: int | None = None) -> None:
+        """Commit rows together; raise what they are refused for."""
+        at = self.writer.session(self.key).next_sequence if first is None else first
+        packed = [memoryview(self.schema.pack(row)) for row in rows]
+        (error,) = self.writer.append([RowBatch(self.key, self.owner, at, packed)])
+        if error is not None:
+            raise error
+
+    def steps(self) -> int:
+        """Environment steps of actors in the table, as the server tells them."""
+        (table,) = (t for t in self.writer.tables.values() if t.identifier == self.key[0])
+        counts = self.writer.statistics()["tables"][table.name]["environment_steps"]
+        return counts["policy"] + counts["intervention"]
+
+
+def sampler_of(store: Path, **options: object) -> ReplaySampler:
+    """A sampler of the numbered states that `make_episode` makes."""
+    defaults = {
+        "fields": ["state/x", "action"],
+        "batch_size": 32,
+        "n_step": 3,
+        "discount": 0.9,
+        "demonstration_share": 0.0,
+        "rng": np.random.default_rng(0),
+        "table": "reach",
+    }
+    return ReplaySampler(store, **{**defaults, **options})
+
+
+def numbers(sampler: ReplaySampler, batches: int = 40) -> set[int]:
+    """Numbers of the rows that are drawn as s."""
+    drawn = [sampler.sample()["state/x"][:, 0] for _ in range(batches)]
+    return {int(number) for number in np.concatenate(drawn)}

@@ -1,0 +1,289 @@
+"""Annotations: values beside the rows, by name and version of the model that made them."""
+
+import numpy as np
+import pytest
+import zmq
+from store_writing import Recording, sampler_of
+
+from robot_rl.data.schema import SchemaMismatch
+from robot_rl.replay import (
+    AnnotationRefused,
+    Capacity,
+    ReplayError,
+    StoreError,
+    StoreReader,
+    StoreWriter,
+    read_endpoint,
+    row_keys,
+)
+from robot_rl.replay.environment import ANNOTATIONS
+from robot_rl.replay.wire import Kind, decode, encode
+
+
+@pytest.fixture
+def recorded(server, client, schema, make_episode):
+    """Two episodes in the table, and a reader."""
+    client.open_session("reach", schema)
+    for steps in (5, 3):
+        client.append_episode(make_episode(steps))
+    client.flush(10)
+    reader = StoreReader(server.store)
+    yield reader
+    reader.close()
+
+
+def test_the_newest_version_of_each_row_is_read_and_rows_stay_as_they_are(
+    server, start_server, client, recorded
+):
+    first, second = recorded.episodes("reach")
+    before = recorded.read_episode("reach", first).tobytes()
+    keys = row_keys(first)
+    old = np.arange(6, dtype=np.float32)
+    assert client.annotate("reach", "progress", 7, keys, old) == 6
+    assert client.annotate("reach", "progress", 300, keys[2:4], -old[2:4]) == 2
+    assert client.annotate("reach", "progress", 8, keys[3:5], old[3:5] + 10) == 2
+    features = np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float16)
+    assert client.annotate("reach", "progress_features", 1, row_keys(second), features) == 4
+    server.kill()
+    server.start()
+    assert recorded.read_episode("reach", first).tobytes() == before
+    valid, versions, values = recorded.annotations("reach", "progress", first)
+    assert valid.all()
+    assert versions.tolist() == [7, 7, 300, 300, 8, 7]
+    assert values.tolist() == [0, 1, -2, -3, 14, 5]
+    assert values.dtype == np.float32
+    valid, _, values = recorded.annotations("reach", "progress_features", second)
+    np.testing.assert_array_equal(values, features)
+    valid, versions, values = recorded.annotations("reach", "progress", second)
+    assert not valid.any()
+    assert not values.any()
+    fields = recorded.annotation_fields("reach")
+    assert (fields["progress_features"].dtype, fields["progress_features"].shape) == (
+        "float16",
+        (2, 3),
+    )
+
+
+def test_a_version_never_changes(client, recorded):
+    keys = row_keys(recorded.episodes("reach")[0])
+    values = np.linspace(0, 1, 6)
+    assert client.annotate("reach", "score", 1, keys, values) == 6
+    assert client.annotate("reach", "score", 1, keys, values) == 0
+    other = values.copy()
+    other[4] = 0.3
+    with pytest.raises(AnnotationRefused, match=r"version 1 .* another value.*newer"):
+        client.annotate("reach", "score", 1, keys[3:], other[3:])
+    assert client.annotate("reach", "score", 2, keys[3:], other[3:]) == 3
+
+
+def test_what_cannot_be_annotated_is_refused_whole(client, recorded):
+    (first, _) = recorded.episodes("reach")
+    keys = row_keys(first)
+    good = np.zeros(6, np.float32)
+    client.annotate("reach", "score", 1, keys, good)
+    absent = keys.copy()
+    absent["sequence"][5] = 77
+    elsewhere = keys.copy()
+    elsewhere["table"] = 9
+    for table, name, version, rows, values, error, message in (
+        ("reach", "score", 2, absent, good, AnnotationRefused, r"not in the table.*77"),
+        ("reach", "score", 2, elsewhere, good, AnnotationRefused, "not in the table"),
+        ("push", "score", 2, keys, good, StoreError, r"no such table.*reach"),
+        ("reach", "score", 2, keys, good[:5], AnnotationRefused, "one value for each row key"),
+        ("reach", "score", 2, keys, good + np.inf, AnnotationRefused, "not finite"),
+        ("reach", "score", 2, keys, good.astype(float), SchemaMismatch, r"float64.*float32"),
+        ("reach", "score", 2, keys, np.zeros((6, 2), np.float32), SchemaMismatch, r"\(2,\).*\(\)"),
+        ("reach", "score", -1, keys, good, ReplayError, "version"),
+        ("reach", "a\0b", 1, keys, good, ReplayError, "name"),
+        ("reach", "text", 1, keys, np.array(["a"] * 6), ReplayError, "dtype"),
+    ):
+        with pytest.raises(error, match=message):
+            client.annotate(table, name, version, rows, values)
+    _, versions, _ = recorded.annotations("reach", "score", first)
+    assert versions.tolist() == [1] * 6
+    assert list(recorded.annotation_fields("reach")) == ["score"]
+
+
+def test_long_and_large_annotations_arrive_in_parts(client, schema, make_episode, server):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(2999))
+    client.flush(20)
+    reader = StoreReader(server.store)
+    (episode,) = reader.episodes("reach")
+    values = np.random.default_rng(0).normal(size=(3000, 1000))
+    assert client.annotate("reach", "feature", 1, row_keys(episode), values) == 3000
+    valid, _, stored = reader.annotations("reach", "feature", episode)
+    assert valid.all()
+    np.testing.assert_array_equal(stored, values)
+    reader.close()
+
+
+def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
+    key = row_keys(recorded.episodes("reach")[0])[:1].tobytes()
+    header = {"request": 5, "table": "reach", "name": "a", "version": 1, "dtype": "float32"}
+    good = {**header, "shape": []}
+    hostile = [
+        (good, [key]),
+        (good, [key[:-1], bytes(4)]),
+        (good, [b"", b""]),
+        (good, [key * 5000, bytes(4 * 5000)]),
+        (header, [key, bytes(4)]),
+        ({**good, "shape": [0]}, [key, b""]),
+        ({**good, "shape": [2**40]}, [key, bytes(4)]),
+        ({**good, "shape": [1000, 1000, 1000]}, [key, bytes(4)]),
+        ({**good, "shape": [True]}, [key, bytes(4)]),
+        ({**good, "dtype": "object"}, [key, bytes(8)]),
+        ({**good, "dtype": "f4,f4"}, [key, bytes(8)]),
+        ({**good, "dtype": ">f4"}, [key, bytes(4)]),
+        ({**good, "version": 2**63}, [key, bytes(4)]),
+    ]
+    bad_values = [
+        (good, [key, bytes(5)], "AnnotationRefused"),
+        (good, [key, b"\xff" * 4], "AnnotationRefused"),
+        ({**good, "dtype": "bool"}, [key, b"\2"], "AnnotationRefused"),
+        (good, [b"\xff" * len(key), bytes(4)], "AnnotationRefused"),
+    ]
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(read_endpoint(server.store).address)
+        for head, payload, expected in (*((*h, "WireError") for h in hostile), *bad_values):
+            socket.send_multipart(encode(Kind.ANNOTATE, head, payload))
+            assert socket.poll(5000), head
+            answer = decode(socket.recv_multipart())
+            assert (answer.kind, answer.header["error"]) == (Kind.ERROR, expected), (head, answer)
+        socket.send_multipart(encode(Kind.ANNOTATE, good, [key, bytes(4)]))
+        assert socket.poll(5000)
+        answer = decode(socket.recv_multipart())
+        assert (answer.kind, answer.header) == (Kind.ANNOTATED, {"request": 5, "stored": 1})
+    context.term()
+    statistics = client.statistics()
+    assert statistics["internal_errors"] == 0
+    assert statistics["bad_messages"] == len(hostile)
+
+
+@pytest.fixture
+def writer(tmp_path):
+    writer = StoreWriter(tmp_path / "direct", map_size_bytes=1 << 28, capacity=Capacity(rows=30))
+    yield writer
+    writer.close()
+
+
+def annotate(writer, episode, name, version, values):
+    from robot_rl.replay.annotations import Annotations
+
+    values = np.ascontiguousarray(values)
+    new = Annotations(
+        "reach",
+        name,
+        version,
+        values.dtype.name,
+        values.shape[1:],
+        row_keys(episode)[: len(values)],
+        memoryview(values.tobytes()),
+    )
+    return writer.annotate(new)
+
+
+def test_n_step_returns_are_of_the_newest_rewards(writer, schema, make_episode):
+    recording = Recording(writer, schema)
+    recording.put(make_episode(6, terminated=True))
+    reader = StoreReader(writer.path)
+    (episode,) = reader.episodes("reach")
+    sampler = sampler_of(writer.path, rewards="relabelled", batch_size=64)
+
+    def returns():
+        batch = sampler.sample()
+        return dict(zip(batch["state/x"][:, 0].astype(int), batch["reward"], strict=True))
+
+    def expected(rewards):
+        return {
+            t + 1: pytest.approx(sum(0.9**j * r for j, r in enumerate(rewards[t : min(t + 3, 6)])))
+            for t in range(6)
+        }
+
+    assert returns() == expected([1, 2, 3, 4, 5, 6])
+    annotate(writer, episode, "relabelled", 5, np.float32([10, 20, 30, 40]))
+    annotate(writer, episode, "relabelled", 4, np.float32([0, 0, 0, 0, 70]))
+    assert returns() == expected([1, 2, 3, 4, 5, 6])  # nothing changes without a refresh
+    sampler.refresh()
+    assert returns() == expected([10, 20, 30, 40, 70, 6])
+    annotate(writer, episode, "relabelled", 6, np.float32([-1]))
+    assert sampler.transitions_available() == 6
+    sampler.refresh(6)
+    assert returns() == expected([-1, 20, 30, 40, 70, 6])
+    sampler.close()
+    fresh = sampler_of(writer.path, rewards="relabelled")
+    assert fresh.sample()["reward"].tobytes() == _first_batch(writer.path)
+    fresh.close()
+    annotate(writer, episode, "vector", 1, np.zeros((2, 3), np.float32))
+    with pytest.raises(ReplayError, match=r"cannot stand for rewards.*\(3,\)"):
+        sampler_of(writer.path, rewards="vector")
+    reader.close()
+
+
+def _first_batch(store):
+    sampler = sampler_of(store, rewards="relabelled")
+    try:
+        return sampler.sample()["reward"].tobytes()
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("fields", [["state/x"], ["state/x", "images/front"]])
+def test_annotations_are_columns_with_a_mask(writer, schema, make_episode, fields):
+    Recording(writer, schema).put(make_episode(6))
+    reader = StoreReader(writer.path)
+    (episode,) = reader.episodes("reach")
+    features = np.arange(8, dtype=np.float16).reshape(4, 2)
+    annotate(writer, episode, "feature", 3, features)
+    annotate(writer, episode, "feature", 9, features[:2] + 100)
+    with pytest.raises(StoreError, match="did you mean 'feature'"):
+        sampler_of(writer.path, annotations=["features"])
+    sampler = sampler_of(
+        writer.path, fields=fields, n_step=1, annotations=["feature"], batch_size=64
+    )
+    out = sampler.allocate()
+    batch = sampler.sample(out)
+    newest = np.concatenate((features[:2] + 100, features[2:], np.zeros((3, 2), np.float16)))
+    for prefix in ("", "next/"):
+        at = batch[prefix + "state/x"][:, 0].astype(int) - 1
+        np.testing.assert_array_equal(batch[prefix + "annotation/feature/valid"], at < 4)
+        np.testing.assert_array_equal(batch[prefix + "annotation/feature"], newest[at])
+    assert batch["annotation/feature"].dtype == np.float16
+    sampler.close()
+    reader.close()
+
+
+def test_evicting_an_episode_evicts_its_annotations(writer, schema, make_episode):
+    recording = Recording(writer, schema)
+    reader = StoreReader(writer.path)
+    for _ in range(6):
+        recording.put(make_episode(9))
+        episode = reader.episodes("reach")[-1]
+        for version in range(3):
+            annotate(writer, episode, "score", version, np.zeros(10, np.float32))
+    with writer._environment.begin() as txn:
+        count = txn.stat(writer._environment.databases[ANNOTATIONS])["entries"]
+    assert count == 3 * 30
+    for episode in reader.episodes("reach"):
+        assert reader.annotations("reach", "score", episode)[0].all()
+    reader.close()
+
+
+def test_a_store_of_an_older_server_has_no_annotations(tmp_path, schema, make_episode):
+    from robot_rl.replay.environment import ANNOTATION_FIELDS, EVICTED
+
+    writer = StoreWriter(tmp_path / "old", map_size_bytes=1 << 26)
+    Recording(writer, schema).put(make_episode(4))
+    with writer._environment.begin(write=True) as txn:
+        for name in (ANNOTATIONS, ANNOTATION_FIELDS, EVICTED):
+            txn.drop(writer._environment.databases[name], delete=True)
+    writer.close()
+    reader = StoreReader(tmp_path / "old")
+    assert reader.annotation_fields("reach") == {}
+    sampler = sampler_of(tmp_path / "old", rewards="later")
+    assert sampler.transitions_available() == 4
+    sampler.sample()
+    sampler.close()
+    reader.close()

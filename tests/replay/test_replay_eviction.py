@@ -1,0 +1,414 @@
+"""A store at its capacity: the oldest whole episodes go, and nothing that counts is lost."""
+
+import multiprocessing
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_writing import Recording, numbers, sampler_of
+
+from robot_rl.data.schema import Field, row_schema
+from robot_rl.replay import (
+    Capacity,
+    CapacityRefused,
+    LinkOptions,
+    NotEnoughData,
+    ReplayClient,
+    StoreFull,
+    StoreReader,
+    StoreWriter,
+)
+from robot_rl.replay.environment import ROWS, open_for_reading
+from robot_rl.replay.eviction import EVICTED_ROWS_PER_COMMIT
+
+MAP_SIZE = 1 << 28
+
+
+@pytest.fixture
+def schema():
+    return row_schema("reach", [Field("state/x", "float32", (3,))], ["dx", "dy"], 10.0)
+
+
+@pytest.fixture
+def open_writer(tmp_path):
+    """Return a function that opens the store, closing the writer before."""
+    writers = []
+
+    def start(rows=None, size=None, map_size=MAP_SIZE):
+        if writers:
+            writers.pop().close()
+        writers.append(
+            StoreWriter(tmp_path / "store", map_size_bytes=map_size, capacity=Capacity(rows, size))
+        )
+        return writers[-1]
+
+    yield start
+    for writer in writers:
+        writer.close()
+
+
+def stored_episodes(store, table="reach"):
+    """First row's number and length of each episode, every row checked."""
+    reader = StoreReader(store)
+    found = []
+    for episode in reader.episodes(table):
+        rows = reader.read_episode(table, episode)
+        np.testing.assert_array_equal(np.diff(rows["reward"]), 1)
+        found.append((int(rows["reward"][0]), len(rows)))
+    reader.close()
+    return found
+
+
+def stored_rows(writer):
+    with writer._environment.begin() as txn:
+        return txn.stat(writer._environment.databases[ROWS])["entries"]
+
+
+def test_the_oldest_whole_episodes_go_and_demonstrations_stay(open_writer, schema, make_episode):
+    writer = open_writer(rows=40)
+    demonstrations = Recording(writer, schema, actor=0)
+    online = [Recording(writer, schema, actor=1), Recording(writer, schema, actor=2)]
+    demonstrations.put(make_episode(9, source=0))
+    put = []
+    for number in range(8):
+        rows = make_episode(4, source=2 if number == 1 else 1)
+        online[number % 2].put(rows)
+        put.append((int(rows[0]["reward"]), 5))
+        assert stored_rows(writer) <= 40
+    first, *rest = stored_episodes(writer.path)
+    assert first == (1, 10)
+    assert rest == put[-6:]
+    totals = writer.statistics()["tables"]["reach"]
+    assert totals["rows"] == 40
+    assert totals["episodes"] == 7
+    assert totals["environment_steps"] == {"demo": 9, "policy": 28, "intervention": 4}
+    assert totals["evicted"] == {"rows": 10, "episodes": 2, "environment_steps": 8}
+
+
+def test_an_open_episode_is_never_evicted_and_may_exceed_the_capacity(
+    open_writer, schema, make_episode
+):
+    writer = open_writer(rows=10)
+    long, short = Recording(writer, schema, actor=1), Recording(writer, schema, actor=2)
+    rows = make_episode(30)
+    long.put(rows[:20])
+    for _ in range(3):
+        short.put(make_episode(3))
+    # The newest one stays until the next commit, so that a learner may see it.
+    assert [length for _, length in stored_episodes(writer.path)] == [20, 4]
+    long.put(rows[20:])
+    assert stored_episodes(writer.path) == [(1, 31)]
+    short.put(make_episode(3))
+    assert [length for _, length in stored_episodes(writer.path)] == [4]
+
+
+def test_the_oldest_episode_of_all_tables_goes_first(open_writer, schema, make_episode):
+    writer = open_writer(rows=20)
+    tables = [Recording(writer, schema, table=name) for name in ("reach", "push", "lift")]
+    for recording in (*tables, *tables):
+        recording.put(make_episode(4))
+    assert [len(stored_episodes(writer.path, t)) for t in ("reach", "push", "lift")] == [1, 1, 2]
+
+
+def test_counts_and_sequences_go_on_after_restarts(open_writer, schema, make_episode):
+    capacity, owner, steps = 12, "me", 0
+    for _ in range(4):
+        writer = open_writer(rows=capacity)
+        recording = Recording(writer, schema, session=0, owner=owner)
+        assert writer.session(recording.key).next_sequence == steps * 5 // 4
+        sampler = sampler_of(writer.path)
+        for _ in range(5):
+            recording.put(make_episode(4))
+            steps += 4
+            assert recording.steps() == sampler.transitions_available() == steps
+            fresh = sampler_of(writer.path)
+            assert fresh.transitions_available() == steps
+            fresh.close()
+        sampler.close()
+    identifiers = [e.identifier for e in StoreReader(writer.path).episodes("reach")]
+    assert identifiers == [18, 19]
+
+
+def test_a_session_whose_rows_are_all_evicted_goes_on_where_it_was(
+    open_writer, schema, make_episode
+):
+    writer = open_writer(rows=6)
+    quiet = Recording(writer, schema, actor=1, session=0, owner="me")
+    quiet.put(make_episode(4))
+    for _ in range(3):
+        Recording(writer, schema, actor=2).put(make_episode(4))
+    assert len(stored_episodes(writer.path)) == 1
+    writer = open_writer(rows=6)
+    again = Recording(writer, schema, actor=1, session=0, owner="me")
+    assert writer.session(again.key).next_sequence == 5
+    again.put(make_episode(4))
+    # Identifiers are never given twice, though the newest episodes may be gone.
+    writer = open_writer(rows=1)
+    Recording(writer, schema, actor=3).put(make_episode(4)[:2])
+    (record,) = StoreReader(writer.path).episodes("reach")
+    assert record.identifier == 5
+
+
+def test_a_long_episode_goes_in_bounded_steps_that_survive_a_restart(
+    open_writer, schema, make_episode
+):
+    writer = open_writer(rows=2100)
+    rows = make_episode(2000)
+    Recording(writer, schema, actor=1).put(rows)
+    short, owner = make_episode(99), "two"
+    Recording(writer, schema, actor=2, session=0, owner=owner).put(short)
+    counts = [stored_rows(writer)]
+    for number in range(12):
+        if number in (3, 6):
+            writer = open_writer(rows=2100)
+        recording = Recording(writer, schema, actor=2, session=0, owner=owner)
+        recording.put(make_episode(3))
+        counts.append(stored_rows(writer))
+    assert len(stored_episodes(writer.path)) == 13
+    assert counts[0] > 1800
+    assert max(-np.diff(counts)) <= EVICTED_ROWS_PER_COMMIT
+    assert counts[-1] == 100 + 12 * 4
+    assert recording.steps() == 2000 + 99 + 12 * 3
+
+
+def test_the_file_stays_within_a_capacity_in_bytes(open_writer, schema, make_episode):
+    images = row_schema("reach", [Field("images/front", "uint8", (40, 40, 3))], ["dx"], 10.0)
+    size = 3_000_000
+    writer = open_writer(size=size, map_size=size * 5 // 4)
+    recording = Recording(writer, images)
+    for number in range(600):
+        row = {f.name: np.zeros(f.shape, f.dtype) for f in images.fields}
+        row["source"] = np.uint8(1)
+        rows = [{**row, "is_last": np.bool_(step == number % 20 + 1)} for step in range(22)]
+        recording.put(rows[: number % 20 + 2])
+    totals = writer.statistics()
+    assert totals["file_bytes"] <= size * 5 // 4
+    assert totals["tables"]["reach"]["evicted"]["rows"] > 5 * totals["tables"]["reach"]["rows"]
+    assert totals["tables"]["reach"]["bytes"] > 0.4 * size  # 4096 x 2 bytes a row of 4,9 kB
+
+
+def test_impossible_capacities_are_refused(tmp_path):
+    for capacity, message in (
+        (Capacity(bytes=900), r"map_size_bytes.*got: 1000 and 900.*1\.25"),
+        (Capacity(rows=0), "capacity_rows is out of range"),
+        (Capacity(bytes=-1), "capacity_bytes is out of range"),
+    ):
+        with pytest.raises(CapacityRefused, match=message):
+            StoreWriter(tmp_path / "store", map_size_bytes=1000, capacity=capacity)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("limit", [{"rows": 50}, {"size": 500_000}])
+def test_demonstrations_that_fill_the_capacity_are_an_error_that_says_so(
+    open_writer, schema, make_episode, limit
+):
+    writer = open_writer(**limit)
+    demonstrations, online = Recording(writer, schema, 0), Recording(writer, schema, 1)
+    refused = None
+    while refused is None:
+        try:
+            demonstrations.put(make_episode(9, source=0))
+        except StoreFull as error:
+            refused = error
+    assert "demonstrations alone fill" in str(refused)
+    assert "replay.capacity_" in str(refused)
+    rows = make_episode(4)
+    with pytest.raises(StoreFull, match="demonstrations alone fill"):
+        online.put(rows)
+    held = len(stored_episodes(writer.path))
+    writer = open_writer(rows=10_000)
+    Recording(writer, schema, actor=1).put(rows)
+    assert len(stored_episodes(writer.path)) == held + 1
+
+
+def test_a_client_waits_while_demonstrations_fill_the_capacity(start_server, schema, make_episode):
+    server = start_server(capacity={"rows": 20})
+    with ReplayClient(server.store, options=LinkOptions(resend_seconds=0.1)) as client:
+        client.open_session("reach", schema)
+        client.append_episode(make_episode(19, source=0))
+        client.flush(10)
+        client.append_episode(make_episode(3))
+        with pytest.raises(StoreFull, match="demonstrations alone"):
+            client.flush(0.5)
+        server.kill()
+        server.capacity = {"rows": 30}
+        server.start()
+        client.flush(20)
+    assert [length for _, length in stored_episodes(server.store)] == [20, 4]
+
+
+def test_evicted_rows_are_drawn_again_and_quotas_are_kept(open_writer, schema, make_episode):
+    writer = open_writer(rows=300)
+    Recording(writer, schema, actor=0).put(make_episode(49, source=0))
+    online = Recording(writer, schema)
+    for _ in range(24):
+        online.put(make_episode(9))
+    sampler = sampler_of(writer.path, demonstration_share=0.5)
+    sampler.refresh(24 * 9)
+    for _ in range(20):  # most of what the sampler has indexed goes
+        online.put(make_episode(9))
+    there = {int(n) + i for n, length in stored_episodes(writer.path) for i in range(length)}
+    for _ in range(20):
+        batch = sampler.sample()
+        assert {int(n) for n in batch["state/x"][:, 0]} <= there
+        np.testing.assert_array_equal(batch["next/state/x"][:, 0] > 0, True)
+        assert (batch["source"] == 0).reshape(-1, 2).sum(1).tolist() == [1] * 16
+    for _ in range(30):
+        online.put(make_episode(9))
+    # All online steps that are visible are gone: demonstrations stand in until the next refresh.
+    assert (sampler.sample()["source"] == 0).all()
+    sampler.refresh()
+    assert sampler.online_transitions == 25 * 9
+    sampler.close()
+    sampler = sampler_of(writer.path)
+    sampler.refresh(74 * 9)
+    for _ in range(30):
+        online.put(make_episode(9))
+    with pytest.raises(NotEnoughData, match=r"evicted.*replay\.capacity_rows"):
+        sampler.sample()
+    sampler.close()
+
+
+def test_what_is_visible_depends_on_steps_and_capacity_alone(open_writer, schema, make_episode):
+    capacity = 400
+    writer = open_writer(rows=capacity)
+    Recording(writer, schema, actor=0).put(make_episode(39, source=0))
+    online = Recording(writer, schema)
+    early = sampler_of(writer.path, capacity_rows=capacity)
+    rng = np.random.default_rng(5)
+    drawn = {}
+
+    def draws(sampler, steps):
+        sampler.rng = np.random.default_rng(steps)
+        sampler.refresh(steps)
+        return sampler.online_transitions, sampler.sample()["state/x"].tobytes()
+
+    steps = 0
+    for number in range(160):
+        length = int(rng.integers(1, 12))
+        online.put(make_episode(length))
+        steps += length
+        drawn[steps] = draws(early, steps)
+        if number > 80 and number % 4 == 0:
+            before = steps - int(rng.integers(0, 25))
+            late = sampler_of(writer.path, capacity_rows=capacity)
+            late.refresh(before)
+            for at in (before, *(s for s in drawn if before <= s)):
+                found = draws(late, at)
+                assert found == drawn.setdefault(at, found)
+            late.close()
+    assert steps > 2 * capacity
+    assert 230 < early.online_transitions < 350 - 40
+    early.close()
+
+
+def test_an_index_does_not_grow_with_what_was_evicted(open_writer, schema, make_episode):
+    writer = open_writer(rows=500)
+    online = Recording(writer, schema)
+    sampler = sampler_of(writer.path)
+    sizes = []
+    for _ in range(300):
+        online.put(make_episode(19))
+        sampler.refresh()
+        sizes.append(sum(pool._windows.nbytes for pool in sampler._index.pools))
+        assert len(sampler._follower._followed) <= 26
+    assert sampler.transitions_available() == 300 * 19
+    assert sampler.online_transitions == 25 * 19
+    assert sizes[-1] == sizes[30]
+    last = stored_episodes(writer.path)[-1]
+    assert numbers(sampler, 80) <= set(range(last[0] - 500, last[0] + 20))
+    sampler.close()
+
+
+def test_a_sampler_that_looks_away_misses_nothing_that_counts(open_writer, schema, make_episode):
+    """Rows that came and went between two looks are counted; half-seen episodes too."""
+    writer = open_writer(rows=60)
+    one, two = Recording(writer, schema, actor=1), Recording(writer, schema, actor=2)
+    sampler = sampler_of(writer.path)
+    rng = np.random.default_rng(0)
+    parts: list[tuple[Recording, list]] = []
+    for number in range(200):
+        recording = (one, two)[number % 2]
+        episode = make_episode(int(rng.integers(1, 15)), terminated=bool(number % 3))
+        cut = int(rng.integers(0, len(episode)))
+        parts += [(recording, episode[:cut]), (recording, episode[cut:])]
+    for number, (recording, rows) in enumerate(parts):
+        if rows:
+            recording.put(rows)
+        if number % 7 == 0 or rng.random() < 0.1:
+            assert sampler.transitions_available() == one.steps()
+            sampler.refresh()
+            fresh = sampler_of(writer.path)
+            assert fresh.transitions_available() == one.steps()
+            assert fresh.online_transitions == sampler.online_transitions
+            fresh.close()
+    sampler.close()
+
+
+@pytest.mark.faults
+def test_kills_during_eviction_leave_whole_episodes_in_order(
+    start_server, schema, make_episode, tmp_path
+):
+    server = start_server(capacity={"rows": 200})
+    sent = []
+    with ReplayClient(
+        server.store, spool_rows=300, options=LinkOptions(resend_seconds=0.1)
+    ) as client:
+        client.open_session("reach", schema)
+        for number in range(400):
+            rows = make_episode(5 + number % 40)
+            sent.append((int(rows[0]["reward"]), len(rows)))
+            client.append_episode(rows)
+            if number % 40 == 20:
+                server.kill()
+                server.start()
+        client.flush(20)
+        totals = client.statistics()["tables"]["reach"]
+    assert totals["environment_steps"]["policy"] == sum(length - 1 for _, length in sent)
+    assert totals["evicted"]["episodes"] + totals["episodes"] == len(sent)
+    held = stored_episodes(server.store)
+    assert held == sent[-len(held) :]
+    assert 200 - 45 <= totals["rows"] == sum(length for _, length in held) <= 200
+    server.stop()
+    writer = StoreWriter(server.store, capacity=Capacity(rows=200))
+    assert stored_rows(writer) == totals["rows"]
+    writer.close()
+
+
+def test_a_killed_readers_slot_is_freed_so_that_evicted_pages_are_used_again(
+    open_writer, schema, make_episode
+):
+    images = row_schema("reach", [Field("images/front", "uint8", (64, 64, 3))], ["dx"], 10.0)
+    writer = open_writer(rows=50)
+    recording = Recording(writer, images)
+    row = {f.name: np.zeros(f.shape, f.dtype) for f in images.fields}
+    row["source"] = np.uint8(1)
+
+    def churn(episodes):
+        for _ in range(episodes):
+            recording.put([{**row, "is_last": np.bool_(step == 9)} for step in range(10)])
+        return writer.statistics()["file_bytes"]
+
+    churn(30)
+    flat = churn(30)
+    context = multiprocessing.get_context("spawn")
+    holding = context.Event()
+    reader = context.Process(target=_hold_a_read, args=(str(writer.path), holding))
+    reader.start()
+    assert holding.wait(30)
+    assert writer.check_readers() == 0
+    assert churn(30) > flat + 100 * 12_000
+    reader.kill()
+    reader.join()
+    assert writer.check_readers() == 1
+    assert writer.check_readers() == 0
+    grown = churn(30)
+    assert churn(60) == grown
+
+
+def _hold_a_read(path, holding):
+    environment = open_for_reading(Path(path))
+    with environment.begin():
+        holding.set()
+        threading.Event().wait()
