@@ -167,14 +167,14 @@ def write_annotations(
     return count
 
 
-def latest_in_stretch(
+def values_in_stretch(
     txn: lmdb.Transaction[memoryview],
     databases: Mapping[bytes, lmdb._Database],
     field: AnnotationField,
     session: SessionKey,
     sequences: tuple[int, int],
 ) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield sequence, version and bytes of the newest value of each annotated row.
+    """Yield sequence, version and bytes of each value, of each row the newest version last.
 
     Args:
         txn: A read; the bytes are valid until it ends.
@@ -185,19 +185,14 @@ def latest_in_stretch(
     """
     if ANNOTATIONS not in databases:
         return
-    found: tuple[int, int, memoryview] | None = None
     stop = ROW_KEY.pack(*session, sequences[1])
     with txn.cursor(databases[ANNOTATIONS]) as cursor:
         more = cursor.set_range(ROW_KEY.pack(*session, sequences[0]))
         while more and bytes(cursor.key()) < stop:
             *_, sequence, identifier, version = ANNOTATION_KEY.unpack(cursor.key())
             if identifier == field.identifier:
-                if found is not None and found[0] != sequence:
-                    yield found
-                found = (sequence, version, cursor.value())
+                yield sequence, version, cursor.value()
             more = cursor.next()
-    if found is not None:
-        yield found
 
 
 def latest_of_row(

@@ -62,8 +62,10 @@ class Capacity:
             CapacityRefused: It cannot, or a number is out of range.
         """
         for name, value in (("capacity_rows", self.rows), ("capacity_bytes", self.bytes)):
-            if value is not None and value < 1:
-                raise CapacityRefused(f"{name} is out of range", got=value, expected=">= 1 or null")
+            if value is not None and (type(value) is not int or value < 1):
+                raise CapacityRefused(
+                    f"{name} is out of range", got=value, expected="a whole number >= 1, or null"
+                )
         if self.bytes is not None and map_size_bytes < MAP_SHARE * self.bytes:
             raise CapacityRefused(
                 "map_size_bytes is too small for capacity_bytes",

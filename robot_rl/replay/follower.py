@@ -9,7 +9,7 @@ import lmdb
 import numpy as np
 
 from robot_rl.data.schema import RowSchema
-from robot_rl.replay.annotations import AnnotationField, latest_in_stretch
+from robot_rl.replay.annotations import AnnotationField, values_in_stretch
 from robot_rl.replay.counts import TableCounts
 from robot_rl.replay.environment import EPISODES, ROWS, Environment
 from robot_rl.replay.errors import StoreError
@@ -195,7 +195,7 @@ class TableFollower:
         assert self._rewards is not None
         stretch = (first, first + len(scalars))
         databases = self._environment.databases
-        for sequence, _, value in latest_in_stretch(
+        for sequence, _, value in values_in_stretch(
             txn, databases, self._rewards, record.session_key, stretch
         ):
             scalars["reward"][sequence - first] = np.frombuffer(value, self._rewards.dtype)[0]

@@ -10,7 +10,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.replay.annotations import AnnotationField, latest_in_stretch, read_fields
+from robot_rl.replay.annotations import AnnotationField, read_fields, values_in_stretch
 from robot_rl.replay.environment import (
     EPISODES,
     ROWS,
@@ -118,7 +118,7 @@ class StoreReader:
         values = np.zeros((episode.rows, *field.shape), field.dtype)
         first = episode.first_sequence
         with self._environment.begin_buffers() as txn:
-            for sequence, version, value in latest_in_stretch(
+            for sequence, version, value in values_in_stretch(
                 txn,
                 self._environment.databases,
                 field,

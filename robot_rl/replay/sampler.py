@@ -45,8 +45,9 @@ class ReplaySampler:
 
     With `capacity_rows` the newest 7/8 of so many rows are drawn from, demonstrations included.
     What is visible then depends on the number of steps alone, and not on how far the server has
-    evicted, as long as the learner is less than the other 1/8 behind the actors, one actor
-    writes at a time and the store has one table. Without it everything that is stored is visible.
+    evicted, as long as one actor writes at a time, the store has one table, and the rows by which
+    the learner is behind and the longest episode fit into the other 1/8. Without it everything
+    that is stored is visible.
 
     Args:
         store_path: Folder of the store.

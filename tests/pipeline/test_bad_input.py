@@ -119,6 +119,13 @@ def test_a_port_in_use(capsys):
     context.term()
 
 
+def test_a_capacity_that_the_map_cannot_hold(capsys):
+    words = ["replay.capacity_bytes=2000000000", "replay.map_size_bytes=2000000000"]
+    assert cli.main(["replay", *words]) == 2
+    error = capsys.readouterr().err
+    assert "map_size_bytes is too small for capacity_bytes" in error
+
+
 def test_cloning_again_under_a_policy_that_learned_is_refused(capsys):
     shutil.copytree("runs/latest/checkpoints/bc", "runs/latest/checkpoints/last")
     error = _refused(capsys, "pretrain")

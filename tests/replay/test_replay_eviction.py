@@ -21,6 +21,7 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.environment import ROWS, open_for_reading
 from robot_rl.replay.eviction import EVICTED_ROWS_PER_COMMIT
+from robot_rl.replay.sessions import RowBatch
 
 MAP_SIZE = 1 << 28
 
@@ -126,8 +127,6 @@ def test_counts_and_sequences_go_on_after_restarts(open_writer, schema, make_epi
             assert fresh.transitions_available() == steps
             fresh.close()
         sampler.close()
-    identifiers = [e.identifier for e in StoreReader(writer.path).episodes("reach")]
-    assert identifiers == [18, 19]
 
 
 def test_a_session_whose_rows_are_all_evicted_goes_on_where_it_was(
@@ -143,11 +142,22 @@ def test_a_session_whose_rows_are_all_evicted_goes_on_where_it_was(
     again = Recording(writer, schema, actor=1, session=0, owner="me")
     assert writer.session(again.key).next_sequence == 5
     again.put(make_episode(4))
-    # Identifiers are never given twice, though the newest episodes may be gone.
-    writer = open_writer(rows=1)
-    Recording(writer, schema, actor=3).put(make_episode(4)[:2])
-    (record,) = StoreReader(writer.path).episodes("reach")
-    assert record.identifier == 5
+
+
+def test_identifiers_are_not_given_twice_though_the_newest_episode_is_gone(
+    open_writer, schema, make_episode
+):
+    writer = open_writer(rows=3)
+    rows = make_episode(4)
+    old = Recording(writer, schema, actor=1, session=0, owner="me")
+    old.put(rows[:2])
+    Recording(writer, schema, actor=2).put(make_episode(4))
+    old.put(rows[2:4])
+    writer = open_writer(rows=3)
+    Recording(writer, schema, actor=3).put(make_episode(4))
+    reader = StoreReader(writer.path)
+    assert [e.identifier for e in reader.episodes("reach")] == [0, 2]
+    reader.close()
 
 
 def test_a_long_episode_goes_in_bounded_steps_that_survive_a_restart(
@@ -193,6 +203,7 @@ def test_impossible_capacities_are_refused(tmp_path):
         (Capacity(bytes=900), r"map_size_bytes.*got: 1000 and 900.*1\.25"),
         (Capacity(rows=0), "capacity_rows is out of range"),
         (Capacity(bytes=-1), "capacity_bytes is out of range"),
+        (Capacity(rows=1e6), r"got: 1000000\.0; expected: a whole number"),
     ):
         with pytest.raises(CapacityRefused, match=message):
             StoreWriter(tmp_path / "store", map_size_bytes=1000, capacity=capacity)
@@ -220,6 +231,20 @@ def test_demonstrations_that_fill_the_capacity_are_an_error_that_says_so(
     writer = open_writer(rows=10_000)
     Recording(writer, schema, actor=1).put(rows)
     assert len(stored_episodes(writer.path)) == held + 1
+
+
+def test_demonstrations_without_room_do_not_keep_others_out(open_writer, schema, make_episode):
+    writer = open_writer(rows=10)
+    recordings = [Recording(writer, schema, 0), Recording(writer, schema, 1)]
+    episodes = [make_episode(12, source=0), make_episode(4)]
+    batches = [
+        RowBatch(r.key, r.owner, 0, [memoryview(schema.pack(row)) for row in rows])
+        for r, rows in zip(recordings, episodes, strict=True)
+    ]
+    refused, accepted = writer.append(batches)
+    assert isinstance(refused, StoreFull)
+    assert accepted is None
+    assert [length for _, length in stored_episodes(writer.path)] == [5]
 
 
 def test_a_client_waits_while_demonstrations_fill_the_capacity(start_server, schema, make_episode):
@@ -342,6 +367,7 @@ def test_a_sampler_that_looks_away_misses_nothing_that_counts(open_writer, schem
             fresh = sampler_of(writer.path)
             assert fresh.transitions_available() == one.steps()
             assert fresh.online_transitions == sampler.online_transitions
+            assert fresh._index.online_rows == sampler._index.online_rows
             fresh.close()
     sampler.close()
 
