@@ -84,7 +84,7 @@ class Learner:
             n_step=schedule.n_step,
             discount=schedule.discount,
             demonstration_share=schedule.demonstration_share,
-            capacity_rows=config.replay.capacity_rows,
+            capacity_rows=config.replay.get("capacity_rows"),
         )
         place = ServerPlace.of(config, run)
         self._sampler = place.sampler(options, np.random.default_rng(seed))

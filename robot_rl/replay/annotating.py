@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.data.schema import Array
 from robot_rl.replay.errors import AnnotationRefused
@@ -18,7 +17,7 @@ BYTES_PER_REQUEST = 4 << 20
 
 
 def annotate_requests(
-    table: str, name: str, version: int, keys: npt.NDArray[np.void], values: Array
+    table: str, name: str, version: int, keys: Array, values: Array
 ) -> Iterator[Request]:
     """Yield the requests that store annotations; see `ReplayClient.annotate`.
 

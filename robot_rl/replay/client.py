@@ -15,9 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
 from robot_rl.data.schema import Array, Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.annotating import annotate_requests
@@ -273,31 +270,22 @@ class ReplayClient:
             if time.monotonic() >= deadline:
                 return None
 
-    def annotate(
-        self, table: str, name: str, version: int, keys: npt.NDArray[np.void], values: Array
-    ) -> int:
-        """Store values beside rows, durably when this returns; the rows stay as they are.
+    def annotate(self, table: str, name: str, version: int, keys: Array, values: Array) -> int:
+        """Store values beside rows, durably, and return how many were new; the same are accepted.
 
         Args:
             table: Name of the table.
             name: Of the annotation; its first use declares dtype and shape in this table.
-            version: Of the model that made the values. The newest one is what readers use.
-            keys: Shape (n,), of rows that are stored, from `row_keys(episode)`.
+            version: Of the model that made the values; readers use the newest.
+            keys: Shape (n,), of stored rows, from `row_keys(episode)`.
             values: Shape (n, *shape), booleans, integers or floats.
 
-        Returns:
-            How many were new: equal ones that are stored already are accepted again.
-
         Raises:
-            SchemaMismatch: The name was declared with another dtype or shape.
-            AnnotationRefused: A row is not stored, or the version is, with another value. Of long
-                calls, what came before may be stored.
-            ServerUnreachable: No answer.
+            ReplayError: A row is absent, or the version or name is stored otherwise; no answer.
         """
-        stored = 0
-        for request in annotate_requests(table, name, version, keys, values):
-            stored += self._outbox.ask(request, self._request_seconds).integer("stored")
-        return stored
+        requests = annotate_requests(table, name, version, keys, values)
+        answers = (self._outbox.ask(request, self._request_seconds) for request in requests)
+        return sum(answer.integer("stored") for answer in answers)
 
     def statistics(self) -> dict[str, object]:
         """Return the server's counters and the totals of its tables.

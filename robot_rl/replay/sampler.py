@@ -107,6 +107,7 @@ class ReplaySampler:
         self._n_step, self._discount = n_step, discount
         self._capacity_rows = capacity_rows
         self._visible: int | None = None
+        self._limit = 0
         self._spans = dict.fromkeys(DataKind, (0, 0))
         self._gather = RowGather(self._environment, info.identifier, info.schema, self._layout)
         self._begin_index(self._rewards_field())
@@ -140,8 +141,9 @@ class ReplaySampler:
         """Make exactly the first `environment_steps` online steps visible; None means all.
 
         "First" is the order of (session, sequence) for one actor, and the order of arrival for
-        several. Demonstrations are always all visible. Of actors' rows, evicted ones and those
-        beyond the capacity are left out.
+        several; what is complete because an episode was cut short comes with the step after.
+        Demonstrations are always all visible. Of actors' rows, evicted ones and those beyond the
+        capacity are left out.
 
         Raises:
             NotEnoughData: The store holds fewer; wait for `transitions_available` first.
@@ -158,6 +160,8 @@ class ReplaySampler:
                 hint="wait until transitions_available() reaches the number",
             )
         self._visible = environment_steps
+        # What arrives later stays invisible until the next refresh.
+        self._limit = available if environment_steps is None else environment_steps
         self._show()
 
     def sample(self, out: Batch | None = None) -> Batch:
@@ -248,7 +252,7 @@ class ReplaySampler:
         """Forget what is evicted and find the windows to draw from."""
         self._follower.forget_evicted()
         pools = dict(zip(DataKind, self._index.pools, strict=True))
-        ends = {kind: pool.visible(self._visible) for kind, pool in pools.items()}
+        ends = {kind: pool.visible(self._limit) for kind, pool in pools.items()}
         oldest = 0
         if self._capacity_rows is not None and ends[DataKind.ONLINE]:
             newest = int(pools[DataKind.ONLINE].windows["row"][ends[DataKind.ONLINE] - 1])

@@ -82,10 +82,8 @@ class WindowPool:
                 values[start:end] = np.maximum.accumulate(values[start:end])
         self._end = end
 
-    def visible(self, online_transitions: int | None) -> int:
+    def visible(self, online_transitions: int) -> int:
         """Return how many windows have all rows among the first so many online transitions."""
-        if online_transitions is None:
-            return self._end - self._start
         return int(np.searchsorted(self.windows["needed"], online_transitions, side="right"))
 
     def begun_before(self, row: int) -> int:

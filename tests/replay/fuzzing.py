@@ -29,6 +29,7 @@ import zmq
 from robot_rl.data.schema import RowSchema
 from robot_rl.replay.errors import WireError
 from robot_rl.replay.keys import ClientKeys
+from robot_rl.replay.records import ROW_KEY
 from robot_rl.replay.wire import MAGIC, MAXIMUM_FRAME_BYTES, PREFIX, WIRE_VERSION, Kind, decode
 
 REQUESTS = [kind for kind in Kind if kind % 2]
@@ -83,6 +84,15 @@ class Messages:
             header |= {"table": "reach", "fields": ["state/x", "action"], "batch_size": 8}
             header |= {"n_step": rng.randrange(1, 4), "discount": 0.9, "demonstration_share": 0.0}
             header |= {"environment_steps": None, "rng": self._generator, "draws": 1}
+            header |= {"intervention_share": rng.choice([None, 0.5]), "capacity_rows": 100}
+            header |= {"rewards": rng.choice([None, "score"]), "annotations": []}
+        elif kind == Kind.ANNOTATE:
+            header |= {"table": "reach", "name": rng.choice(["score", f"n{rng.randrange(9)}"])}
+            header |= {"version": rng.randrange(5), "dtype": "float32", "shape": []}
+            place = [self._honest[name] for name in ("table", "actor", "session")]
+            sequences = [rng.randrange(self._honest_rows + 1) for _ in range(3)]
+            keys = b"".join(ROW_KEY.pack(*place, sequence) for sequence in sequences)
+            payload = [keys, rng.choice([bytes(12), rng.randbytes(12)])]
         return build(kind, header, payload)
 
     def overwriting(self) -> list[bytes]:

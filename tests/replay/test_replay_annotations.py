@@ -9,7 +9,10 @@ from robot_rl.data.schema import SchemaMismatch
 from robot_rl.replay import (
     AnnotationRefused,
     Capacity,
+    RemoteSampler,
+    ReplayClient,
     ReplayError,
+    SamplerOptions,
     StoreError,
     StoreReader,
     StoreWriter,
@@ -253,6 +256,43 @@ def test_annotations_are_columns_with_a_mask(writer, schema, make_episode, field
     assert batch["annotation/feature"].dtype == np.float16
     sampler.close()
     reader.close()
+
+
+def test_a_learner_elsewhere_draws_the_same_with_every_option(
+    server, client, recorded, make_episode, schema
+):
+    rows = make_episode(30)
+    for row in rows[5:15]:
+        row["source"] = np.uint8(2)
+    client.append_episode(rows)
+    client.append_episode(make_episode(20, source=0))
+    client.flush(10)
+    for episode in recorded.episodes("reach"):
+        keys = row_keys(episode)[::2]
+        client.annotate("reach", "score", 1, keys, np.arange(len(keys), dtype=np.float32))
+    options = SamplerOptions(
+        "reach",
+        ("state/x", "images/front", "action"),
+        batch_size=32,
+        n_step=3,
+        discount=0.9,
+        demonstration_share=0.25,
+        intervention_share=0.25,
+        capacity_rows=60,
+        rewards="score",
+        annotations=("score",),
+    )
+    here = options.open(server.store, np.random.default_rng(3))
+    there = RemoteSampler(ReplayClient(server.store), options, np.random.default_rng(3))
+    for _ in range(5):
+        expected, batch = here.sample(), there.sample()
+        assert set(batch) == set(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(batch[name], array, err_msg=name)
+        assert (expected["source"] == 2).sum() >= 8
+    assert there.online_transitions == here.online_transitions < 38
+    here.close()
+    there.close()
 
 
 def test_evicting_an_episode_evicts_its_annotations(writer, schema, make_episode):

@@ -144,6 +144,22 @@ def test_a_session_whose_rows_are_all_evicted_goes_on_where_it_was(
     again.put(make_episode(4))
 
 
+def test_demonstrations_between_evicted_episodes_of_one_session(open_writer, schema, make_episode):
+    writer = open_writer(rows=12)
+    recording = Recording(writer, schema, session=0, owner="me")
+    for source in (1, 0, 1, 0, 1):
+        recording.put(make_episode(3, source=source))
+    Recording(writer, schema, actor=2).put(make_episode(3))
+    assert stored_episodes(writer.path) == [(5, 4), (13, 4), (21, 4)]
+    writer = open_writer(rows=12)
+    recording = Recording(writer, schema, session=0, owner="me")
+    assert writer.session(recording.key).next_sequence == 20
+    sampler = sampler_of(writer.path, demonstration_share=0.5)
+    assert numbers(sampler) == {5, 6, 7, 13, 14, 15, 21, 22, 23}
+    assert sampler.transitions_available() == 12
+    sampler.close()
+
+
 def test_identifiers_are_not_given_twice_though_the_newest_episode_is_gone(
     open_writer, schema, make_episode
 ):
