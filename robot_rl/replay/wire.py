@@ -235,16 +235,11 @@ def _finite(text: str) -> float:
 _HEADER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 
-def _check_depth(header: object) -> None:
-    level = [header]
+def _check_depth(header: dict[str, object]) -> None:
+    level: list[dict[str, object] | list[object]] = [header]
     for _ in range(MAXIMUM_HEADER_DEPTH):
-        inner: list[object] = []
-        for value in level:
-            if isinstance(value, dict):
-                inner += value.values()
-            elif isinstance(value, list):
-                inner += value
-        level = inner
+        inside = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [v for values in inside for v in values if isinstance(v, dict | list)]
         if not level:
             return
     raise WireError("the header is nested too deeply", expected=f"<= {MAXIMUM_HEADER_DEPTH} levels")

@@ -5,6 +5,7 @@ import random
 import struct
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import zmq
 from hypothesis import given
@@ -60,6 +61,10 @@ def test_bad_messages_name_what_is_wrong():
         (raw(99, {}), "unknown message kind"),
         (raw(3, b"{"), "not JSON"),
         (raw(3, b"[" * 100_000), "not JSON"),
+        (raw(3, b'{"a": 1e999}'), "not JSON"),
+        (raw(3, b'{"a": NaN}'), "not JSON"),
+        (raw(3, b"\xff{}"), "not JSON"),
+        (raw(3, b'{"a":' * 17 + b"1" + b"}" * 17), "nested too deeply"),
         (raw(3, [1]), "not an object"),
         ([*raw(3, {}), b"extra"], "number of frames"),
         ([b"GET / HTTP/1.1\r\n\r\n"], "not a replay message"),
@@ -77,6 +82,10 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     at = schema.dtype.fields["is_last"][1]
     not_a_bool = row[:at] + b"\2" + row[at + 1 :]
     opening = {"table": "t", "actor": 0, "owner": "o", "metadata": {}}
+
+    sampling = {"table": "reach", "fields": [], "batch_size": 1, "n_step": 1, "discount": 1.0}
+    sampling |= {"demonstration_share": 0.0, "environment_steps": None}
+    sampling["rng"] = np.random.default_rng(0).bit_generator.state
 
     def other_schema(*fields):
         content = json.loads(schema.to_json())
@@ -113,6 +122,14 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         (raw(Kind.PUT_WEIGHTS, {"name": "p", "version": "1"}, b"x", frames=1), "WireError"),
         (raw(Kind.PUT_WEIGHTS, {"name": "", "version": 1}, b"x", frames=1), "WireError"),
         (raw(Kind.GET_WEIGHTS, {"name": "p", "wait": 1e9}), "WireError"),
+        (raw(Kind.GET_WEIGHTS, {"name": "p", "wait": 1, "request": [1] * 999}), "WireError"),
+        (raw(Kind.PUT_WEIGHTS, {"name": "p", "version": 1}), "WireError"),
+        (raw(Kind.SAMPLE, {"table": "reach", "fields": [1]}), "WireError"),
+        (raw(Kind.SAMPLE, sampling, b"x", frames=1), "WireError"),
+        (raw(Kind.SAMPLE, {**sampling, "draws": 0}), "WireError"),
+        (raw(Kind.SAMPLE, {**sampling, "draws": 1, "rng": {}}), "ReplayError"),
+        (raw(Kind.SAMPLE, {**sampling, "draws": 1, "environment_steps": "1"}), "WireError"),
+        (raw(Kind.COUNT_WINDOWS, {**sampling, "n_step": 1 << 20}), "WireError"),
     ]
     context = zmq.Context()
     with context.socket(zmq.DEALER) as socket:
