@@ -64,8 +64,13 @@ class RemoteSampler:
 
     @property
     def online_transitions(self) -> int:
-        """Online windows that `sample` draws from."""
+        """Online windows that `sample` draws from, those of interventions included."""
         return self._online
+
+    @property
+    def intervention_transitions(self) -> int:
+        """Windows of interventions that `sample` draws from."""
+        return self._interventions
 
     def transitions_available(self) -> int:
         """Look at the store and return its number of online environment steps.
@@ -91,6 +96,7 @@ class RemoteSampler:
         self._limit = available if environment_steps is None else environment_steps
         self._demonstrations = answer.integer("demonstrations")
         self._online = answer.integer("online")
+        self._interventions = answer.integer("interventions")
         self._layout = _layout(answer)
 
     def sample(self, out: Batch | None = None) -> Batch:

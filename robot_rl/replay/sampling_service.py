@@ -185,6 +185,7 @@ class SamplingService:
             "available": available,
             "demonstrations": sampler.demonstration_transitions,
             "online": sampler.online_transitions,
+            "interventions": sampler.intervention_transitions,
             "layout": {name: [a.dtype.name, a.shape[1:]] for name, a in batch.items()},
         }
         return encode(Kind.WINDOWS_COUNTED, header)

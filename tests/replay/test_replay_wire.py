@@ -11,7 +11,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robot_rl.replay import ReplayClient, WireError, read_endpoint
+from robot_rl.replay import ReplayClient, RowRefused, WireError, read_endpoint
 from robot_rl.replay.wire import MAGIC, PREFIX, WIRE_VERSION, Kind, decode, encode
 
 json_values = st.recursive(
@@ -195,4 +195,18 @@ def test_half_a_message_on_a_plain_socket_is_harmless(server, client, schema, ma
         plain.sendall(struct.pack(">Q", 1 << 60) + b"half")
     client.open_session("reach", schema)
     client.append_episode(make_episode(2))
+    client.flush(10)
+
+
+def test_metadata_that_the_server_would_refuse_are_refused_before_they_are_queued(
+    client, schema, make_episode
+):
+    client.open_session("reach", schema)
+    deep: object = 1
+    for _ in range(13):
+        deep = [deep]
+    for metadata in ({"a": [deep]}, {"a": float("inf")}, {"a": object()}, {"a": "x" * 9000}):
+        with pytest.raises(RowRefused, match="episode metadata"):
+            client.append(make_episode(1)[0], metadata)
+    client.append_episode(make_episode(2), {"a": deep, "b": "[{" * 20})
     client.flush(10)
