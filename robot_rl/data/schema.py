@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data._packed_layout import PackedLayout
 from robot_rl.errors import RobotRLError
 
 SCHEMA_VERSION = 1
+# Names of the dtypes that a column may have. A name that came from outside is looked up here before
+# NumPy sees it: for some texts NumPy would call Python's parser.
+DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
 Array = npt.NDArray[Any]
 Observation = dict[str, Array]
@@ -100,9 +103,9 @@ class RowSchema:
         return len(self.action_names)
 
     @cached_property
-    def _layout(self) -> _Layout:
+    def _layout(self) -> PackedLayout:
         """What `pack` needs of the columns, worked out once."""
-        return _Layout(self.fields)
+        return PackedLayout(self.fields, ACTION_FIELDS)
 
     def pack(self, row: Mapping[str, Any]) -> bytes:
         """Check a row and turn it into the bytes that go over the wire and into the store.
@@ -181,7 +184,7 @@ class RowSchema:
                 control_rate_hz=float(content["control_rate_hz"]),
                 action_names=tuple(str(name) for name in content["action_names"]),
                 fields=tuple(
-                    Field(str(name), _dtype_name(dtype), tuple(int(n) for n in shape))
+                    Field(_field_name(name), _dtype_name(dtype), tuple(int(n) for n in shape))
                     for name, dtype, shape in content["fields"]
                 ),
                 version=version,
@@ -244,108 +247,20 @@ def row_schema(
     return RowSchema(task, float(control_rate_hz), names, fields)
 
 
+def _field_name(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
+        raise ValueError(f"a column cannot have the name {str(name)[:40]!r}")
+    return name
+
+
 def _dtype_name(text: object) -> str:
-    dtype = np.dtype(str(text))
-    if dtype.kind not in "biuf":
-        raise ValueError(f"a column cannot have the dtype {text}")
-    return dtype.name
+    if text not in DTYPES:
+        raise ValueError(f"a column cannot have the dtype {str(text)[:40]}")
+    return str(text)
 
 
 def _describe(column: Field | None) -> str:
     return "absent" if column is None else f"{column.dtype} {column.shape}"
-
-
-_FEW_NUMBERS = 256
-_Numbers = tuple[float, ...] | Array
-
-
-@dataclass(frozen=True)
-class _Stretch:
-    """Neighbouring numbers of one dtype in a packed row.
-
-    Attributes:
-        dtype: Of each number.
-        count: How many.
-        offset: Of the first one, in bytes.
-    """
-
-    dtype: np.dtype[Any]
-    count: int
-    offset: int
-
-    @property
-    def end(self) -> int:
-        """Offset after the last number, in bytes."""
-        return self.offset + self.count * self.dtype.itemsize
-
-    @cached_property
-    def few(self) -> struct.Struct | None:
-        """What reads them from one row faster than NumPy, where they are not too many."""
-        known = self.dtype.char in "efd" and self.dtype.isnative and self.count <= _FEW_NUMBERS
-        return struct.Struct(f"={self.count}{self.dtype.char}") if known else None
-
-    def read(self, packed: bytes | memoryview, rows: int, row_size: int) -> _Numbers:
-        """Return the numbers of all rows, one after the other."""
-        if rows == 1 and self.few is not None:
-            return self.few.unpack_from(packed, self.offset)
-        shape, strides = (rows, self.count), (row_size, self.dtype.itemsize)
-        view: Array = np.ndarray(shape, self.dtype, packed, self.offset, strides)
-        return view.reshape(-1)
-
-
-class _Layout:
-    """The columns of packed rows, and where in the bytes the numbers to check lie.
-
-    Args:
-        fields: The columns, in order.
-    """
-
-    def __init__(self, fields: tuple[Field, ...]) -> None:
-        """See the class."""
-        self.names = frozenset(f.name for f in fields)
-        self.columns = [(f.name, np.dtype(f.dtype), f.shape) for f in fields]
-        self._size = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in self.columns)
-        # Neighbours of one dtype are checked together.
-        self._floats = _stretches(fields, lambda f: np.dtype(f.dtype).kind == "f")
-        self._actions = _stretches(fields, lambda f: f.name in ACTION_FIELDS)
-
-    def values_hold(self, packed: bytes | memoryview) -> bool:
-        """Whether these are whole rows, all numbers finite and all actions within [-1, 1]."""
-        rows, rest = divmod(len(packed), self._size)
-        if rest or not rows:
-            return False
-        return all(
-            _are_finite(stretch.read(packed, rows, self._size)) for stretch in self._floats
-        ) and all(_are_actions(stretch.read(packed, rows, self._size)) for stretch in self._actions)
-
-
-def _are_finite(numbers: _Numbers) -> bool:
-    if isinstance(numbers, np.ndarray):
-        # Quick: a sum of squares is finite only if all are. Large numbers may overflow it.
-        return math.isfinite(np.vdot(numbers, numbers)) or bool(np.isfinite(numbers).all())
-    return math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers))
-
-
-def _are_actions(numbers: _Numbers) -> bool:
-    if isinstance(numbers, np.ndarray):
-        return bool(numbers.max() <= 1.0 and numbers.min() >= -1.0)
-    return max(numbers) <= 1.0 and min(numbers) >= -1.0
-
-
-def _stretches(fields: tuple[Field, ...], wanted: Callable[[Field], bool]) -> list[_Stretch]:
-    """The longest runs of wanted fields of one dtype in a packed row."""
-    found: list[_Stretch] = []
-    offset = 0
-    for column in fields:
-        dtype = np.dtype(column.dtype)
-        count = math.prod(column.shape)
-        if wanted(column) and count:
-            if found and found[-1].dtype == dtype and found[-1].end == offset:
-                found[-1] = replace(found[-1], count=found[-1].count + count)
-            else:
-                found.append(_Stretch(dtype, count, offset))
-        offset += count * dtype.itemsize
-    return found
 
 
 def _wrong_names(fields: tuple[Field, ...], row: Mapping[str, Any]) -> SchemaMismatch:

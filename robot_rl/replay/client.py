@@ -7,7 +7,6 @@ server has committed it.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,13 @@ from robot_rl.replay.outbox import Outbox, Request
 from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
 from robot_rl.replay.ring import RingSpool
 from robot_rl.replay.sessions import check_order, read_facts
-from robot_rl.replay.spool import MAXIMUM_EPISODE_METADATA, MemorySpool, OpenSession, Spool
+from robot_rl.replay.spool import (
+    MAXIMUM_EPISODE_METADATA,
+    MemorySpool,
+    OpenSession,
+    Spool,
+    metadata_bytes,
+)
 from robot_rl.replay.wire import Kind, Message, split
 
 LONG_POLL_SECONDS = 2.0
@@ -152,7 +157,7 @@ class ReplayClient:
             RowRefused: The row cannot follow the one before it.
             SpoolFull: No room; ask `has_room` before an episode begins.
         """
-        return self._push(*self._pack(row), _metadata_bytes(episode))
+        return self._push(*self._pack(row), metadata_bytes(episode))
 
     def append_episode(
         self,
@@ -178,7 +183,7 @@ class ReplayClient:
                 got=f"{len(rows)} rows, {sum(closing)} with is_last",
                 expected="exactly the last row has is_last, and no other episode is open",
             )
-        metadata = _metadata_bytes(episode)
+        metadata = metadata_bytes(episode)
         first = 0
         for index, (data, facts) in enumerate(packed):
             text = metadata if index == 0 else b""
@@ -381,19 +386,3 @@ class ReplayClient:
 
     def _wait_for_room(self, size: int, timeout: float) -> bool:
         return self._outbox.wait_for(lambda: self._outbox.spool.has_room(1, size), timeout)
-
-
-def _metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
-    if not episode:
-        return b""
-    try:
-        text = json.dumps(dict(episode), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise RowRefused("episode metadata is not JSON", got=repr(error)) from error
-    if len(text) > MAXIMUM_EPISODE_METADATA:
-        raise RowRefused(
-            "episode metadata is too large",
-            got=len(text),
-            expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
-        )
-    return text

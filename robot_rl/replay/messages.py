@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from robot_rl.data.schema import RowSchema
+from robot_rl.data.schema import DTYPES, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.annotations import MAXIMUM_ANNOTATION_BYTES, VERSION_LIMIT, Annotations
 from robot_rl.replay.errors import WireError
@@ -17,7 +17,6 @@ from robot_rl.replay.wire import REQUEST_LIMIT, Message
 MAXIMUM_EPISODE_METADATA = 1 << 14
 MAXIMUM_ANNOTATED_ROWS = 4096
 MAXIMUM_ANNOTATION_AXES = 8
-ANNOTATION_DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
 
 def split_rows(message: Message, schema: RowSchema) -> list[memoryview]:
@@ -123,8 +122,8 @@ def _annotation_type(message: Message) -> tuple[str, tuple[int, ...]]:
         or not all(type(axis) is int and 1 <= axis <= MAXIMUM_ANNOTATION_BYTES for axis in axes)
     ):
         raise WireError("the shape of annotations is impossible", got=repr(axes)[:200])
-    if name not in ANNOTATION_DTYPES:
-        raise WireError("bad dtype of annotations", got=name, expected=sorted(ANNOTATION_DTYPES))
+    if name not in DTYPES:
+        raise WireError("bad dtype of annotations", got=name, expected=sorted(DTYPES))
     size = np.dtype(name).itemsize * math.prod(axes)
     if size > MAXIMUM_ANNOTATION_BYTES:
         raise WireError(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from robot_rl.data.schema import Array
+from robot_rl.data.schema import DTYPES, Array
 from robot_rl.replay.batches import Batch, Layout, allocate, checked
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ReplayError, WireError
@@ -64,8 +64,13 @@ class RemoteSampler:
 
     @property
     def online_transitions(self) -> int:
-        """Online windows that `sample` draws from."""
+        """Online windows that `sample` draws from, those of interventions included."""
         return self._online
+
+    @property
+    def intervention_transitions(self) -> int:
+        """Windows of interventions that `sample` draws from."""
+        return self._interventions
 
     def transitions_available(self) -> int:
         """Look at the store and return its number of online environment steps.
@@ -91,6 +96,7 @@ class RemoteSampler:
         self._limit = available if environment_steps is None else environment_steps
         self._demonstrations = answer.integer("demonstrations")
         self._online = answer.integer("online")
+        self._interventions = answer.integer("interventions")
         self._layout = _layout(answer)
 
     def sample(self, out: Batch | None = None) -> Batch:
@@ -178,11 +184,11 @@ def _layout(answer: Message) -> Layout:
     for name, entry in answer.mapping("layout").items():
         try:
             dtype, shape = cast("tuple[str, list[int]]", entry)
+            if dtype not in DTYPES:
+                raise ValueError(f"no dtype of a column is {dtype!r}")
             layout[name] = np.dtype(dtype), tuple(map(int, shape))
         except (TypeError, ValueError) as error:
             raise WireError("the layout of a batch cannot be read", got=repr(entry)) from error
-        if layout[name][0].kind not in "biuf":
-            raise WireError("an array of a batch holds no numbers", got=repr(entry))
     return layout
 
 

@@ -28,7 +28,11 @@ class Sampler(Protocol):
 
     @property
     def online_transitions(self) -> int:
-        """Online windows that `sample` draws from."""
+        """Online windows that `sample` draws from, those of interventions included."""
+
+    @property
+    def intervention_transitions(self) -> int:
+        """Windows of interventions that `sample` draws from."""
 
     def transitions_available(self) -> int:
         """Look at the store and return its number of online environment steps."""

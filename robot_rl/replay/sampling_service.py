@@ -11,6 +11,8 @@ import logging
 import queue
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,31 @@ MAXIMUM_QUEUED_PER_CLIENT = 4
 _ANSWERS = "inproc://sampled"
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A request, as far as it can be checked without the store; no draws: only count."""
+
+    client: bytes
+    request: int | None
+    options: SamplerOptions
+    draws: int
+    environment_steps: int | None
+    header: Mapping[str, object]
+
+    @classmethod
+    def of(cls, client: bytes, message: Message) -> _Job:
+        if message.payload:
+            raise WireError("a request to sample has no payload", got=len(message.payload))
+        steps = None
+        if message.header.get("environment_steps") is not None:
+            steps = message.integer("environment_steps")
+        draws = message.integer("draws", MAXIMUM_DRAWS + 1) if message.kind == Kind.SAMPLE else 0
+        if message.kind == Kind.SAMPLE and draws == 0:
+            raise WireError("a request to sample asks for nothing", got=draws, expected=">= 1")
+        options = SamplerOptions.from_message(message)
+        return cls(client, message.request(), options, draws, steps, message.header)
+
+
 class SamplingService:
     """Answers requests to sample, one at a time, in a thread of its own.
 
@@ -55,10 +82,11 @@ class SamplingService:
         self.socket = self._context.socket(zmq.PAIR)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.bind(_ANSWERS)
-        self._jobs: queue.SimpleQueue[tuple[bytes, Message] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._queued: Counter[bytes] = Counter()
         self._samplers: OrderedDict[SamplerOptions, ReplaySampler] = OrderedDict()
         self._failure: BaseException | None = None
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
         self._thread.start()
 
@@ -66,17 +94,16 @@ class SamplingService:
         """Queue a request.
 
         Raises:
-            WireError: It carries a payload.
+            WireError: It is malformed.
             ReplayError: Too many requests wait.
         """
-        if message.payload:
-            raise WireError("a request to sample has no payload", got=len(message.payload))
+        job = _Job.of(client, message)
         if self._queued[client] >= MAXIMUM_QUEUED_PER_CLIENT or (
             self._queued.total() >= MAXIMUM_QUEUED
         ):
             raise ReplayError("too many requests to sample wait", got=self._queued[client])
         self._queued[client] += 1
-        self._jobs.put((client, message))
+        self._jobs.put(job)
 
     def answer(self) -> tuple[bytes, list[Frame]] | None:
         """Return a client and the answer to it, or None where there is none yet.
@@ -100,6 +127,7 @@ class SamplingService:
 
     def close(self) -> None:
         """End the thread; what it has not answered is dropped."""
+        self._stopping = True
         self._jobs.put(None)
         self._thread.join()
         self.socket.close(linger=0)
@@ -111,9 +139,8 @@ class SamplingService:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(_ANSWERS)
-            while (job := self._jobs.get()) is not None:
-                client, message = job
-                socket.send_multipart([client, *self._answered(message)], copy=False)
+            while (job := self._jobs.get()) is not None and not self._stopping:
+                socket.send_multipart([job.client, *self._answered(job)], copy=False)
         except BaseException as failure:
             self._failure = failure
             socket.send(b"")
@@ -122,9 +149,10 @@ class SamplingService:
             for sampler in self._samplers.values():
                 sampler.close()
 
-    def _answered(self, message: Message) -> list[Frame]:
+    def _answered(self, job: _Job) -> list[Frame]:
         try:
-            return self._respond(message)
+            sampler = self._sampler(job.options)
+            return self._count(sampler, job) if job.draws == 0 else self._sample(sampler, job)
         except (ReplayError, SchemaMismatch) as error:
             failure: ReplayError | SchemaMismatch = error
         except Exception as error:
@@ -132,44 +160,35 @@ class SamplingService:
             self.failures += 1
             logger.exception("a request to sample could not be answered")
             failure = ReplayError("the server failed on this request", got=repr(error))
-        return encode(Kind.ERROR, error_header(failure, message.header))
+        return encode(Kind.ERROR, error_header(failure, job.header))
 
-    def _respond(self, message: Message) -> list[Frame]:
-        options = SamplerOptions.from_message(message)
-        sampler = self._sampler(options)
-        if message.kind == Kind.COUNT_WINDOWS:
-            return self._count(sampler, message)
-        draws = message.integer("draws", MAXIMUM_DRAWS + 1)
-        size = sum(array.nbytes for array in sampler.allocate().values()) * draws
-        if not 0 < size <= self._message_bytes:
-            raise WireError(
-                "this many batches do not make one message",
-                got=f"{draws} batches, {size} bytes",
-                expected=f"at least one batch, <= {self._message_bytes} bytes",
-                hint="draw fewer batches at once, or raise the server's replay.message_bytes",
+    def _sample(self, sampler: ReplaySampler, job: _Job) -> list[Frame]:
+        size = job.draws * sum(array.nbytes for array in sampler.allocate().values())
+        if size > self._message_bytes:
+            raise ReplayError(
+                "so many batches are too large for one message",
+                got=f"{size} bytes",
+                expected=f"<= {self._message_bytes} bytes",
+                hint="draw fewer at once, or raise the server's replay.message_bytes",
             )
-        sampler.load_state_dict(message.header)
-        batch = sampler.sample_many(draws)
-        header = {"request": message.request(), "rng": sampler.state_dict()["rng"]}
+        sampler.load_state_dict(job.header)
+        batch = sampler.sample_many(job.draws)
+        header = {"request": job.request, "rng": sampler.state_dict()["rng"]}
         return encode(Kind.SAMPLED, header, _frames(batch))
 
-    def _count(self, sampler: ReplaySampler, message: Message) -> list[Frame]:
-        steps = message.header.get("environment_steps")
+    def _count(self, sampler: ReplaySampler, job: _Job) -> list[Frame]:
         available = sampler.transitions_available()
-        sampler.refresh(None if steps is None else message.integer("environment_steps"))
-        layout = {
-            name: [array.dtype.str, array.shape[1:]] for name, array in sampler.allocate().items()
+        sampler.refresh(job.environment_steps)
+        batch = sampler.allocate()
+        header = {
+            "request": job.request,
+            "available": available,
+            "demonstrations": sampler.demonstration_transitions,
+            "online": sampler.online_transitions,
+            "interventions": sampler.intervention_transitions,
+            "layout": {name: [a.dtype.name, a.shape[1:]] for name, a in batch.items()},
         }
-        return encode(
-            Kind.WINDOWS_COUNTED,
-            {
-                "request": message.request(),
-                "available": available,
-                "demonstrations": sampler.demonstration_transitions,
-                "online": sampler.online_transitions,
-                "layout": layout,
-            },
-        )
+        return encode(Kind.WINDOWS_COUNTED, header)
 
     def _sampler(self, options: SamplerOptions) -> ReplaySampler:
         """Return the sampler for a kind of request; the one unused for longest makes room."""

@@ -9,7 +9,11 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Protocol
 
+from robot_rl.replay.errors import RowRefused, WireError
+from robot_rl.replay.wire import MAXIMUM_HEADER_DEPTH, check_depth
+
 MAXIMUM_EPISODE_METADATA = 1 << 13
+_METADATA_DEPTH = MAXIMUM_HEADER_DEPTH - 2  # in the header they are an object of objects
 
 # A packed row, and the JSON of its episode's metadata if it begins one, else nothing.
 Spooled = tuple[bytes | memoryview, bytes]
@@ -136,3 +140,25 @@ class MemorySpool:
 
     def close(self) -> None:
         """See `Spool`."""
+
+
+def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
+    """Return an episode's metadata as they wait in a spool; nothing for none.
+
+    Raises:
+        RowRefused: They are not JSON, or too large.
+    """
+    if not episode:
+        return b""
+    try:
+        text = json.dumps(dict(episode), allow_nan=False).encode()
+        check_depth(json.loads(text), _METADATA_DEPTH)
+    except (TypeError, ValueError, RecursionError, WireError) as error:
+        raise RowRefused("episode metadata cannot be sent", got=error) from error
+    if len(text) > MAXIMUM_EPISODE_METADATA:
+        raise RowRefused(
+            "episode metadata is too large",
+            got=len(text),
+            expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
+        )
+    return text

@@ -221,7 +221,7 @@ def _parse_header(data: memoryview) -> dict[str, object]:
         raise WireError("the header is not an object", got=type(header).__name__)
     # Brackets inside of strings count too, so few of them prove that the header is shallow.
     if text.count(b"[") + text.count(b"{") > MAXIMUM_HEADER_DEPTH:
-        _check_depth(header)
+        check_depth(header, MAXIMUM_HEADER_DEPTH)
     return header
 
 
@@ -235,19 +235,19 @@ def _finite(text: str) -> float:
 _HEADER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 
-def _check_depth(header: object) -> None:
-    level = [header]
-    for _ in range(MAXIMUM_HEADER_DEPTH):
-        inner: list[object] = []
-        for value in level:
-            if isinstance(value, dict):
-                inner += value.values()
-            elif isinstance(value, list):
-                inner += value
-        level = inner
+def check_depth(content: dict[str, object], limit: int) -> None:
+    """Check that objects and lists are nested at most so many levels deep.
+
+    Raises:
+        WireError: They are nested deeper.
+    """
+    level: list[dict[str, object] | list[object]] = [content]
+    for _ in range(limit):
+        inside = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [v for values in inside for v in values if isinstance(v, dict | list)]
         if not level:
             return
-    raise WireError("the header is nested too deeply", expected=f"<= {MAXIMUM_HEADER_DEPTH} levels")
+    raise WireError("the header is nested too deeply", expected=f"<= {limit} levels")
 
 
 def _check_sizes(header_size: int, payload: Sequence[Frame]) -> None:

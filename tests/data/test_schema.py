@@ -222,10 +222,43 @@ def changed(**changes):
         (SCHEMA.to_json()[:-20], "cannot be read"),
         (changed(fields=[["a", "float99", []]]), "float99"),
         (changed(fields=[["a", "object", []]]), "object"),
+        (changed(fields=[["a", "9" * 5000, []]]), "cannot have the dtype 9999"),
+        (changed(fields=[["a", "(2,)f4", []]]), "cannot have the dtype"),
+        (changed(fields=[["a", ["f4"], []]]), "cannot be read"),
         (changed(fields=[["a", "float32"]]), "cannot be read"),
+        (changed(fields=[["", "float32", []]]), "a column cannot have the name ''"),
+        (changed(fields=[["a\ud800", "float32", []]]), "a column cannot have the name"),
+        (changed(fields=[["a", "float32", []]] * 2), "cannot be read"),
+        (changed(fields=[["a", "float32", [2**40, 2**40]]]), "cannot be read"),
+        (changed(fields=[["a", "float32", [1e999]]]), "cannot be read"),
+        (changed(control_rate_hz=float("nan")), "control_rate_hz is nan"),
+        ("[" * 100_000, "cannot be read"),
         (changed(version=99), "version differs; got: 99; expected: 1; next: "),
     ],
 )
 def test_json_that_is_no_schema_is_refused(text, named):
     with pytest.raises(SchemaMismatch, match=named):
         RowSchema.from_json(text)
+
+
+def test_packed_rows_are_checked_together_as_each_alone():
+    rows = [SCHEMA.pack(zero_row()) for _ in range(3)]
+    SCHEMA.check_packed(memoryview(b"".join(rows)))
+    large = zero_row() | {"state/gripper": np.float64(1e300)}  # its square is not finite
+    SCHEMA.check_packed(b"".join([*rows, SCHEMA.pack(large)]))
+    for name, value in (("state/gripper", np.nan), ("reward", -np.inf), ("action", 1.5)):
+        for place in range(3):
+            content = np.frombuffer(b"".join(rows), SCHEMA.dtype).copy()
+            content[name][place] = value
+            for packed in (content.tobytes(), content[place].tobytes()):
+                with pytest.raises(SchemaMismatch, match=name):
+                    SCHEMA.check_packed(packed)
+
+
+def test_a_schema_of_many_numbers_is_checked_alike():
+    schema = row_schema("wide", [Field("state/x", "float32", (1000,))], ("x",), 10.0)
+    row = schema.pack(zero_row(schema))
+    content = np.frombuffer(row, schema.dtype).copy()
+    content["state/x"][0, 999] = np.inf
+    with pytest.raises(SchemaMismatch, match="state/x"):
+        schema.check_packed(content.tobytes())

@@ -73,6 +73,12 @@ class Messages:
             header |= {name: place[name] for name in names} | {"first": place.get("next", 0)}
             header["episodes"] = {str(header["first"]): {"task": "reach", "seed": 1}}
             payload = [self._row() for _ in range(rng.randrange(1, 4))]
+        elif kind == Kind.ANNOTATE:
+            place = [self._honest[name] for name in ("table", "actor", "session")]
+            rows = range(rng.randrange(1, 5))
+            header |= {"table": "reach", "name": f"a{rng.randrange(3)}", "shape": []}
+            header |= {"version": rng.randrange(1, 50), "dtype": "float32"}
+            payload = [b"".join(ROW_KEY.pack(*place, row) for row in rows), bytes(4 * len(rows))]
         elif kind == Kind.PUT_WEIGHTS:
             self._version += 1
             header |= {"name": f"w{rng.randrange(3)}", "version": self._version, "metadata": {}}
@@ -84,15 +90,8 @@ class Messages:
             header |= {"table": "reach", "fields": ["state/x", "action"], "batch_size": 8}
             header |= {"n_step": rng.randrange(1, 4), "discount": 0.9, "demonstration_share": 0.0}
             header |= {"environment_steps": None, "rng": self._generator, "draws": 1}
-            header |= {"intervention_share": rng.choice([None, 0.5]), "capacity_rows": 100}
-            header |= {"rewards": rng.choice([None, "score"]), "annotations": []}
-        elif kind == Kind.ANNOTATE:
-            header |= {"table": "reach", "name": rng.choice(["score", f"n{rng.randrange(9)}"])}
-            header |= {"version": rng.randrange(5), "dtype": "float32", "shape": []}
-            place = [self._honest[name] for name in ("table", "actor", "session")]
-            sequences = [rng.randrange(self._honest_rows + 1) for _ in range(3)]
-            keys = b"".join(ROW_KEY.pack(*place, sequence) for sequence in sequences)
-            payload = [keys, rng.choice([bytes(12), rng.randbytes(12)])]
+            if rng.random() < 0.3:
+                header |= {"annotations": ["a0"], "rewards": "a0", "intervention_share": 0.25}
         return build(kind, header, payload)
 
     def overwriting(self) -> list[bytes]:

@@ -14,11 +14,18 @@ from robot_rl.replay import (
     RemoteSampler,
     ReplayClient,
     ReplayError,
+    ReplaySampler,
+    ReplayServer,
     SamplerOptions,
+    ServerUnreachable,
     StoreError,
+    StoreReader,
+    StoreWriter,
     WireError,
 )
-from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES
+from robot_rl.replay.annotations import row_keys
+from robot_rl.replay.sampling_service import SamplingService
+from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 FAST = LinkOptions(resend_seconds=0.1)
@@ -90,6 +97,33 @@ def test_remote_and_local_batches_are_the_same_bits(client, schema, make_episode
         assert local.state_dict() == remote.state_dict()
 
 
+def test_quotas_and_annotations_travel_too(server, client, schema, make_episode, samplers):
+    client.open_session("reach", schema, actor=0)
+    client.append_episode(make_episode(20, source=0))
+    client.open_session("reach", schema, actor=1)
+    client.append_episode(make_episode(25))
+    client.append_episode(make_episode(5, source=2))
+    client.flush(10)
+    reader = StoreReader(server.store)
+    for episode in reader.episodes("reach"):
+        keys = row_keys(episode)
+        client.annotate("reach", "score", 1, keys, np.arange(len(keys), dtype=np.float32))
+    reader.close()
+    chosen = {
+        "intervention_share": 0.25,
+        "rewards": "score",
+        "annotations": ("score",),
+        "capacity_rows": 40,
+    }
+    local, remote = (make(seed=2, **chosen) for make in samplers)
+    assert remote.intervention_transitions == local.intervention_transitions == 5
+    for _ in range(3):
+        batch = remote.sample_many(2)
+        assert_same(local.sample_many(2), batch)
+        assert batch["annotation/score/valid"].all()
+    assert (batch["source"] == 2).any()
+
+
 def test_the_state_moves_between_local_and_remote(client, schema, make_episode, samplers):
     client.open_session("reach", schema)
     client.append_episode(make_episode(40))
@@ -159,7 +193,7 @@ def test_a_batch_larger_than_a_message_is_refused(start_server, schema, make_epi
         )
         remote.sample()
         state = remote.state_dict()
-        with pytest.raises(WireError, match=r"batches do not make one message.*fewer batches"):
+        with pytest.raises(ReplayError, match=r"too large for one message.*draw fewer"):
             remote.sample_many(2)
         assert remote.state_dict() == state
         with pytest.raises(WireError, match="too large"):
@@ -237,3 +271,86 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
             remote.close()
             local.close()
         actor.flush(20)
+
+
+@pytest.fixture
+def server_here(tmp_path):
+    """A server in a thread of this process, so that a defect can be put into it."""
+    server, stop, failures = ReplayServer(tmp_path / "store"), threading.Event(), []
+
+    def serve():
+        try:
+            server.run(stop)
+        except ReplayError as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield server, failures, thread
+    stop.set()
+    thread.join()
+
+
+def test_a_defect_in_sampling_is_answered_and_counted(
+    server_here, schema, make_episode, monkeypatch
+):
+    server, _, _ = server_here
+    with ReplayClient(server.address) as client:
+        client.open_session("reach", schema)
+        client.append_episode(make_episode(5))
+        client.flush(10)
+        remote = RemoteSampler(ReplayClient(server.address), options(), np.random.default_rng(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(ReplaySampler, "sample_many", lambda *_: 1 / 0)
+            with pytest.raises(ReplayError, match=r"server failed on this request.*ZeroDivision"):
+                remote.sample()
+        remote.sample()
+        remote.close()
+        assert client.statistics()["sampling_failures"] == 1
+        client.append_episode(make_episode(5))
+
+
+def test_the_death_of_the_sampling_thread_ends_the_server_with_its_cause(
+    server_here, schema, make_episode, monkeypatch
+):
+    server, failures, thread = server_here
+
+    def die(*_):
+        raise SystemExit("no reason")
+
+    monkeypatch.setattr(SamplingService, "_answered", die)
+    with ReplayClient(server.address, options=FAST) as client:
+        client.open_session("reach", schema)
+        with pytest.raises(ServerUnreachable):
+            client.ask(Kind.COUNT_WINDOWS, options().to_header(), timeout=2.0)
+    thread.join(20)
+    (failure,) = failures
+    assert "sampling thread has died" in str(failure)
+    assert "no reason" in str(failure)
+
+
+def test_a_batch_that_nobody_had_thought_of_costs_the_others_nothing(
+    server_here, schema, make_episode, monkeypatch
+):
+    server, _, _ = server_here
+    store = StoreWriter.append
+
+    def stumble(writer, batches):
+        if any(batch.session[1] == 66 for batch in batches):
+            raise ZeroDivisionError("a defect")
+        return store(writer, batches)
+
+    monkeypatch.setattr(StoreWriter, "append", stumble)
+    with ReplayClient(server.address) as honest:
+        honest.open_session("reach", schema, actor=1)
+        for _ in range(5):
+            poison = ReplayClient(server.address)
+            poison.open_session("reach", schema, actor=66)
+            poison.append_episode(make_episode(2))
+            honest.append_episode(make_episode(20))
+            with pytest.raises(ReplayError, match=r"server failed on these rows.*a defect"):
+                poison.close()
+        honest.flush(20)
+        statistics = honest.statistics()
+        assert statistics["tables"]["reach"]["rows"] == 5 * 21
+        assert statistics["internal_errors"] >= 5

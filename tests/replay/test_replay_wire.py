@@ -5,12 +5,13 @@ import random
 import struct
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robot_rl.replay import ReplayClient, WireError, read_endpoint
+from robot_rl.replay import ReplayClient, RowRefused, WireError, read_endpoint
 from robot_rl.replay.wire import MAGIC, PREFIX, WIRE_VERSION, Kind, decode, encode
 
 json_values = st.recursive(
@@ -60,6 +61,10 @@ def test_bad_messages_name_what_is_wrong():
         (raw(99, {}), "unknown message kind"),
         (raw(3, b"{"), "not JSON"),
         (raw(3, b"[" * 100_000), "not JSON"),
+        (raw(3, b'{"a": 1e999}'), "not JSON"),
+        (raw(3, b'{"a": NaN}'), "not JSON"),
+        (raw(3, b"\xff{}"), "not JSON"),
+        (raw(3, b'{"a":' * 17 + b"1" + b"}" * 17), "nested too deeply"),
         (raw(3, [1]), "not an object"),
         ([*raw(3, {}), b"extra"], "number of frames"),
         ([b"GET / HTTP/1.1\r\n\r\n"], "not a replay message"),
@@ -77,6 +82,10 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     at = schema.dtype.fields["is_last"][1]
     not_a_bool = row[:at] + b"\2" + row[at + 1 :]
     opening = {"table": "t", "actor": 0, "owner": "o", "metadata": {}}
+
+    sampling = {"table": "reach", "fields": [], "batch_size": 1, "n_step": 1, "discount": 1.0}
+    sampling |= {"demonstration_share": 0.0, "environment_steps": None}
+    sampling["rng"] = np.random.default_rng(0).bit_generator.state
 
     def other_schema(*fields):
         content = json.loads(schema.to_json())
@@ -113,6 +122,14 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         (raw(Kind.PUT_WEIGHTS, {"name": "p", "version": "1"}, b"x", frames=1), "WireError"),
         (raw(Kind.PUT_WEIGHTS, {"name": "", "version": 1}, b"x", frames=1), "WireError"),
         (raw(Kind.GET_WEIGHTS, {"name": "p", "wait": 1e9}), "WireError"),
+        (raw(Kind.GET_WEIGHTS, {"name": "p", "wait": 1, "request": [1] * 999}), "WireError"),
+        (raw(Kind.PUT_WEIGHTS, {"name": "p", "version": 1}), "WireError"),
+        (raw(Kind.SAMPLE, {"table": "reach", "fields": [1]}), "WireError"),
+        (raw(Kind.SAMPLE, sampling, b"x", frames=1), "WireError"),
+        (raw(Kind.SAMPLE, {**sampling, "draws": 0}), "WireError"),
+        (raw(Kind.SAMPLE, {**sampling, "draws": 1, "rng": {}}), "ReplayError"),
+        (raw(Kind.SAMPLE, {**sampling, "draws": 1, "environment_steps": "1"}), "WireError"),
+        (raw(Kind.COUNT_WINDOWS, {**sampling, "n_step": 1 << 20}), "WireError"),
     ]
     context = zmq.Context()
     with context.socket(zmq.DEALER) as socket:
@@ -178,4 +195,18 @@ def test_half_a_message_on_a_plain_socket_is_harmless(server, client, schema, ma
         plain.sendall(struct.pack(">Q", 1 << 60) + b"half")
     client.open_session("reach", schema)
     client.append_episode(make_episode(2))
+    client.flush(10)
+
+
+def test_metadata_that_the_server_would_refuse_are_refused_before_they_are_queued(
+    client, schema, make_episode
+):
+    client.open_session("reach", schema)
+    deep: object = 1
+    for _ in range(13):
+        deep = [deep]
+    for metadata in ({"a": [deep]}, {"a": float("inf")}, {"a": object()}, {"a": "x" * 9000}):
+        with pytest.raises(RowRefused, match="episode metadata"):
+            client.append(make_episode(1)[0], metadata)
+    client.append_episode(make_episode(2), {"a": deep, "b": "[{" * 20})
     client.flush(10)
