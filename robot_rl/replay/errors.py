@@ -90,6 +90,10 @@ class KeysRefused(ServerUnreachable):
     """The server is there, but it and this client do not accept each other's keys."""
 
 
+class ServerBusy(ReplayError):
+    """The server has more requests of this kind than it takes; nothing is wrong with this one."""
+
+
 class ClientFailed(ReplayError):
     """The client's background thread died; its cause is attached."""
 
@@ -111,6 +115,7 @@ _BY_NAME: dict[str, type[RobotRLError]] = {
         AnnotationRefused,
         WeightsRefused,
         NotEnoughData,
+        ServerBusy,
         SchemaMismatch,
     )
 }

@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.data.schema import DTYPES, Array
 from robot_rl.replay.batches import Batch, Layout, allocate, checked
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ReplayError, WireError
+from robot_rl.replay.errors import ReplayError, ServerBusy, WireError
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.replay.wire import Kind, Message
 
@@ -161,7 +161,16 @@ class RemoteSampler:
 
     def _ask(self, kind: Kind, **entries: object) -> Message:
         header = {**self._options.to_header(), **entries}
-        return self._client.ask(kind, header, PATIENCE_SECONDS, held_back=_HELD_BACK_SECONDS)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return self._client.ask(
+                    kind, header, PATIENCE_SECONDS, held_back=_HELD_BACK_SECONDS
+                )
+            except ServerBusy:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
 
     def _draw(self, count: int, batch: Batch) -> None:
         answer = self._ask(

@@ -15,7 +15,7 @@ from robot_rl.replay.sampler import ReplaySampler
 from robot_rl.replay.wire import Message
 
 MAXIMUM_BATCH_SIZE = 1 << 16
-MAXIMUM_N_STEP = 1 << 10
+MAXIMUM_N_STEP = 128
 MAXIMUM_FIELDS = 256
 
 

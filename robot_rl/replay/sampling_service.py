@@ -8,11 +8,8 @@ it would draw from the memory map, and nothing is lost with the server.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -20,46 +17,19 @@ import zmq
 
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.replay.batches import Batch
-from robot_rl.replay.errors import ClientFailed, ReplayError, WireError
+from robot_rl.replay.errors import ClientFailed, ReplayError
 from robot_rl.replay.log_limit import LogLimit
 from robot_rl.replay.messages import error_header
 from robot_rl.replay.sampler import ReplaySampler
 from robot_rl.replay.sampling import SamplerOptions
+from robot_rl.replay.sampling_queue import SamplingQueue, SamplingRequest
 from robot_rl.replay.wire import Frame, Kind, Message, encode, split
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 MAXIMUM_SAMPLERS = 4
-MAXIMUM_DRAWS = 1 << 10
-MAXIMUM_QUEUED = 256
-MAXIMUM_QUEUED_PER_CLIENT = 4
 _ANSWERS = "inproc://sampled"
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A request, as far as it can be checked without the store; no draws: only count."""
-
-    client: bytes
-    request: int | None
-    options: SamplerOptions
-    draws: int
-    environment_steps: int | None
-    header: Mapping[str, object]
-
-    @classmethod
-    def of(cls, client: bytes, message: Message) -> _Job:
-        if message.payload:
-            raise WireError("a request to sample has no payload", got=len(message.payload))
-        steps = None
-        if message.header.get("environment_steps") is not None:
-            steps = message.integer("environment_steps")
-        draws = message.integer("draws", MAXIMUM_DRAWS + 1) if message.kind == Kind.SAMPLE else 0
-        if message.kind == Kind.SAMPLE and draws == 0:
-            raise WireError("a request to sample asks for nothing", got=draws, expected=">= 1")
-        options = SamplerOptions.from_message(message)
-        return cls(client, message.request(), options, draws, steps, message.header)
 
 
 class SamplingService:
@@ -82,11 +52,9 @@ class SamplingService:
         self.socket = self._context.socket(zmq.PAIR)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.bind(_ANSWERS)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._queued: Counter[bytes] = Counter()
+        self._queue = SamplingQueue()
         self._samplers: OrderedDict[SamplerOptions, ReplaySampler] = OrderedDict()
         self._failure: BaseException | None = None
-        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
         self._thread.start()
 
@@ -95,15 +63,9 @@ class SamplingService:
 
         Raises:
             WireError: It is malformed.
-            ReplayError: Too many requests wait.
+            ServerBusy: Too many clients wait.
         """
-        job = _Job.of(client, message)
-        if self._queued[client] >= MAXIMUM_QUEUED_PER_CLIENT or (
-            self._queued.total() >= MAXIMUM_QUEUED
-        ):
-            raise ReplayError("too many requests to sample wait", got=self._queued[client])
-        self._queued[client] += 1
-        self._jobs.put(job)
+        self._queue.put(SamplingRequest.of(client, message))
 
     def answer(self) -> tuple[bytes, list[Frame]] | None:
         """Return a client and the answer to it, or None where there is none yet.
@@ -119,16 +81,11 @@ class SamplingService:
             client, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        name = client.bytes
-        self._queued[name] -= 1
-        if not self._queued[name]:
-            del self._queued[name]
-        return name, [frame.buffer for frame in frames]
+        return client.bytes, [frame.buffer for frame in frames]
 
     def close(self) -> None:
         """End the thread; what it has not answered is dropped."""
-        self._stopping = True
-        self._jobs.put(None)
+        self._queue.stop()
         self._thread.join()
         self.socket.close(linger=0)
         self._context.term()
@@ -139,8 +96,8 @@ class SamplingService:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(_ANSWERS)
-            while (job := self._jobs.get()) is not None and not self._stopping:
-                socket.send_multipart([job.client, *self._answered(job)], copy=False)
+            while (request := self._queue.take(self._is_open)) is not None:
+                socket.send_multipart([request.client, *self._answered(request)], copy=False)
         except BaseException as failure:
             self._failure = failure
             socket.send(b"")
@@ -149,10 +106,10 @@ class SamplingService:
             for sampler in self._samplers.values():
                 sampler.close()
 
-    def _answered(self, job: _Job) -> list[Frame]:
+    def _answered(self, request: SamplingRequest) -> list[Frame]:
         try:
-            sampler = self._sampler(job.options)
-            return self._count(sampler, job) if job.draws == 0 else self._sample(sampler, job)
+            respond = self._sample if request.draws else self._count
+            return respond(self._sampler(request.options), request)
         except (ReplayError, SchemaMismatch) as error:
             failure: ReplayError | SchemaMismatch = error
         except Exception as error:
@@ -160,10 +117,10 @@ class SamplingService:
             self.failures += 1
             logger.exception("a request to sample could not be answered")
             failure = ReplayError("the server failed on this request", got=repr(error))
-        return encode(Kind.ERROR, error_header(failure, job.header))
+        return encode(Kind.ERROR, error_header(failure, request.header))
 
-    def _sample(self, sampler: ReplaySampler, job: _Job) -> list[Frame]:
-        size = job.draws * sum(array.nbytes for array in sampler.allocate().values())
+    def _sample(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
+        size = request.draws * sum(array.nbytes for array in sampler.allocate().values())
         if size > self._message_bytes:
             raise ReplayError(
                 "so many batches are too large for one message",
@@ -171,17 +128,17 @@ class SamplingService:
                 expected=f"<= {self._message_bytes} bytes",
                 hint="draw fewer at once, or raise the server's replay.message_bytes",
             )
-        sampler.load_state_dict(job.header)
-        batch = sampler.sample_many(job.draws)
-        header = {"request": job.request, "rng": sampler.state_dict()["rng"]}
+        sampler.load_state_dict(request.header)
+        batch = sampler.sample_many(request.draws)
+        header = {"request": request.number, "rng": sampler.state_dict()["rng"]}
         return encode(Kind.SAMPLED, header, _frames(batch))
 
-    def _count(self, sampler: ReplaySampler, job: _Job) -> list[Frame]:
+    def _count(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
         available = sampler.transitions_available()
-        sampler.refresh(job.environment_steps)
+        sampler.refresh(request.environment_steps)
         batch = sampler.allocate()
         header = {
-            "request": job.request,
+            "request": request.number,
             "available": available,
             "demonstrations": sampler.demonstration_transitions,
             "online": sampler.online_transitions,
@@ -189,6 +146,9 @@ class SamplingService:
             "layout": {name: [a.dtype.name, a.shape[1:]] for name, a in batch.items()},
         }
         return encode(Kind.WINDOWS_COUNTED, header)
+
+    def _is_open(self, request: SamplingRequest) -> bool:
+        return request.options in self._samplers
 
     def _sampler(self, options: SamplerOptions) -> ReplaySampler:
         """Return the sampler for a kind of request; the one unused for longest makes room."""

@@ -17,6 +17,7 @@ from robot_rl.replay import (
     ReplaySampler,
     ReplayServer,
     SamplerOptions,
+    ServerBusy,
     ServerUnreachable,
     StoreError,
     StoreReader,
@@ -24,8 +25,9 @@ from robot_rl.replay import (
     WireError,
 )
 from robot_rl.replay.annotations import row_keys
+from robot_rl.replay.sampling_queue import MAXIMUM_WAITING, SamplingQueue, SamplingRequest
 from robot_rl.replay.sampling_service import SamplingService
-from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind
+from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind, decode, encode
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 FAST = LinkOptions(resend_seconds=0.1)
@@ -174,7 +176,7 @@ def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
     for wrong in ({"n_step": 0}, {"batch_size": 0}):
         with pytest.raises(ReplayError, match=next(iter(wrong))):
             remote(**wrong)
-    for wrong in ({"n_step": 1 << 14}, {"batch_size": 1 << 20}, {"fields": ("x",) * 300}):
+    for wrong in ({"n_step": 1 << 10}, {"batch_size": 1 << 20}, {"fields": ("x",) * 300}):
         with pytest.raises(WireError, match=r"COUNT_WINDOWS|fields"):
             remote(**wrong)
     with pytest.raises(ReplayError, match="PCG64"):
@@ -271,6 +273,59 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
             remote.close()
             local.close()
         actor.flush(20)
+
+
+def question(client, n_step=3):
+    header = {**options(n_step=n_step).to_header(), "environment_steps": None}
+    return SamplingRequest.of(client, decode(encode(Kind.COUNT_WINDOWS, header)))
+
+
+def test_quick_requests_go_first_and_the_others_in_between():
+    queue = SamplingQueue()
+    slow = [question(b"slow%d" % number, n_step=9) for number in range(3)]
+    quick = [question(b"quick%d" % number) for number in range(5)]
+    for request in (*slow, *quick):
+        queue.put(request)
+    taken = [queue.take(lambda request: request.options.n_step == 3) for _ in range(8)]
+    assert taken == [*quick[:3], slow[0], *quick[3:], slow[1], slow[2]]
+    queue.put(slow[0])
+    queue.stop()
+    assert queue.take(lambda _: True) is None
+
+
+def test_a_client_has_one_request_waiting_and_there_are_not_too_many():
+    queue = SamplingQueue()
+    queue.put(question(b"one", n_step=1))
+    queue.put(question(b"one", n_step=2))
+    assert queue.take(lambda _: True).options.n_step == 2
+    for number in range(MAXIMUM_WAITING):
+        queue.put(question(b"%d" % number))
+    queue.put(question(b"0", n_step=2))
+    with pytest.raises(ServerBusy, match="ask again later"):
+        queue.put(question(b"one more"))
+
+
+def test_a_learner_that_finds_the_server_busy_asks_again(
+    server_here, schema, make_episode, monkeypatch
+):
+    server, _, _ = server_here
+    put, refused = SamplingQueue.put, []
+
+    def busy_at_first(queue, request):
+        if len(refused) < 3:
+            refused.append(request)
+            raise ServerBusy("too many clients wait for mini-batches")
+        put(queue, request)
+
+    with ReplayClient(server.address) as client:
+        client.open_session("reach", schema)
+        client.append_episode(make_episode(5))
+        client.flush(10)
+        monkeypatch.setattr(SamplingQueue, "put", busy_at_first)
+        remote = RemoteSampler(ReplayClient(server.address), options(), np.random.default_rng(0))
+        assert remote.online_transitions == 5
+        remote.close()
+    assert len(refused) == 3
 
 
 @pytest.fixture
