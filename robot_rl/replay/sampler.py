@@ -65,7 +65,7 @@ class ReplaySampler:
         capacity_rows: The store's ``replay.capacity_rows``.
         rewards: Name of the annotation whose newest version replaces the reward of each row that
             has it; it need not exist yet. Newer ones are looked for at `refresh`, which then reads
-            the scalars of the whole table again: about 3 s per million rows.
+            the scalars of the whole table again: about 5 s per million rows.
         annotations: Names of annotations to give as columns.
 
     Raises:
