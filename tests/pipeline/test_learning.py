@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 EASY_REACH = (
     "task=reach",
     "task.environment.tolerance=0.006",
@@ -20,7 +22,7 @@ WEAK_CLONING = (
 )
 # Small networks and fast rates: learning that takes seconds on one core.
 QUICK_LEARNING = (
-    "environment_steps=3000",
+    "environment_steps=5000",
     "block_steps=50",
     "algorithm.actor_hidden=[64,64]",
     "algorithm.schedule.warmup_steps=300",
@@ -36,20 +38,21 @@ QUICK_LEARNING = (
     "algorithm.settings.average_rate=0.02",
 )
 EVALUATION = (
-    "evaluation.every_steps=3000",
+    "evaluation.every_steps=5000",
     "evaluation.episodes=50",
     "evaluation.final_episodes=100",
     "evaluation.slots=50",
 )
 
 
+@pytest.mark.timeout(420)
 def test_online_learning_improves_on_cloning(tmp_path, robot_rl_command):
-    """Seeds 0 to 3 gave 14, 30, 42, 16 % → 99, 98, 99, 100 %.
+    """Seed 0 gave 22 % → 100 % on an AMD EPYC, where 3,000 steps were too few: it stood at 20 %.
 
-    With rewards of zero, or an actor that is not updated, it ends no better than it began.
+    Bits, and with them the luck of a seed, differ between kinds of processors.
     """
     done = robot_rl_command(
-        "train", "seed=0", *EASY_REACH, *WEAK_CLONING, *QUICK_LEARNING, *EVALUATION, timeout=230
+        "train", "seed=0", *EASY_REACH, *WEAK_CLONING, *QUICK_LEARNING, *EVALUATION, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "runs/latest/summary.json").read_text())
