@@ -20,11 +20,9 @@ from robot_rl.replay import (
     ServerBusy,
     ServerUnreachable,
     StoreError,
-    StoreReader,
     StoreWriter,
     WireError,
 )
-from robot_rl.replay.annotations import row_keys
 from robot_rl.replay.sampling_queue import MAXIMUM_WAITING, SamplingQueue, SamplingRequest
 from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind, decode, encode
@@ -97,33 +95,6 @@ def test_remote_and_local_batches_are_the_same_bits(client, schema, make_episode
         assert local.online_transitions == remote.online_transitions
         assert local.demonstration_transitions == remote.demonstration_transitions == 20
         assert local.state_dict() == remote.state_dict()
-
-
-def test_quotas_and_annotations_travel_too(server, client, schema, make_episode, samplers):
-    client.open_session("reach", schema, actor=0)
-    client.append_episode(make_episode(20, source=0))
-    client.open_session("reach", schema, actor=1)
-    client.append_episode(make_episode(25))
-    client.append_episode(make_episode(5, source=2))
-    client.flush(10)
-    reader = StoreReader(server.store)
-    for episode in reader.episodes("reach"):
-        keys = row_keys(episode)
-        client.annotate("reach", "score", 1, keys, np.arange(len(keys), dtype=np.float32))
-    reader.close()
-    chosen = {
-        "intervention_share": 0.25,
-        "rewards": "score",
-        "annotations": ("score",),
-        "capacity_rows": 40,
-    }
-    local, remote = (make(seed=2, **chosen) for make in samplers)
-    assert remote.intervention_transitions == local.intervention_transitions == 5
-    for _ in range(3):
-        batch = remote.sample_many(2)
-        assert_same(local.sample_many(2), batch)
-        assert batch["annotation/score/valid"].all()
-    assert (batch["source"] == 2).any()
 
 
 def test_the_state_moves_between_local_and_remote(client, schema, make_episode, samplers):
