@@ -170,6 +170,7 @@ def test_interrupted_final_evaluation_is_made_up_for(folder, start_train):
     assert json.loads((train.run / "summary.json").read_text())["evaluation_episodes"] == 20
 
 
+@pytest.mark.slow
 def test_two_actors_share_the_steps_and_keep_pace_with_the_learner(tmp_path, robot_rl_command):
     done = robot_rl_command("train", *TINY, "actors=2", timeout=230)
     assert done.returncode == 0, done.stdout + done.stderr
