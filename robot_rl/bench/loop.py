@@ -1,16 +1,22 @@
-"""How punctual the control loop is, with the learner and the replay server busy beside it."""
+"""How punctual the control loop is, with the learner and the replay server busy beside it.
+
+Once more at 50 Hz with the server killed every five seconds: what the actor cannot send waits in
+its spool, and the loop must not notice.
+"""
 
 from __future__ import annotations
 
 import copy
 import tempfile
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig
 
 from robot_rl.actor import act
+from robot_rl.bench._killed_server import KilledServer
 from robot_rl.config import save_resolved
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
@@ -19,6 +25,7 @@ from robot_rl.stages.pretrain import pretrain
 from robot_rl.stages.processes import ProcessGroup
 
 RATES_HZ = (10.0, 50.0)
+KILLS_EVERY_SECONDS = 5.0
 TICKS = 2000
 _SETTLING_TICKS = 100
 # Blocks so short and updates so many that the learner computes all the time, at every rate.
@@ -37,16 +44,20 @@ def run(config: DictConfig) -> dict[str, object]:
     """
     budget = float(config.inference_budget_seconds)
     results: dict[str, object] = {"inference_budget_ms": 1e3 * budget, "ticks": TICKS}
-    for rate in RATES_HZ:
+    cases = [(f"{rate:.0f}hz", rate, None) for rate in RATES_HZ]
+    cases.append(("50hz_server_killed", 50.0, KILLS_EVERY_SECONDS))
+    for name, rate, kill_every in cases:
         with tempfile.TemporaryDirectory() as folder:
-            seconds, updates = _measure(_configured(config, rate, folder))
-        name = f"{rate:.0f}hz"
+            measured = _measure(_configured(config, rate, folder), kill_every)
+        seconds, updates, kills = measured
         late = np.maximum(seconds - budget, 0.0)
         results[f"p99_lateness_ms_{name}"] = 1e3 * float(np.percentile(late, 99))
         results[f"median_decision_ms_{name}"] = 1e3 * float(np.median(seconds))
         results[f"p99_decision_ms_{name}"] = 1e3 * float(np.percentile(seconds, 99))
         results[f"max_decision_ms_{name}"] = 1e3 * float(seconds.max())
         results[f"learner_updates_{name}"] = updates
+        if kill_every is not None:
+            results["server_kills"] = kills
     return results
 
 
@@ -72,8 +83,10 @@ def _configured(config: DictConfig, rate: float, folder: str) -> DictConfig:
     return settings
 
 
-def _measure(config: DictConfig) -> tuple[npt.NDArray[np.float64], int]:
-    """Time from tick to sending of each tick [s], and updates that the learner made meanwhile."""
+def _measure(
+    config: DictConfig, kill_every: float | None
+) -> tuple[npt.NDArray[np.float64], int, int]:
+    """Time from tick to sending of each tick [s], updates of the learner and kills meanwhile."""
     run = RunDirectory.create(config.task.name, config.runs_directory)
     with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
         collect(config, run, progress)
@@ -81,13 +94,20 @@ def _measure(config: DictConfig) -> tuple[npt.NDArray[np.float64], int]:
         pretrain(config, run, progress)
     config.clock = "realtime"
     save_resolved(config, run.path)
-    with ProcessGroup(run.path / "logs") as group:
-        for name in ("replay", "learner"):
-            group.start(name, [name, f"run={run.path}", f"runs_directory={config.runs_directory}"])
+    place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]
+    with ExitStack() as stack:
+        killer = None
+        if kill_every is not None:
+            killer = stack.enter_context(KilledServer(["replay", *place], kill_every))
+        group = stack.enter_context(ProcessGroup(run.path / "logs"))
+        if killer is None:
+            group.start("replay", ["replay", *place])
+        group.start("learner", ["learner", *place])
         decisions: list[float] = []
         for _, result in act(config, run, threading.Event()):
             decisions += result.decision_seconds
             group.running("learner")
+        kills = 0 if killer is None else killer.kills
     blocks = run.read_jsonl("learner")
     updates = int(blocks[-1]["gradient_updates"]) if blocks else 0
-    return np.array(decisions[_SETTLING_TICKS:]), updates
+    return np.array(decisions[_SETTLING_TICKS:]), updates, kills

@@ -14,6 +14,7 @@ from robot_rl.replay.batches import Batch, allocate, checked
 from robot_rl.replay.errors import ReplayError, StoreError
 
 NEXT = "next/"
+CHUNK = "chunk/"
 ANNOTATION = "annotation/"
 VALID = "/valid"
 WINDOW_FIELDS: dict[str, np.dtype[Any]] = {
@@ -25,7 +26,7 @@ WINDOW_FIELDS: dict[str, np.dtype[Any]] = {
 
 
 class BatchLayout:
-    """The arrays of a batch: fields at s, what there is of them at the next state, annotations.
+    """The arrays of a batch: fields at s and at the next state, chunks, annotations.
 
     Args:
         schema: Of the table.
@@ -33,10 +34,13 @@ class BatchLayout:
         known: The table's annotations.
         annotations: Names of those that are wanted.
         batch_size: B.
+        chunk_fields: Names of the fields that are given for every step of a window.
+        n_step: Most steps of a window.
 
     Attributes:
         columns: Fields at s.
         next_columns: Those of them that are given at the next state too.
+        chunk_columns: Fields of every step.
         annotations: What is annotated, given at both.
 
     Raises:
@@ -51,17 +55,22 @@ class BatchLayout:
         known: Mapping[str, AnnotationField],
         annotations: Sequence[str],
         batch_size: int,
+        chunk_fields: Sequence[str] = (),
+        n_step: int = 1,
     ) -> None:
         """Look the names up; see the class."""
         self._batch_size = batch_size
         self.columns = [_column(schema, name) for name in fields]
         self.next_columns = [c for c in self.columns if _has_next(c.name)]
+        self.chunk_columns = [_known(schema, name) for name in chunk_fields]
         self.annotations = [_annotation(known, name) for name in annotations]
         self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
             **{name: (dtype, ()) for name, dtype in WINDOW_FIELDS.items()},
             **{c.name: (np.dtype(c.dtype), c.shape) for c in self.columns},
             **{NEXT + c.name: (np.dtype(c.dtype), c.shape) for c in self.next_columns},
         }
+        for c in self.chunk_columns:
+            self._layout[CHUNK + c.name] = (np.dtype(c.dtype), (n_step, *c.shape))
         for field in self.annotations:
             for name in (ANNOTATION + field.name, NEXT + ANNOTATION + field.name):
                 self._layout[name] = (np.dtype(field.dtype), field.shape)
@@ -88,11 +97,15 @@ def _has_next(name: str) -> bool:
 
 
 def _column(schema: RowSchema, name: str) -> Field:
-    columns = {c.name: c for c in schema.fields}
     if name in WINDOW_FIELDS:
         raise ReplayError(
             f"the field {name!r} is in every batch already", hint="leave it out of fields"
         )
+    return _known(schema, name)
+
+
+def _known(schema: RowSchema, name: str) -> Field:
+    columns = {c.name: c for c in schema.fields}
     if name not in columns:
         raise ReplayError(
             "the table has no such field",

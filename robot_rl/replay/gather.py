@@ -7,14 +7,15 @@ of each distinct row and then spread by NumPy; large ones (images) go straight t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Array, RowSchema
+from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.replay.annotations import AnnotationField, latest_of_row
-from robot_rl.replay.batch_layout import ANNOTATION, VALID, BatchLayout
+from robot_rl.replay.batch_layout import ANNOTATION, CHUNK, VALID, BatchLayout
 from robot_rl.replay.environment import ANNOTATIONS, ROWS, Environment
 from robot_rl.replay.records import ROW_KEY_DTYPE, field_offset, split_keys
 from robot_rl.replay.windows import Records, place_codes
@@ -24,8 +25,46 @@ LARGE_BYTES = 2048
 Slots = npt.NDArray[np.int64]
 
 
+class _Head:
+    """The bytes of a row from the first of some fields to the last.
+
+    Attributes:
+        start: Their place in a row.
+        end: Behind the last.
+        dtype: With a name for each field.
+    """
+
+    def __init__(self, schema: RowSchema, fields: Sequence[Field]) -> None:
+        offsets = [field_offset(schema, field.name) for field in fields]
+        ends = [o + schema.dtype[f.name].itemsize for o, f in zip(offsets, fields, strict=True)]
+        self.start, self.end = min(offsets, default=0), max(ends, default=0)
+        self.dtype: np.dtype[Any] = np.dtype(
+            {
+                "names": [field.name for field in fields],
+                "formats": [(field.dtype, field.shape) for field in fields],
+                "offsets": [offset - self.start for offset in offsets],
+                "itemsize": self.end - self.start,
+            }
+        )
+
+    def copy(self, cursor: lmdb.Cursor[memoryview], keys: list[bytes]) -> tuple[Records, list[int]]:
+        """Return the heads of rows, shape (keys,), and which rows are absent."""
+        start, end, width = self.start, self.end, self.dtype.itemsize
+        heads = np.zeros(len(keys), self.dtype)
+        view, at = heads.view(np.uint8).data, 0
+        absent: list[int] = []
+        find, value = cursor.set_key, cursor.value
+        for row, key in enumerate(keys):
+            if find(key):
+                view[at : at + width] = value()[start:end]
+            else:
+                absent.append(row)
+            at += width
+        return heads, absent
+
+
 class RowGather:
-    """Fills arrays with fields of rows at s and at the next state.
+    """Fills arrays with fields of rows at s and at the next state, and with chunks of rows from s.
 
     Args:
         environment: The open store.
@@ -44,20 +83,15 @@ class RowGather:
         """Work out which bytes of a row are wanted; see the class."""
         self._environment, self._table = environment, table
         self._annotations = layout.annotations
-        wanted = {c.name: c for c in layout.columns}
-        spans = {name: (field_offset(schema, name), schema.dtype[name].itemsize) for name in wanted}
-        self._large = {name: span for name, span in spans.items() if span[1] >= LARGE_BYTES}
-        small = {name: span for name, span in spans.items() if span[1] < LARGE_BYTES}
-        self._start = min((offset for offset, _ in small.values()), default=0)
-        self._end = max((offset + size for offset, size in small.values()), default=0)
-        self._head = np.dtype(
-            {
-                "names": list(small),
-                "formats": [(wanted[name].dtype, wanted[name].shape) for name in small],
-                "offsets": [offset - self._start for offset, _ in small.values()],
-                "itemsize": self._end - self._start,
-            }
-        )
+        sizes = {c.name: schema.dtype[c.name].itemsize for c in layout.columns}
+        small = [c for c in layout.columns if sizes[c.name] < LARGE_BYTES]
+        self._large = {
+            name: (field_offset(schema, name), size)
+            for name, size in sizes.items()
+            if size >= LARGE_BYTES
+        }
+        self._head = _Head(schema, small)
+        self._chunk_head = _Head(schema, layout.chunk_columns)
 
     def fill(
         self,
@@ -93,17 +127,45 @@ class RowGather:
             if self._large:
                 heads, absent = self._copy_all(cursor, keys, inverse, current, following)
             else:
-                heads, absent = self._copy_heads(cursor, keys)
+                heads, absent = self._head.copy(cursor, keys)
             for field in self._annotations:
                 self._copy_annotation(txn, field, keys, inverse, (current, following))
-        for name in self._head.names or ():
+            gone = self._copy_chunks(cursor, windows, sessions, current)
+        for name in self._head.dtype.names or ():
             if name in current:
                 current[name][...] = heads[name][inverse[:count]]
             if name in following:
                 following[name][...] = heads[name][inverse[count:]]
-        if not absent:
-            return np.empty(0, np.int64)
-        return np.unique(np.flatnonzero(np.isin(inverse, absent)) % count)
+        if absent:
+            gone[np.flatnonzero(np.isin(inverse, absent)) % count] = True
+        return np.flatnonzero(gone)
+
+    def _copy_chunks(
+        self,
+        cursor: lmdb.Cursor[memoryview],
+        windows: Records,
+        sessions: Sequence[tuple[int, int]],
+        arrays: Mapping[str, Array],
+    ) -> npt.NDArray[np.bool_]:
+        """Fill the chunks with the rows of each window's steps, zeros after them.
+
+        Returns:
+            Whether a row of a window is no longer in the store, shape (N,).
+        """
+        gone = np.zeros(len(windows), np.bool_)
+        names = self._chunk_head.dtype.names or ()
+        if not names:
+            return gone
+        steps = np.arange(arrays[CHUNK + names[0]].shape[1])
+        window, step = np.nonzero(steps < windows["steps"][:, None])
+        codes = place_codes(windows["session"][window], windows["sequence"][window] + step)
+        distinct, inverse = np.unique(codes, return_inverse=True)
+        heads, absent = self._chunk_head.copy(cursor, self._keys(distinct, sessions))
+        for name in names:
+            arrays[CHUNK + name][...] = 0
+            arrays[CHUNK + name][window, step] = heads[name][inverse]
+        gone[window[np.isin(inverse, absent)]] = True
+        return gone
 
     def _keys(
         self, distinct: npt.NDArray[np.int64], sessions: Sequence[tuple[int, int]]
@@ -117,23 +179,6 @@ class RowGather:
         keys["sequence"] = distinct & ((1 << 40) - 1)
         return split_keys(keys)
 
-    def _copy_heads(
-        self, cursor: lmdb.Cursor[memoryview], keys: list[bytes]
-    ) -> tuple[Records, list[int]]:
-        """Return the heads of rows, shape (keys,), and which rows are absent."""
-        start, end, width = self._start, self._end, self._head.itemsize
-        heads = np.zeros(len(keys), self._head)
-        view, at = heads.view(np.uint8).data, 0
-        absent: list[int] = []
-        find, value = cursor.set_key, cursor.value
-        for row, key in enumerate(keys):
-            if find(key):
-                view[at : at + width] = value()[start:end]
-            else:
-                absent.append(row)
-            at += width
-        return heads, absent
-
     def _copy_all(
         self,
         cursor: lmdb.Cursor[memoryview],
@@ -143,7 +188,7 @@ class RowGather:
         following: Mapping[str, Array],
     ) -> tuple[Records, list[int]]:
         """Return what `_copy_heads` does, and copy large fields to where they go."""
-        start, end, width = self._start, self._end, self._head.itemsize
+        start, end, width = self._head.start, self._head.end, self._head.dtype.itemsize
         heads = np.zeros((len(keys), width), np.uint8)
         view = heads.reshape(-1).data
         count = len(inverse) // 2
@@ -166,7 +211,7 @@ class RowGather:
                 side, place = divmod(slot, count)
                 for target, offset, size in targets[side]:
                     target[place * size : (place + 1) * size] = data[offset : offset + size]
-        heads_of_rows = heads.reshape(-1).view(self._head) if width else np.empty(len(keys))
+        heads_of_rows = heads.reshape(-1).view(self._head.dtype) if width else np.empty(len(keys))
         return heads_of_rows, absent
 
     def _copy_annotation(

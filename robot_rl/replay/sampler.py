@@ -33,9 +33,10 @@ class ReplaySampler:
     A batch of B holds: every requested field at s under its name, (B, *shape); observation fields
     and ``base_action`` at the next state under ``next/<name>``; ``reward`` float32 (B,), the sum
     of discount^j r_{t+j} over the m <= n steps of the window; ``discount`` float32 (B,),
-    discount^m, 0 where terminated; ``steps`` int16 (B,), m; ``source`` uint8 (B,); every requested
-    annotation under ``annotation/<name>``, (B, *shape), with ``annotation/<name>/valid``, bool
-    (B,), and both at the next state under ``next/``.
+    discount^m, 0 where terminated; ``steps`` int16 (B,), m; ``source`` uint8 (B,); the fields that
+    are wanted of every step under ``chunk/<name>``, (B, n, *shape), rows t to t + m - 1 and zeros
+    after them; every requested annotation under ``annotation/<name>``, (B, *shape), with
+    ``annotation/<name>/valid``, bool (B,), and both at the next state under ``next/``.
 
     Interventions are online steps like any other, and besides that they are drawn with the
     demonstrations, in proportion, as in HIL-SERL; or in slots of their own if they have a share.
@@ -67,6 +68,8 @@ class ReplaySampler:
             has it; it need not exist yet. Newer ones are looked for at `refresh`, which then reads
             the scalars of the whole table again: about 5 s per million rows.
         annotations: Names of annotations to give as columns.
+        chunk_fields: Fields of the schema to give for every step of a window, for example
+            ``action`` for a critic of chunks with n = `n_step` actions.
 
     Raises:
         StoreError: No such store, table or annotation.
@@ -88,6 +91,7 @@ class ReplaySampler:
         capacity_rows: int | None = None,
         rewards: str | None = None,
         annotations: Sequence[str] = (),
+        chunk_fields: Sequence[str] = (),
     ) -> None:
         """Open the store and index what it holds; see the class."""
         _check_numbers(batch_size, n_step, discount, capacity_rows)
@@ -98,7 +102,9 @@ class ReplaySampler:
         try:
             info = self._reader.table(table)
             known = self._reader.annotation_fields(table)
-            self._layout = BatchLayout(info.schema, fields, known, annotations, batch_size)
+            self._layout = BatchLayout(
+                info.schema, fields, known, annotations, batch_size, chunk_fields, n_step
+            )
         except BaseException:
             self.close()
             raise

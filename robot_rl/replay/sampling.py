@@ -73,6 +73,7 @@ class SamplerOptions:
     capacity_rows: int | None = None
     rewards: str | None = None
     annotations: tuple[str, ...] = ()
+    chunk_fields: tuple[str, ...] = ()
 
     def open(self, store: Path, rng: np.random.Generator) -> ReplaySampler:
         """Open a sampler of a store.
@@ -94,6 +95,7 @@ class SamplerOptions:
             capacity_rows=self.capacity_rows,
             rewards=self.rewards,
             annotations=self.annotations,
+            chunk_fields=self.chunk_fields,
         )
 
     def to_header(self) -> dict[str, object]:
@@ -121,6 +123,7 @@ class SamplerOptions:
             None if header.get("capacity_rows") is None else message.integer("capacity_rows"),
             None if header.get("rewards") is None else message.text("rewards", 64),
             _names(message, "annotations"),
+            _names(message, "chunk_fields"),
         )
 
 

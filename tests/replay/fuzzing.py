@@ -92,6 +92,7 @@ class Messages:
             header |= {"environment_steps": None, "rng": self._generator, "draws": 1}
             if rng.random() < 0.3:
                 header |= {"annotations": ["a0"], "rewards": "a0", "intervention_share": 0.25}
+                header |= {"chunk_fields": ["action"], "capacity_rows": 100}
         return build(kind, header, payload)
 
     def overwriting(self) -> list[bytes]:

@@ -1,5 +1,6 @@
 """A learner without the store's files: the same batches over the wire, whatever the server does."""
 
+import contextlib
 import json
 import threading
 import time
@@ -20,8 +21,10 @@ from robot_rl.replay import (
     ServerBusy,
     ServerUnreachable,
     StoreError,
+    StoreReader,
     StoreWriter,
     WireError,
+    row_keys,
 )
 from robot_rl.replay.sampling_queue import MAXIMUM_WAITING, SamplingQueue, SamplingRequest
 from robot_rl.replay.sampling_service import SamplingService
@@ -95,6 +98,29 @@ def test_remote_and_local_batches_are_the_same_bits(client, schema, make_episode
         assert local.online_transitions == remote.online_transitions
         assert local.demonstration_transitions == remote.demonstration_transitions == 20
         assert local.state_dict() == remote.state_dict()
+
+
+def test_every_option_travels(server, client, schema, make_episode, samplers):
+    client.open_session("reach", schema, actor=0)
+    client.append_episode(make_episode(20, source=0))
+    client.open_session("reach", schema, actor=1)
+    for source in (1, 2, 1):
+        client.append_episode(make_episode(25, source=source))
+    client.flush(10)
+    with contextlib.closing(StoreReader(server.store)) as reader:
+        keys = row_keys(reader.episodes("reach")[-1])[:10]
+    client.annotate("reach", "score", 3, keys, np.arange(10, dtype=np.float32))
+    changes = {
+        "intervention_share": 0.25,
+        "capacity_rows": 60,
+        "rewards": "score",
+        "annotations": ("score",),
+        "chunk_fields": ("action",),
+    }
+    local, remote = (make(seed=4, **changes) for make in samplers)
+    assert_same(local.sample_many(3), remote.sample_many(3))
+    assert local.online_transitions == remote.online_transitions < 75
+    assert local.intervention_transitions == remote.intervention_transitions > 0
 
 
 def test_the_state_moves_between_local_and_remote(client, schema, make_episode, samplers):

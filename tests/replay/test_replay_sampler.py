@@ -59,9 +59,23 @@ def check_batch(batch, rows):
             np.testing.assert_array_equal(batch[name][b], rows[t][name])
         for name in ("state/x", "images/front", "base_action"):
             np.testing.assert_array_equal(batch[f"next/{name}"][b], following[name])
+        if "chunk/action" in batch:
+            chunk = np.zeros((3, 2), np.float32)
+            chunk[:m] = [row["action"] for row in rows[t : t + m]]
+            np.testing.assert_array_equal(batch["chunk/action"][b], chunk)
+            np.testing.assert_array_equal(
+                batch["chunk/state/x"][b, :m, 0], batch_numbers(rows, t, m)
+            )
 
 
-def test_batches_are_the_rows_that_were_stored(client, schema, make_episode, sampler_of):
+def batch_numbers(rows, t, m):
+    return [float(row["reward"]) for row in rows[t : t + m]]
+
+
+@pytest.mark.parametrize("chunk_fields", [(), ("action", "state/x")])
+def test_batches_are_the_rows_that_were_stored(
+    chunk_fields, client, schema, make_episode, sampler_of
+):
     client.open_session("reach", schema, actor=9)
     demonstrations = [make_episode(5, source=0, terminated=True), make_episode(2, source=0)]
     client.open_session("reach", schema, actor=9)
@@ -72,7 +86,7 @@ def test_batches_are_the_rows_that_were_stored(client, schema, make_episode, sam
     for rows in online:
         client.append_episode(rows)
     client.flush(10)
-    sampler = sampler_of(intervention_share=0.0)
+    sampler = sampler_of(intervention_share=0.0, chunk_fields=chunk_fields)
     assert sampler.transitions_available() == 11
     assert (sampler.online_transitions, sampler.demonstration_transitions) == (11, 7)
     everything = list(itertools.chain(*demonstrations, *online))
