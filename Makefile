@@ -63,10 +63,11 @@ system: $(STAMP)
 train: system
 	@$(BIN)/robot-rl train $(ARGS)
 
-# One thread: a test shares the machine with the processes that it starts.
+# One thread: a test shares the machine with the processes that it starts. One worker per core;
+# the tests of a file stay together, for some share a run that takes seconds to make.
 test: export OMP_NUM_THREADS := 1
 test: system lint
-	@$(BIN)/python -m pytest -q -m "not slow and not faults and not browser"
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow and not faults and not browser"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

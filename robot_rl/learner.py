@@ -26,6 +26,7 @@ from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Row
 from robot_rl.errors import RobotRLError
+from robot_rl.machine import yield_to_control_loop
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
@@ -293,6 +294,7 @@ def run(config: DictConfig) -> None:
         KeyboardInterrupt: The learner was asked to stop, and has saved its checkpoint.
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
+    yield_to_control_loop(config.clock)
     steps = 0
     with stop_event() as stop, directory.claim("learner"):
         with suppress(Stopped):

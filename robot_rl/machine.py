@@ -1,4 +1,4 @@
-"""The machine that a measurement was made on."""
+"""The machine that a measurement was made on, and a process's place on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+_NICENESS = 10
 
 def describe_machine() -> dict[str, Any]:
     """Return what a reader needs to judge a figure; imports no torch.
@@ -29,6 +30,16 @@ def describe_machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def yield_to_control_loop(clock: str) -> None:
+    """Lower this process's priority where an actor beside it keeps time with the wall clock.
+
+    Args:
+        clock: The configured clock; on the stepped one nobody is late.
+    """
+    if clock == "realtime" and hasattr(os, "nice"):
+        os.nice(_NICENESS)
 
 
 def _cpu_model() -> str:

@@ -15,6 +15,7 @@ from robot_rl.blocks import Blocks
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learner import learned_steps
+from robot_rl.machine import yield_to_control_loop
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.stages.pretrain import load_cloned
@@ -103,6 +104,7 @@ def run(config: DictConfig) -> None:
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
     if config.evaluation.follow:
+        yield_to_control_loop(config.clock)
         with stop_event() as stop, directory.claim("evaluator"):
             try:
                 follow(config, directory, stop)
