@@ -12,6 +12,7 @@ import psutil
 
 _NICENESS = 10
 
+
 def describe_machine() -> dict[str, Any]:
     """Return what a reader needs to judge a figure; imports no torch.
 
