@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 # Imported for their registration under their kinds.
@@ -14,6 +15,7 @@ import policies.gaussian
 import policies.residual  # noqa: F401
 from policies.errors import PolicyError
 from policies.policy import Policy, build
+from policies.vision import FEATURES, ImageEncoder
 
 MODES = ("mean", "sample", "base")
 NOISES = ("none", "normal", "uniform")
@@ -72,6 +74,7 @@ class Behaviour:
         execute_steps: Actions of a chunk that are executed before the next plan; 1 without chunks.
         exploration: How the executed action departs from the policy's best guess.
         version: Gradient updates behind it, strictly increasing within a run.
+        vision: What turns camera images into features, for a policy that sees them.
     """
 
     policy: Policy
@@ -79,6 +82,7 @@ class Behaviour:
     execute_steps: int = 1
     exploration: Exploration = field(default_factory=Exploration)
     version: int = 0
+    vision: ImageEncoder | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts fit each other."""
@@ -101,10 +105,32 @@ class Behaviour:
                 "exploration mode 'base' needs a policy with a base", got=self.policy.kind
             )
 
+        wanted = self.policy.observation.get(FEATURES)
+        given = None if self.vision is None else self.vision.features
+        if wanted != given:
+            raise PolicyError(
+                "the image encoder does not fit the policy",
+                got=f"{given} features",
+                expected=f"{wanted} features",
+                hint="take both from one checkpoint",
+            )
+
     @property
     def kind(self) -> str:
         """The policy's kind in the registry."""
         return self.policy.kind
+
+    @cached_property
+    def encoder_id(self) -> int:
+        """Whose features its policy sees: `ImageEncoder.identifier`, or 0 without images."""
+        return 0 if self.vision is None else self.vision.identifier
+
+    @property
+    def observation(self) -> dict[str, int]:
+        """Name → width of everything that a robot must observe for it."""
+        own = {name: width for name, width in self.policy.observation.items() if name != FEATURES}
+        cameras = self.vision.cameras if self.vision is not None else {}
+        return {**own, **{name: math.prod(shape) for name, shape in cameras.items()}}
 
     def exploring(self, mode: str, noise: str = "none", noise_scale: float = 0.0) -> Behaviour:
         """Give the same behaviour with another exploration; the networks are shared."""
@@ -120,7 +146,8 @@ class Behaviour:
             "task": self.interface.task,
             "control_rate_hz": self.interface.control_rate_hz,
             "action_names": list(self.interface.action_names),
-            "observation": self.policy.observation,
+            "observation": self.observation,
+            "vision": None if self.vision is None else self.vision.config,
             "execute_steps": self.execute_steps,
             "exploration": dataclasses.asdict(self.exploration),
             "config": self.policy.config,
@@ -149,9 +176,11 @@ class Behaviour:
             exploration = Exploration(**content["exploration"])
             kind, config = str(content["kind"]), content["config"]
             execute_steps, version = int(content["execute_steps"]), int(content["version"])
+            seen = content.get("vision")
+            vision = None if seen is None else ImageEncoder.from_config(seen)
         except (KeyError, TypeError) as error:
             raise PolicyError("the policy's description is damaged", got=repr(error)) from error
-        return cls(build(kind, config), interface, execute_steps, exploration, version)
+        return cls(build(kind, config), interface, execute_steps, exploration, version, vision)
 
     def expect(
         self,
@@ -190,7 +219,7 @@ class Behaviour:
                     expected=wanted,
                     hint="use a policy that was trained for this configuration",
                 )
-        for name, width in self.policy.observation.items() if observation is not None else ():
+        for name, width in self.observation.items() if observation is not None else ():
             given = observation.get(name) if observation is not None else None
             if given != width:
                 raise PolicyError(

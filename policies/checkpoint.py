@@ -26,13 +26,13 @@ DESCRIPTION_FILE = "policy.json"
 TENSOR_FILE = "policy.safetensors"
 _HEADER_KEY = "policy"
 _CHECKSUM_KEY = "crc32"
+_VISION = "vision/"
 
 
 def to_bytes(behaviour: Behaviour) -> bytes:
     """Serialise a behaviour, weights and normalisers included."""
     tensors = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in behaviour.policy.state_dict().items()
+        name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(behaviour).items()
     }
     text = json.dumps(behaviour.to_json())
     return save_tensors(tensors, {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, tensors)})
@@ -106,12 +106,22 @@ def _assemble(data: bytes, source: str) -> Behaviour:
             expected=f"checksum {metadata[_CHECKSUM_KEY]}",
         )
     behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source))
-    _fill(behaviour.policy, tensors, source)
+    _fill(behaviour, tensors, source)
+    # Worked out here, in the thread that reads weights, and not in the control loop.
+    _ = behaviour.encoder_id
     return behaviour
 
 
-def _fill(policy: torch.nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    own = policy.state_dict()
+def _tensors(behaviour: Behaviour) -> dict[str, Tensor]:
+    """The policy's tensors under their names, the image encoder's under a prefix."""
+    tensors: dict[str, Tensor] = dict(behaviour.policy.state_dict())
+    if behaviour.vision is not None:
+        tensors |= {f"{_VISION}{n}": t for n, t in behaviour.vision.state_dict().items()}
+    return tensors
+
+
+def _fill(behaviour: Behaviour, tensors: dict[str, Tensor], source: str) -> None:
+    own = _tensors(behaviour)
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     if missing or unknown:
         raise PolicyError(
@@ -131,7 +141,8 @@ def _fill(policy: torch.nn.Module, tensors: dict[str, Tensor], source: str) -> N
             raise PolicyError(
                 f"the tensor {name!r} of {source} is not finite", expected="finite numbers"
             )
-    policy.load_state_dict(tensors)
+    for name, tensor in tensors.items():
+        own[name].copy_(tensor)
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:

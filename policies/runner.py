@@ -15,6 +15,7 @@ from policies.behaviour import Behaviour
 from policies.errors import PolicyError
 from policies.history import ObservationHistory, Rows, episode_windows
 from policies.policy import ChunkPolicy
+from policies.vision import ENCODER_ID, FEATURES
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -29,12 +30,28 @@ class Acted:
         base_action: (slots, d) float32, the base's proposal; zero without a base.
         chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
         version: (slots,) int64, version of the behaviour that acted.
+        features: With an image encoder its ``features/image``, (slots, F) float16, as the policy
+            saw them, and ``encoder_id``, (slots,) int64; else empty.
     """
 
     action: Floats
     base_action: Floats
     chunk_index: npt.NDArray[np.int16]
     version: npt.NDArray[np.int64]
+    features: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Concluded:
+    """What belongs to the final observation of an episode.
+
+    Attributes:
+        base_action: (slots, d) float32, the base's proposal; zero without a base.
+        features: As in `Acted`.
+    """
+
+    base_action: Floats
+    features: dict[str, Array]
 
 
 @dataclass
@@ -90,9 +107,16 @@ class PolicyRunner:
         Without chunks every step is a boundary. May be called from another thread.
 
         Raises:
-            PolicyError: The new behaviour has other action columns.
+            PolicyError: The new behaviour has other action columns, or another image encoder.
         """
         behaviour.expect(action_names=self._latest.interface.action_names)
+        if behaviour.encoder_id != self._latest.encoder_id:
+            raise PolicyError(
+                "the new weights have another image encoder",
+                got=behaviour.encoder_id,
+                expected=self._latest.encoder_id,
+                hint="an image encoder is frozen when online learning begins",
+            )
         self._latest = behaviour
 
     def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
@@ -128,12 +152,13 @@ class PolicyRunner:
             np.zeros((self.slots, dimension), np.float32),
             np.zeros(self.slots, np.int16),
             np.zeros(self.slots, np.int64),
+            self._features(observation, rows),
         )
         if not len(rows):
             return acted
         episodes = self._episodes(rows)
         self._switch(episodes)
-        windows = self._history.shifted(observation, rows)
+        windows = self._history.shifted({**observation, **acted.features}, rows)
         with torch.inference_mode():
             for part in _groups(episodes):
                 members = [episodes[index] for index in part]
@@ -163,20 +188,17 @@ class PolicyRunner:
         for episode in self._episodes(rows):
             episode.chunk = None
 
-    def base_action_at(
+    def conclude(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
-    ) -> Floats:
-        """Give the base's proposals for an observation that is not acted on.
+    ) -> Concluded:
+        """Give the base's proposals and the features for observations that are not acted on.
 
         It is for the final observation of an episode, whose row needs a true base action. It
         changes nothing: history, queue and generators stay as they are.
 
         Args:
             observation: Name → (slots, ...shape).
-            active: (slots,) bool; None for all.
-
-        Returns:
-            (slots, d); zero in inactive slots and without a base.
+            active: (slots,) bool; None for all; the others' values are zero.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         proposals = np.zeros((self.slots, self._latest.policy.action_dimension), np.float32)
@@ -185,14 +207,15 @@ class PolicyRunner:
         for episode in episodes:
             episode.plan_noise = copy.deepcopy(episode.plan_noise)
         self._require(episodes)
-        windows = self._history.shifted(observation, rows)
+        features = self._features(observation, rows)
+        windows = self._history.shifted({**observation, **features}, rows)
         with torch.inference_mode():
             for part in _groups(episodes):
                 members = [episodes[index] for index in part]
                 base = members[0].behaviour.policy.base
                 if base is not None:
                     proposals[rows[part]] = _advance(base, members, _take(windows, part))
-        return proposals
+        return Concluded(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int) -> Floats:
         """Give the base's proposals along a recorded episode, at the deployed cadence.
@@ -215,6 +238,8 @@ class PolicyRunner:
         if base is None:
             raise PolicyError("the policy has no base to label with", got=behaviour.kind)
         names = base.encoder.keys
+        if behaviour.vision is not None and FEATURES not in observations:
+            observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
         rows = min((len(observations[name]) for name in names if name in observations), default=0)
         at = np.arange(0, rows, behaviour.execute_steps)
         windows = episode_windows(observations, names, at, base.encoder.observation_steps)
@@ -223,6 +248,18 @@ class PolicyRunner:
             chunks = _plan(base, windows, [source] * len(at))
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
+
+    def _features(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+        """What the image encoder makes of the slots' images, and whose features these are."""
+        vision = self._latest.vision
+        if vision is None:
+            return {}
+        features = np.zeros((self.slots, vision.features), np.float16)
+        seen = {name: observation[name] for name in vision.cameras if name in observation}
+        if len(rows):
+            features[rows] = vision.encode({name: image[rows] for name, image in seen.items()})
+        identifiers = np.full(self.slots, self._latest.encoder_id, np.int64)
+        return {FEATURES: features, ENCODER_ID: identifiers}
 
     def _episodes(self, rows: Rows) -> list[_Episode]:
         episodes = []

@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 
-from policies.runner import Acted, PolicyRunner
+from policies.runner import Acted, Concluded, PolicyRunner
 from robot_rl.blocks import ScheduleError
 from robot_rl.connection import STARTUP_SECONDS, ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
@@ -24,6 +24,7 @@ from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
+from robot_rl.features import stored_schema
 from robot_rl.pacing import (
     RealtimeWeights,
     SharedWeights,
@@ -80,13 +81,13 @@ class ActingController:
         self.step += 1
         return self.runner.act(observation, active)
 
-    def base_action_at(
+    def conclude(
         self,
         observation: Mapping[str, npt.NDArray[Any]],
         active: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.float32]:
-        """The base's proposal for an episode's final observation."""
-        return self.runner.base_action_at(observation, active)
+    ) -> Concluded:
+        """What belongs to an episode's final observation."""
+        return self.runner.conclude(observation, active)
 
     def _switch(self) -> None:
         published = self._weights.at_step(self.step)
@@ -120,7 +121,8 @@ def act(
     with _spooling_client(config, run, place, env, stop) as client:
         first = _first_behaviour(client, stop)
         check_fit(first.behaviour, env)
-        opened = client.open_session(env.schema.task, env.schema, number)
+        schema = stored_schema(env.schema, first.behaviour)
+        opened = client.open_session(schema.task, schema, number)
         step = online_steps(client, env.schema.task)
         source = _weight_source(config, client, place, first, stop)
         controller = ActingController(PolicyRunner(first.behaviour), source, step)
@@ -138,7 +140,7 @@ def act(
                     [env],
                     controller,
                     seeds,
-                    recorder=RowBuilder(env.schema, SOURCE_POLICY),
+                    recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
                     stop=lambda: stop.is_set() or controller.run_steps >= total,
                 ):

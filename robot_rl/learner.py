@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import threading
@@ -19,6 +20,7 @@ from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.policy import Policy
 from policies.runner import PolicyRunner
+from policies.vision import ENCODER_ID
 from robot_rl import devices
 from robot_rl.algorithms.base import Algorithm
 from robot_rl.blocks import Blocks
@@ -26,6 +28,7 @@ from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Row
 from robot_rl.errors import RobotRLError
+from robot_rl.features import check_features, feature_columns, stored_schema
 from robot_rl.machine import yield_to_control_loop
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.batch_layout import WINDOW_FIELDS
@@ -78,9 +81,12 @@ class Learner:
             config.algorithm, base=self._cloned.policy, seed=seed
         )
         schedule = self._algorithm.schedule
+        wanted = [n for n in self._algorithm.required_fields if n not in WINDOW_FIELDS]
+        if self._cloned.vision is not None:
+            wanted.append(ENCODER_ID)
         options = SamplerOptions(
             dataset.schema.task,
-            tuple(n for n in self._algorithm.required_fields if n not in WINDOW_FIELDS),
+            tuple(wanted),
             batch_size=schedule.batch_size,
             n_step=schedule.n_step,
             discount=schedule.discount,
@@ -141,7 +147,9 @@ class Learner:
         metrics: dict[str, list[Tensor]] = {}
         self._prefetcher.start(count)
         for _ in range(count):
-            for name, value in self._algorithm.update(self._prefetcher.next()).items():
+            batch = self._prefetcher.next()
+            check_features(batch, self._cloned)
+            for name, value in self._algorithm.update(batch).items():
                 metrics.setdefault(name, []).append(value)
         self.updates += count
         self.environment_steps = target
@@ -184,7 +192,9 @@ class Learner:
 
     def _behaviour(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
-        return Behaviour(policy, self._cloned.interface, steps, version=self.updates)
+        return dataclasses.replace(
+            self._cloned, policy=policy, execute_steps=steps, version=self.updates
+        )
 
     def _save_snapshot(self) -> None:
         behaviour = self._behaviour(self._algorithm.deployed_policy())
@@ -232,7 +242,7 @@ def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned:
         dataset: The demonstrations.
         cloned: The cloned policy: the base whose proposals are wanted.
     """
-    schema = dataset.schema
+    schema = stored_schema(dataset.schema, cloned)
     opened = client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
     present = opened.next_sequence
     runner = PolicyRunner(cloned)
@@ -241,6 +251,7 @@ def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned:
         length = int(dataset.episode_ends[index]) - start
         if start + length > present:
             columns = dataset.episode(index)
+            columns |= feature_columns(columns, cloned)
             columns["base_action"] = runner.label(columns, int(dataset.seeds[index]))
             # Whatever recorded it: what is given as a demonstration counts as one.
             columns["source"] = np.full(length, SOURCE_DEMONSTRATION, np.uint8)

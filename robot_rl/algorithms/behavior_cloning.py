@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from policies.diffusion import DiffusionPolicy
 from policies.ema import EMA, power_decay
 from robot_rl.data.windows import WindowSampler
 from robot_rl.errors import RobotRLError
@@ -39,6 +38,10 @@ class CloningOptions:
         gradient_clip: Largest norm of the gradient.
         ema_power: See `policies.ema.power_decay`.
         ema_maximum: See `policies.ema.power_decay`.
+        random_shift: With an image encoder: largest random shift of an image [pixels].
+        motion_weight: With an image encoder: weight of the loss of its estimate of the motion
+            that is left to the end of the demonstration.
+        threads: Computing threads.
     """
 
     updates: int = 4000
@@ -50,13 +53,42 @@ class CloningOptions:
     gradient_clip: float = 1.0
     ema_power: float = 0.75
     ema_maximum: float = 0.9999
+    random_shift: int = 0
+    motion_weight: float = 0.0
+    threads: int = 1
 
 
-class BehaviorCloning:
-    """AdamW on the denoising loss, with an averaged policy for deployment.
+class Cloneable(Protocol):
+    """A module that can be trained on windows of demonstrations.
+
+    Attributes:
+        horizon: Number of actions H of a chunk.
+        observation_steps: Number n of observations that are seen.
+        cloning_fields: Names of the batch columns that `loss` reads.
+    """
+
+    horizon: int
+
+    @property
+    def observation_steps(self) -> int:
+        """See the class."""
+
+    @property
+    def cloning_fields(self) -> tuple[str, ...]:
+        """See the class."""
+
+    def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+        """Give the loss of a batch; all that is random comes from the generator."""
+
+
+Student = TypeVar("Student", bound=nn.Module)
+
+
+class BehaviorCloning(Generic[Student]):
+    """AdamW on a policy's own loss, with an averaged policy for deployment.
 
     Args:
-        policy: An untrained policy with fitted normalisers; trained in place.
+        policy: An untrained `Cloneable` with fitted normalisers; trained in place.
         options: Constants of the training.
         generator: Source of diffusion steps and noise.
 
@@ -65,10 +97,11 @@ class BehaviorCloning:
     """
 
     def __init__(
-        self, policy: DiffusionPolicy, options: CloningOptions, generator: torch.Generator
+        self, policy: Student, options: CloningOptions, generator: torch.Generator
     ) -> None:
         """Make the optimiser and the average; see the class for the arguments."""
         self.policy = policy
+        self._cloneable = cast("Cloneable", policy)
         self.options = options
         self.step = 0
         self._generator = generator
@@ -85,10 +118,10 @@ class BehaviorCloning:
     @property
     def required_fields(self) -> tuple[str, ...]:
         """Names of the batch columns that `update` reads."""
-        return (*self.policy.encoder.keys, "action", "valid")
+        return self._cloneable.cloning_fields
 
     @property
-    def averaged(self) -> DiffusionPolicy:
+    def averaged(self) -> Student:
         """The averaged policy, which is the one to deploy."""
         return self._ema.model
 
@@ -96,7 +129,7 @@ class BehaviorCloning:
         """Make one gradient update.
 
         Args:
-            batch: Observation names (B, n, ...), "action" (B, H, d), "valid" (B, H).
+            batch: The columns of `required_fields`.
 
         Returns:
             Metrics: `bc_loss` and `learning_rate`.
@@ -112,7 +145,7 @@ class BehaviorCloning:
         )
         self._optimizer.param_groups[0]["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self.policy.loss(batch, self._generator)
+        loss = self._cloneable.loss(batch, self._generator)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(
             self._parameters.values(), self.options.gradient_clip, foreach=True
@@ -156,16 +189,16 @@ class BehaviorCloning:
 
 
 def train(
-    policy: DiffusionPolicy,
+    policy: Student,
     sampler: WindowSampler,
     options: CloningOptions,
     seed: int,
     on_progress: Progress | None = None,
-) -> DiffusionPolicy:
+) -> Student:
     """Clone demonstrations.
 
     Args:
-        policy: An untrained policy with fitted normalisers; trained in place.
+        policy: An untrained `Cloneable` with fitted normalisers; trained in place.
         sampler: Windows with the policy's observation_steps and horizon.
         options: Constants of the training.
         seed: Seed of batches, diffusion steps and noise.
@@ -178,7 +211,8 @@ def train(
         CloningError: The windows do not fit the policy.
     """
     got = (sampler.observation_steps, sampler.horizon)
-    expected = (policy.encoder.observation_steps, policy.horizon)
+    cloneable = cast("Cloneable", policy)
+    expected = (cloneable.observation_steps, cloneable.horizon)
     if got != expected:
         raise CloningError(
             "the windows do not fit the policy",

@@ -44,7 +44,9 @@ def run(config: DictConfig) -> dict[str, object]:
     """
     budget = float(config.inference_budget_seconds)
     results: dict[str, object] = {"inference_budget_ms": 1e3 * budget, "ticks": TICKS}
-    cases = [(f"{rate:.0f}hz", rate, None) for rate in RATES_HZ]
+    cases: list[tuple[str, float, float | None]] = [
+        (f"{rate:.0f}hz", rate, None) for rate in RATES_HZ
+    ]
     cases.append(("50hz_server_killed", 50.0, KILLS_EVERY_SECONDS))
     for name, rate, kill_every in cases:
         with tempfile.TemporaryDirectory() as folder:

@@ -19,6 +19,7 @@ class Decision(Protocol):
         base_action: (slots, d) float32, the frozen base's proposal, or zero.
         chunk_index: (slots,) int16, position in the base's chunk.
         version: (slots,) int64, version of the policy.
+        features: What the policy made of its images, name → (slots, ...), for the row to carry.
     """
 
     @property
@@ -35,6 +36,27 @@ class Decision(Protocol):
 
     @property
     def version(self) -> npt.NDArray[np.int64]:
+        """See the class."""
+
+    @property
+    def features(self) -> Mapping[str, npt.NDArray[Any]]:
+        """See the class."""
+
+
+class Conclusion(Protocol):
+    """What belongs to the final observations of several episodes (slots), which nobody acts on.
+
+    Attributes:
+        base_action: (slots, d) float32, the frozen base's proposal, or zero.
+        features: As in `Decision`.
+    """
+
+    @property
+    def base_action(self) -> npt.NDArray[np.float32]:
+        """See the class."""
+
+    @property
+    def features(self) -> Mapping[str, npt.NDArray[Any]]:
         """See the class."""
 
 
@@ -76,6 +98,7 @@ class RowBuilder:
         reward, terminated, truncated = outcome
         return {
             **observation,
+            **{name: values[slot] for name, values in decision.features.items()},
             **self._fixed(episode_step, stamp_observation),
             "action": info["executed_action"],
             "policy_action": decision.action[slot],
@@ -95,14 +118,16 @@ class RowBuilder:
         observation: Observation,
         stamp_observation: int,
         episode_step: int,
-        base_action: npt.NDArray[np.float32] | None = None,
+        conclusion: Conclusion,
+        slot: int,
     ) -> Row:
-        """The row that carries an episode's final observation and its base action (d,)."""
+        """The row of an episode's final observation, and of what `slot` concluded from it."""
         return {
             **observation,
+            **{name: values[slot] for name, values in conclusion.features.items()},
             **self._fixed(episode_step, stamp_observation),
             "is_last": np.True_,
-            "base_action": self._zero if base_action is None else base_action,
+            "base_action": conclusion.base_action[slot],
         }
 
     def _fixed(self, episode_step: int, stamp_observation: int) -> Row:

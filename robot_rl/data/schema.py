@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -96,6 +96,17 @@ class RowSchema:
     def observation_names(self) -> tuple[str, ...]:
         """Names of the observation columns, in order."""
         return tuple(f.name for f in self.fields if f.name.startswith(("state/", "images/")))
+
+    def with_fields(self, extra: Iterable[Field]) -> RowSchema:
+        """The same schema with further columns, before the images."""
+        images = tuple(f for f in self.fields if f.name.startswith("images/"))
+        others = tuple(f for f in self.fields if f not in images)
+        return replace(self, fields=(*others, *extra, *images))
+
+    @cached_property
+    def recorded(self) -> RowSchema:
+        """The same schema without columns that were derived from others."""
+        return replace(self, fields=tuple(f for f in self.fields if not _is_derived(f.name)))
 
     @property
     def action_dimension(self) -> int:
@@ -245,6 +256,10 @@ def row_schema(
     actions = tuple(Field(name, "float32", (len(names),)) for name in ACTION_FIELDS)
     fields = (*_SCALAR_FIELDS, *actions, *observation)
     return RowSchema(task, float(control_rate_hz), names, fields)
+
+
+def _is_derived(name: str) -> bool:
+    return name.startswith("features/") or name == "encoder_id"
 
 
 def _field_name(name: object) -> str:

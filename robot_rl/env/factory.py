@@ -12,11 +12,11 @@ from robot_rl.env.sim.task import ScriptedExpert
 
 
 def make_env(config: Mapping[str, Any]) -> RobotEnv:
-    """Make the environment that `task`, `robot`, `clock` and `control_rate_hz` describe."""
+    """Make the environment that `task`, `robot`, `observation` and the clock describe."""
     task = devices.make(config["task"]["environment"])
     robot = devices.make(config["robot"], task=task)
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
-    return RobotEnv(robot, task, clock)
+    return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
 
 def make_expert(config: Mapping[str, Any], env: RobotEnv) -> ScriptedExpert:

@@ -25,8 +25,13 @@ class Robot(Protocol):
     observation_fields: tuple[Field, ...]
     action_names: tuple[str, ...]
 
-    def reset(self, start_pose: npt.NDArray[np.float64]) -> None:
-        """Bring the TCP to `start_pose` (7,) and forget the last target."""
+    def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
+        """Bring the TCP to `start_pose` (7,) and forget the last target.
+
+        Args:
+            start_pose: Position and quaternion (7,).
+            rng: Source of whatever is random about the robot until the next reset.
+        """
 
     def apply(self, action: Action) -> Applied:
         """Send a checked action (d,) in [-1, 1]; does not wait for the motion."""

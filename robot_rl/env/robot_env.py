@@ -28,14 +28,17 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         robot: The robot, simulated or real.
         task: Where episodes start, what they observe, and when they end.
         clock: Stepped or realtime.
+        task_state: Whether the task's own fields are observed. Poses of objects are something that
+            a simulation or a tracker knows; a robot with cameras alone does not.
     """
 
-    def __init__(self, robot: Robot, task: Task, clock: Clock) -> None:
+    def __init__(self, robot: Robot, task: Task, clock: Clock, *, task_state: bool = True) -> None:
         """See the class."""
         self.robot = robot
         self.task = task
         self.clock = clock
-        fields = (*robot.observation_fields, *task.observation_fields)
+        self._task_state = task_state
+        fields = (*robot.observation_fields, *(task.observation_fields if task_state else ()))
         self.schema: RowSchema = row_schema(
             task.name, fields, robot.action_names, 1.0 / clock.period
         )
@@ -51,7 +54,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         """Begin an episode; the seed alone decides the scene and the start pose."""
         super().reset(seed=seed)
         start_pose = self.task.reset(self.np_random)
-        self.robot.reset(start_pose)
+        self.robot.reset(start_pose, self.np_random)
         self.clock.start()
         self._step = 0
         return self._observe(), {
@@ -93,7 +96,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self.robot.close()
 
     def _observe(self) -> Observation:
-        return {**self.robot.observe(), **self.task.observe()}
+        seen = self.robot.observe()
+        return {**seen, **self.task.observe()} if self._task_state else seen
 
 
 def _space_of(field: Field) -> spaces.Box:

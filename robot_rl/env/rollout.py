@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.rows import Decision, RowBuilder
+from robot_rl.data.rows import Conclusion, Decision, RowBuilder
 from robot_rl.data.schema import Observation, Row
 from robot_rl.env.robot_env import RobotEnv
 
@@ -30,12 +30,12 @@ class Controller(Protocol):
     ) -> Decision:
         """Decide one step from observations (slots, …); inactive slots are not read."""
 
-    def base_action_at(
+    def conclude(
         self,
         observation: Mapping[str, npt.NDArray[Any]],
         active: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.float32]:
-        """The base's proposals (slots, d) for observations that are not acted on."""
+    ) -> Conclusion:
+        """What belongs to final observations (slots, …), which are not acted on."""
 
 
 @dataclass
@@ -176,8 +176,8 @@ def _finish(
     slot = slots[index]
     only = np.zeros(len(slots), bool)
     only[index] = True
-    base_action = controller.base_action_at(_stacked(slots), only)[index]
-    row = recorder.last(slot.observation, slot.stamp, slot.result.steps, base_action)
+    conclusion = controller.conclude(_stacked(slots), only)
+    row = recorder.last(slot.observation, slot.stamp, slot.result.steps, conclusion, index)
     _emit(row, slot.result, on_row)
 
 

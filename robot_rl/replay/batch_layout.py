@@ -93,7 +93,7 @@ class BatchLayout:
 
 
 def _has_next(name: str) -> bool:
-    return name.startswith(("state/", "images/")) or name == "base_action"
+    return name.startswith(("state/", "images/", "features/")) or name == "base_action"
 
 
 def _column(schema: RowSchema, name: str) -> Field:

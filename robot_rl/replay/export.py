@@ -7,6 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from robot_rl.data.schema import (
     SOURCE_DEMONSTRATION,
     SOURCE_INTERVENTION,
@@ -52,7 +55,7 @@ class StoreEpisodes:
         except BaseException:
             self._reader.close()
             raise
-        self.schema: RowSchema = info.schema
+        self.schema: RowSchema = info.schema.recorded
         self.metadata: Mapping[str, Any] = info.metadata
         self.open_episodes = sum(not record.sealed for record in records)
         self.left_out = 0
@@ -73,7 +76,7 @@ class StoreEpisodes:
         """
         for record in self._records:
             try:
-                rows = self._reader.read_episode(self._table, record)
+                rows = _only(self.schema, self._reader.read_episode(self._table, record))
             except NotEnoughData:
                 self.left_out += 1
                 continue
@@ -120,6 +123,16 @@ class StoreEpisodes:
                 hint="name one of them with table=NAME" if names else None,
             )
         return names[0]
+
+
+def _only(schema: RowSchema, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Leave out the columns that the schema does not have."""
+    if rows.dtype == schema.dtype:
+        return rows
+    kept = np.empty(len(rows), schema.dtype)
+    for column in schema.fields:
+        kept[column.name] = rows[column.name]
+    return kept
 
 
 def episode_source(record: EpisodeRecord) -> int:

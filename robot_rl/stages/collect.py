@@ -37,6 +37,7 @@ class ExpertDecision(NamedTuple):
     base_action: npt.NDArray[np.float32]
     chunk_index: npt.NDArray[np.int16]
     version: npt.NDArray[np.int64]
+    features: Mapping[str, npt.NDArray[Any]]
 
 
 class ExpertController:
@@ -64,16 +65,20 @@ class ExpertController:
         active: npt.NDArray[np.bool_] | None = None,
     ) -> ExpertDecision:
         """Decide from the true state; the observation is not needed."""
-        action = self._expert.act(self._rng)[None]
-        return ExpertDecision(action, self._zero, np.zeros(1, np.int16), np.zeros(1, np.int64))
+        return self._decision(self._expert.act(self._rng)[None])
 
-    def base_action_at(
+    def conclude(
         self,
         observation: Mapping[str, npt.NDArray[Any]],
         active: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.float32]:
-        """Zero: an expert has no base."""
-        return self._zero
+    ) -> ExpertDecision:
+        """Nothing: an expert has no base."""
+        return self._decision(self._zero)
+
+    def _decision(self, action: npt.NDArray[np.float32]) -> ExpertDecision:
+        return ExpertDecision(
+            action, self._zero, np.zeros(1, np.int16), np.zeros(1, np.int64), features={}
+        )
 
 
 def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> EpisodeDataset:

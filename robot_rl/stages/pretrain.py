@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
-from policies.diffusion import DiffusionPolicy
+from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import train
+from robot_rl.algorithms.visual_cloning import REMAINING_MOTION, SeeingPolicy, remaining_motion
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import RowSchema
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
 from robot_rl.errors import RobotRLError
@@ -54,37 +57,45 @@ def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> Episode
 
 def pretrain(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Behaviour:
     """Train a policy on the demonstrations and write it to `checkpoints/bc`."""
-    torch.set_num_threads(1)
     dataset = open_demonstrations(config, run)
+    options = devices.make(config.cloning)
     schema = dataset.schema
-    keys = {name: int(np.prod(schema.dtype[name].shape)) for name in config.task.observation}
+    generator = torch.Generator().manual_seed(int(config.seed))
+    vision = _image_encoder(config, schema, generator)
+    keys = {name: int(np.prod(schema.dtype[name].shape)) for name in config.observation.states}
+    cameras = () if vision is None else tuple(vision.cameras)
     sampler = WindowSampler.of_dataset(
         dataset,
         int(config.policy.observation_steps),
         int(config.policy.horizon),
-        fields=(*keys, "action"),
+        fields=(*keys, *cameras, "action"),
         only_successful=True,
     )
-    steps = {name: column[sampler.indices] for name, column in sampler.arrays.items()}
+    # Only the rows that windows begin at, without images: what the normalisers are fitted on.
+    steps = {name: sampler.arrays[name][sampler.indices] for name in (*keys, "action")}
     policy = devices.make(
         config.policy,
         arrays=steps,
-        keys=keys,
-        generator=torch.Generator().manual_seed(int(config.seed)),
+        keys=observed_keys(keys, vision),
+        generator=generator,
+        identity=() if vision is None else (FEATURES,),
     )
-    assert isinstance(policy, DiffusionPolicy)
-    options = devices.make(config.cloning)
-    cloned = train(
-        policy,
-        sampler,
-        options,
-        int(config.seed),
-        on_progress=lambda update, _: progress.update(update),
-    )
+    torch.set_num_threads(options.threads)
+    shown = partial(_show, progress)
+    if vision is None:
+        policy = train(policy, sampler, options, int(config.seed), shown)
+    else:
+        poses = dataset.arrays(["state/tcp_pose"])["state/tcp_pose"]
+        sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
+        student = SeeingPolicy(policy, vision, options.random_shift, options.motion_weight)
+        taught = train(student, sampler, options, int(config.seed), shown)
+        policy, vision = taught.policy, taught.vision
+    torch.set_num_threads(1)
     behaviour = Behaviour(
-        cloned,
+        policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
         execute_steps=int(config.execute_steps),
+        vision=vision,
     )
     if run.has_folder(LAST):
         raise RobotRLError(
@@ -95,6 +106,23 @@ def pretrain(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> B
     with run.atomic_folder(CLONED) as folder:
         checkpoint.save(folder / "policy", behaviour)
     return behaviour
+
+
+def _show(progress: WorkProgress, update: int, _: dict[str, float]) -> None:
+    progress.update(update)
+
+
+def _image_encoder(
+    config: DictConfig, schema: RowSchema, generator: torch.Generator
+) -> ImageEncoder | None:
+    """Make the configured image encoder for the dataset's cameras; None without images."""
+    if config.observation.vision is None:
+        return None
+    cameras = {f.name: f.shape for f in schema.fields if f.name.startswith("images/")}
+    colour = {name: shape for name, shape in cameras.items() if shape[-1] == 3}
+    encoder = devices.make(config.observation.vision, cameras=colour, generator=generator)
+    assert isinstance(encoder, ImageEncoder)
+    return encoder
 
 
 def load_cloned(run: RunDirectory) -> Behaviour:

@@ -19,6 +19,12 @@ class Decision(NamedTuple):
     base_action: np.ndarray
     chunk_index: np.ndarray
     version: np.ndarray
+    features: dict
+
+
+def proposals(observation):
+    wanted = observation["state/relative_pose"] / [0.01, 0.01, 0.01, 0.05, 0.05, 0.05]
+    return np.clip(wanted, -1, 1).astype(np.float32)
 
 
 class Servo:
@@ -34,15 +40,18 @@ class Servo:
             self.pace[slot] = np.random.default_rng(seed).uniform(0.02, 0.6)
             self.begun.append((slot, seed))
 
-    def base_action_at(self, observation, active=None):
-        wanted = observation["state/relative_pose"] / [0.01, 0.01, 0.01, 0.05, 0.05, 0.05]
-        return np.clip(wanted, -1, 1).astype(np.float32)
-
     def act(self, observation, active=None):
-        base = self.base_action_at(observation)
+        base = proposals(observation)
+        return self.decision((base * self.pace[:, None]).astype(np.float32), base)
+
+    def conclude(self, observation, active=None):
+        base = proposals(observation)
+        return self.decision(base, base)
+
+    def decision(self, action, base):
         size = len(base)
-        action = (base * self.pace[:, None]).astype(np.float32)
-        return Decision(action, base, np.full(size, 3, np.int16), np.full(size, self.version))
+        version = np.full(size, self.version)
+        return Decision(action, base, np.full(size, 3, np.int16), version, {})
 
 
 def run(slots, seeds=SEEDS, **options):
@@ -107,7 +116,7 @@ def test_a_row_holds_what_was_seen_before_its_action():
         for name, value in observation.items():
             np.testing.assert_array_equal(row[name], value)
     stacked = {name: np.stack([o[name] for o in seen]) for name in seen[0]}
-    np.testing.assert_array_equal(rows["base_action"], controller.base_action_at(stacked))
+    np.testing.assert_array_equal(rows["base_action"], proposals(stacked))
     np.testing.assert_array_equal(rows["policy_action"], rows["action"])
 
 

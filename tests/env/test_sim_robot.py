@@ -191,7 +191,7 @@ def test_a_pose_out_of_reach_says_so():
     env, _ = started("reach", 0)
     far = np.array([2.0, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
     with pytest.raises(RobotRLError, match="cannot reach") as problem:
-        env.robot.reset(far)
+        env.robot.reset(far, np.random.default_rng(0))
     assert "got: [2.0" in str(problem.value)
     assert "expected:" in str(problem.value)
 

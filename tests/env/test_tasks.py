@@ -5,6 +5,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from scenes import assert_identical, environment, expert_episodes, replay, successes
 
+from policies.runner import Concluded
 from robot_rl.config import group_choices
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SCHEMA_VERSION
@@ -94,13 +95,14 @@ def test_the_expert_succeeds_in_a_good_share(task):
 def test_expert_episodes_stay_within_the_rules_of_the_rows(task):
     env = environment(task)
     builder = RowBuilder(env.schema, 0)
+    conclusion = Concluded(np.zeros((1, env.schema.action_dimension), np.float32), {})
     for first, steps in expert_episodes(task, EPISODES):
         for step in steps:
             assert np.abs(step.action).max() <= 1.0
             assert step.info["lateness"] == 0.0
             assert step.info["stamp_observation"] > step.info["stamp_action"]
-        env.schema.pack(builder.last(first, 0, 0))
-        env.schema.pack(builder.last(steps[-1].observation, 0, len(steps)))
+        for observation, step in ((first, 0), (steps[-1].observation, len(steps))):
+            env.schema.pack(builder.last(observation, 0, step, conclusion, 0))
 
 
 @pytest.mark.parametrize(

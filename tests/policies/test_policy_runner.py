@@ -262,8 +262,8 @@ def test_the_final_observation_gets_its_true_base_action(length):
     asked, unasked = started(), started()
     follow(asked, recording, range(length))
     follow(unasked, recording, range(length))
-    proposal = asked.base_action_at(at(recording, length))
-    assert np.array_equal(asked.base_action_at(at(recording, length)), proposal)
+    proposal = asked.conclude(at(recording, length)).base_action
+    assert np.array_equal(asked.conclude(at(recording, length)).base_action, proposal)
     for step in range(length, 8):
         mine, other = asked.act(at(recording, step)), unasked.act(at(recording, step))
         np.testing.assert_array_equal(mine.action, other.action)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action, Applied
+from robot_rl.env.sim.cameras import CameraOptions, SimCamera
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import World
 from robot_rl.resources import find_resource
@@ -31,9 +32,10 @@ class SimRobot:
         finger_opening: Distance between the fingers [m], fixed: the tasks hold their tool.
         action_delay_steps: Control steps that pass before an action takes effect; models the
             latency of a real arm on the stepped clock.
+        cameras: What it sees with.
     """
 
-    observation_fields = (
+    state_fields = (
         Field("state/tcp_pose", "float32", (7,)),
         Field("state/tcp_velocity", "float32", (6,)),
         Field("state/tcp_wrench", "float32", (6,)),
@@ -51,21 +53,27 @@ class SimRobot:
         home_joints: Sequence[float],
         finger_opening: float,
         action_delay_steps: int = 0,
+        cameras: Sequence[SimCamera] = (),
     ) -> None:
         """See the class."""
         self.world = world
+        self.cameras = tuple(cameras)
+        images = (field for camera in self.cameras for field in camera.fields)
+        self.observation_fields = (*self.state_fields, *images)
         self.limiter = CartesianLimiter(limits, rotations.DOWNWARD)
         self._home_joints = np.array(home_joints)
         self._finger_opening = finger_opening
         self._delay = action_delay_steps
         self._pending: deque[npt.NDArray[np.float64]] = deque()
 
-    def reset(self, start_pose: npt.NDArray[np.float64]) -> None:
+    def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Put the arm at rest with the TCP at `start_pose` (7,) in the base frame."""
         self.world.reset(start_pose, self._home_joints)
         self.world.set_finger_opening(self._finger_opening)
         self.limiter.reset(start_pose)
         self._pending = deque([start_pose] * self._delay)
+        for camera in self.cameras:
+            camera.reset(rng)
 
     def apply(self, action: Action) -> Applied:
         """Move the impedance target by an action (6,); see `CartesianLimiter`."""
@@ -97,7 +105,10 @@ class SimRobot:
             "state/joint_velocities": world.joint_velocities(),
             "state/gripper_position": np.array([1.0 - self._finger_opening / FINGER_STROKE]),
         }
-        return {name: value.astype(np.float32) for name, value in state.items()}
+        seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
+        for camera in self.cameras:
+            seen |= camera.observe()
+        return seen
 
     def hold(self) -> None:
         """Stop where the arm is; actions that have not taken effect yet are dropped."""
@@ -106,7 +117,9 @@ class SimRobot:
         self.world.set_target(pose)
 
     def close(self) -> None:
-        """Nothing to release: the world goes with its last reference."""
+        """Release the cameras; the world goes with its last reference."""
+        for camera in self.cameras:
+            camera.close()
 
 
 def make_sim_robot(
@@ -115,6 +128,7 @@ def make_sim_robot(
     home_joints: Sequence[float],
     limits: CartesianLimits,
     action_delay_steps: int,
+    cameras: Sequence[CameraOptions] = (),
 ) -> SimRobot:
     """Build the world of a task and the robot in it: the target of `configs/robot/sim.yaml`.
 
@@ -124,7 +138,9 @@ def make_sim_robot(
         home_joints: See `SimRobot`.
         limits: See `SimRobot`.
         action_delay_steps: See `SimRobot`.
+        cameras: What it sees with.
     """
     world = World(find_resource(model), task.build)
     task.attach(world)
-    return SimRobot(world, limits, home_joints, task.finger_opening, action_delay_steps)
+    seeing = [SimCamera(world, options) for options in cameras]
+    return SimRobot(world, limits, home_joints, task.finger_opening, action_delay_steps, seeing)

@@ -1,0 +1,190 @@
+"""From camera images to one more observation: features that the rest of a policy sees as a state.
+
+An `ImageEncoder` is trained while demonstrations are cloned and then frozen. What it makes of the
+images of a row is stored with the row, so that learning from pixels online costs what learning from
+states costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from policies.backbones import build_backbone
+from policies.errors import PolicyError
+from policies.networks import linear, seeded
+
+FEATURES = "features/image"
+ENCODER_ID = "encoder_id"
+# Position (m) and rotation vector (rad) that are left to the end of a demonstration.
+REMAINING_MOTION = 6
+
+Array = npt.NDArray[Any]
+Images = Mapping[str, Array | Tensor]
+
+
+class ImageEncoder(nn.Module):
+    """One backbone for all cameras, and a linear map to features for each of them.
+
+    Besides its features it estimates the motion that is left to the end of the demonstration, which
+    needs no label but the robot's own pose; the estimate is among the features.
+
+    Args:
+        cameras: Observation name → shape (height, width, 3) of its images.
+        backbone: ``kind`` and options of the backbone; see `policies.backbones`.
+        features: Width of the features of one camera.
+        motion_scale: What the estimate is divided by: metres, then radians, (2,).
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self,
+        cameras: Mapping[str, Sequence[int]],
+        backbone: Mapping[str, Any],
+        features: int,
+        motion_scale: Sequence[float],
+        *,
+        generator: torch.Generator,
+    ) -> None:
+        """Make the networks; see the class for the arguments."""
+        super().__init__()
+        self.cameras = {name: tuple(map(int, shape)) for name, shape in cameras.items()}
+        if not self.cameras:
+            raise PolicyError("an image encoder needs a camera", got="none", expected="one or more")
+        for name, shape in self.cameras.items():
+            if len(shape) != 3 or shape[-1] != 3:
+                raise PolicyError(
+                    f"the camera {name!r} gives no RGB images", got=shape, expected="(H, W, 3)"
+                )
+        self.features_per_camera = int(features)
+        self.motion_scale = [float(value) for value in motion_scale]
+        self.backbone = build_backbone(backbone, generator)
+        self._backbone_config = dict(backbone)
+        self.heads = nn.ModuleList(
+            linear(self.backbone.features, self.features_per_camera, generator)
+            for _ in self.cameras
+        )
+        joined = self.features_per_camera * len(self.cameras)
+        self.norm = nn.LayerNorm(joined)
+        self.motion = linear(joined, REMAINING_MOTION, generator)
+        self.features = joined + REMAINING_MOTION
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes an encoder of the same shape."""
+        return {
+            "cameras": {name: list(shape) for name, shape in self.cameras.items()},
+            "backbone": self._backbone_config,
+            "features": self.features_per_camera,
+            "motion_scale": self.motion_scale,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ImageEncoder:
+        """Make an encoder of the configured shape; its weights are then loaded."""
+        return cls(**config, generator=seeded(0))
+
+    @property
+    def identifier(self) -> int:
+        """A number (int64) that follows from configuration and weights: whose features they are."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return int.from_bytes(digest.digest()[:8], "little", signed=True)
+
+    def forward(self, images: Images) -> Tensor:
+        """Encode batches of images.
+
+        Args:
+            images: Observation name → uint8 (..., H, W, 3); names of no camera are ignored.
+
+        Returns:
+            float32 (..., features). The last columns are the estimate of the remaining motion.
+
+        Raises:
+            PolicyError: A camera is missing, or has images of another size.
+        """
+        parts = []
+        lead: tuple[int, ...] = ()
+        for (name, shape), head in zip(self.cameras.items(), self.heads, strict=True):
+            image = self._image(name, shape, images)
+            lead = tuple(image.shape[:-3])
+            seen = image.reshape(-1, *shape).permute(0, 3, 1, 2)
+            pixels = seen.to(self.motion.weight.dtype).div_(127.5).sub_(1.0)
+            parts.append(head(self.backbone(pixels.contiguous(memory_format=torch.channels_last))))
+        joined = self.norm(torch.cat(parts, -1))
+        return torch.cat([joined, self.motion(joined)], -1).reshape(*lead, self.features)
+
+    @torch.no_grad()
+    def encode(self, images: Images) -> Array:
+        """What replay stores and a policy sees: features rounded to float16, (..., features)."""
+        rounded: Array = self(images).to(torch.float16).cpu().numpy()
+        return rounded
+
+    def remaining_motion(self, features: Tensor) -> Tensor:
+        """The estimate within features: (..., 6), in units of `motion_scale`."""
+        return features[..., -REMAINING_MOTION:]
+
+    def scaled_motion(self, motion: Tensor) -> Tensor:
+        """Turn motions (..., 6) [m, rad] into the estimate's units."""
+        metres, radians = self.motion_scale
+        return motion / motion.new_tensor([metres] * 3 + [radians] * 3)
+
+    def _image(self, name: str, shape: tuple[int, ...], images: Images) -> Tensor:
+        if name not in images:
+            raise PolicyError(
+                f"the observation lacks the camera {name!r}",
+                got=sorted(n for n in images if n.startswith("images/")),
+                expected=sorted(self.cameras),
+                hint="configure the cameras that the policy was trained with",
+            )
+        image = torch.as_tensor(images[name])
+        if tuple(image.shape[-3:]) != shape:
+            raise PolicyError(
+                f"the camera {name!r} has images of another size",
+                got=tuple(image.shape[-3:]),
+                expected=shape,
+                hint="set the camera to the size that the policy was trained with",
+            )
+        return image.to(self.motion.weight.device)
+
+
+def create(
+    cameras: Mapping[str, Sequence[int]],
+    generator: torch.Generator,
+    backbone: Mapping[str, Any],
+    features: int,
+    motion_scale: Sequence[float],
+) -> ImageEncoder:
+    """The `_target_` of `vision` in configs/observation; see `ImageEncoder`."""
+    return ImageEncoder(cameras, backbone, features, motion_scale, generator=generator)
+
+
+def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
+    """Shift each image by up to `most` pixels, repeating the edge (DrQ, Kostrikov et al. 2021).
+
+    Args:
+        images: (B, H, W, 3).
+        most: Largest shift in each direction.
+        generator: Source of the shifts.
+    """
+    height, width = images.shape[1:3]
+    shifts = torch.randint(-most, most + 1, (len(images), 2), generator=generator).numpy()
+    rows = (np.arange(height) + shifts[:, :1]).clip(0, height - 1)
+    columns = (np.arange(width) + shifts[:, 1:]).clip(0, width - 1)
+    shifted = np.empty_like(images)
+    for index, image in enumerate(images):
+        shifted[index] = image[rows[index]][:, columns[index]]
+    return shifted
+
+
+def observed_keys(keys: Mapping[str, int], encoder: ImageEncoder | None) -> dict[str, int]:
+    """Name → width of what a policy sees: state keys, and features where there are images."""
+    return {**keys, FEATURES: encoder.features} if encoder is not None else dict(keys)

@@ -1,0 +1,171 @@
+"""Simulated cameras: what they see of the world, with the latency and noise of real ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env.sim.world import World
+from robot_rl.errors import RobotRLError
+
+_MILLIMETRES = 1000.0
+_FARTHEST = 65.535  # m, the largest depth that uint16 millimetres hold
+
+
+class CameraError(RobotRLError):
+    """A camera that does not exist, or cannot be rendered on this machine."""
+
+
+@dataclass(frozen=True)
+class CameraOptions:
+    """One camera of the robot's model.
+
+    Attributes:
+        name: Of the camera in the MJCF; the observation is ``images/<name>``.
+        width: Pixels.
+        height: Pixels.
+        depth: Whether ``images/<name>_depth`` is observed as well.
+        latency_steps: Control steps by which a frame is late.
+        noise: Standard deviation of the noise on each value, of 255.
+    """
+
+    name: str
+    width: int = 128
+    height: int = 128
+    depth: bool = False
+    latency_steps: int = 0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, value, least in (
+            ("width", self.width, 1),
+            ("height", self.height, 1),
+            ("latency_steps", self.latency_steps, 0),
+            ("noise", self.noise, 0),
+        ):
+            if value < least:
+                raise CameraError(
+                    f"the {name} of camera {self.name!r} is out of range",
+                    got=value,
+                    expected=f">= {least}",
+                )
+
+
+class SimCamera:
+    """Renders one camera of a world.
+
+    Observes ``images/<name>`` uint8 (height, width, 3) RGB and, where asked,
+    ``images/<name>_depth`` uint16 (height, width, 1) in millimetres, 0 where nothing is within
+    65 m, as a depth camera gives it.
+
+    Args:
+        world: What it looks at.
+        options: See `CameraOptions`.
+
+    Raises:
+        CameraError: No such camera in the model, a size beyond the model's off-screen buffer,
+            or no library for rendering.
+    """
+
+    def __init__(self, world: World, options: CameraOptions) -> None:
+        """See the class."""
+        known = [world.model.camera(i).name for i in range(world.model.ncam)]
+        if options.name not in known:
+            raise CameraError(
+                "the robot's model has no such camera", got=options.name, expected=known
+            )
+        self._world, self._options = world, options
+        image = f"images/{options.name}"
+        size = (options.height, options.width)
+        self.fields = [Field(image, "uint8", (*size, 3))]
+        if options.depth:
+            self.fields.append(Field(f"{image}_depth", "uint16", (*size, 1)))
+        self._renderer = SceneRenderer(world, options.width, options.height)
+        self._rng = np.random.default_rng(0)
+        self._frames: deque[Observation] = deque()
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Forget all frames; `rng` gives the noise of the episode."""
+        self._rng = rng
+        self._frames.clear()
+
+    def observe(self) -> Observation:
+        """The frame that has arrived by now; the episode's first one until a later one has."""
+        self._frames.append(self._frame())
+        if len(self._frames) > self._options.latency_steps + 1:
+            self._frames.popleft()
+        return self._frames[0]
+
+    def close(self) -> None:
+        """Release the renderer."""
+        self._renderer.close()
+
+    def _frame(self) -> Observation:
+        name = self._options.name
+        image = self._renderer.color(name)
+        if self._options.noise:
+            noisy = image + self._rng.normal(0.0, self._options.noise, image.shape)
+            image = noisy.round().clip(0, 255).astype(np.uint8)
+        frame: Observation = {f"images/{name}": image}
+        if self._options.depth:
+            frame[f"images/{name}_depth"] = self._renderer.depth(name)
+        return frame
+
+
+class SceneRenderer:
+    """Renders a world off-screen, without the markers that only people need.
+
+    Args:
+        world: What is rendered.
+        width: Pixels.
+        height: Pixels.
+
+    Raises:
+        CameraError: A size beyond the model's off-screen buffer, or no library for rendering.
+    """
+
+    def __init__(self, world: World, width: int, height: int) -> None:
+        """See the class."""
+        self._model, self._data = world.model, world.data
+        try:
+            self._renderer = mujoco.Renderer(world.model, height, width)
+        except Exception as error:  # each backend has errors of its own
+            raise CameraError(
+                "the simulated cameras cannot be rendered",
+                got=" ".join(str(error).split()),
+                hint="robot-rl doctor says what is missing; on Debian:"
+                " apt-get install libegl1 libosmesa6",
+            ) from error
+        self._options = mujoco.MjvOption()
+        self._options.sitegroup[:] = 0
+
+    def color(self, camera: str) -> npt.NDArray[np.uint8]:
+        """What a camera sees: uint8 (height, width, 3) RGB."""
+        self._update()
+        self._renderer.update_scene(self._data, camera, self._options)
+        return np.array(self._renderer.render())
+
+    def depth(self, camera: str) -> npt.NDArray[np.uint16]:
+        """Distance along the camera's axis: uint16 (height, width, 1) in millimetres."""
+        self._update()
+        self._renderer.enable_depth_rendering()
+        self._renderer.update_scene(self._data, camera, self._options)
+        metres = self._renderer.render()
+        self._renderer.disable_depth_rendering()
+        near = np.where(metres > _FARTHEST, 0.0, metres)
+        return np.asarray((near * _MILLIMETRES).round().astype(np.uint16)[..., None])
+
+    def _update(self) -> None:
+        """Work out where everything is: joints may have been set since the last step."""
+        mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_camlight(self._model, self._data)
+
+    def close(self) -> None:
+        """Release the off-screen buffer."""
+        self._renderer.close()
