@@ -107,7 +107,7 @@ def test_an_episode_of_t_steps_has_t_plus_one_rows_that_fit_the_schema():
 
 
 def test_a_row_holds_what_was_seen_before_its_action():
-    results, controller, schema = run(2)
+    results, _, schema = run(2)
     result = results[-1]
     rows = schema.unpack(b"".join(schema.pack(row) for row in result.rows))
     seen, rewards = replay(environment("reach"), result.seed, rows["action"][:-1])
