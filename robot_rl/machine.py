@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -36,11 +37,18 @@ def describe_machine() -> dict[str, Any]:
 def yield_to_control_loop(clock: str) -> None:
     """Lower this process's priority where an actor beside it keeps time with the wall clock.
 
+    Linux compares niceness only within a session of processes, where it groups them by session
+    (sched_autogroup, sched(7)); a process that leads a session of its own lowers that group too.
+
     Args:
         clock: The configured clock; on the stepped one nobody is late.
     """
-    if clock == "realtime" and hasattr(os, "nice"):
-        os.nice(_NICENESS)
+    if clock != "realtime" or not hasattr(os, "nice"):
+        return
+    os.nice(_NICENESS)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # a kernel without it, or one that forbids it
+            Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
 
 
 def _cpu_model() -> str:

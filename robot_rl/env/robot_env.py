@@ -101,6 +101,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
 
 
 def _space_of(field: Field) -> spaces.Box:
-    if field.dtype == "uint8":
-        return spaces.Box(0, 255, field.shape, np.uint8)
-    return spaces.Box(-np.inf, np.inf, field.shape, np.dtype(field.dtype).type)
+    dtype = np.dtype(field.dtype)
+    if dtype.kind == "u":
+        return spaces.Box(0, int(np.iinfo(dtype).max), field.shape, dtype.type)
+    return spaces.Box(-np.inf, np.inf, field.shape, dtype.type)

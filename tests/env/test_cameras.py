@@ -1,0 +1,89 @@
+"""What simulated cameras give: images of the scene, late and noisy where asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scenes import configuration
+
+from robot_rl.env.factory import make_env
+from robot_rl.env.sim.cameras import CameraError
+
+UP = np.array([0, 0, 1, 0, 0, 0], np.float32)
+
+
+@pytest.fixture
+def seeing():
+    """Return a function that makes an environment with one camera; all are closed at the end."""
+    made = []
+
+    def make(**changes):
+        config = configuration("task=peg_insert", "observation=pixels")
+        camera = {"_target_": "robot_rl.env.sim.cameras.CameraOptions", "name": "front"}
+        config.robot.cameras = [{**camera, "width": 40, "height": 30, **changes}]
+        made.append(make_env(config))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def frames(env, seed=3, steps=4):
+    observation, _ = env.reset(seed=seed)
+    seen = [observation["images/front"]]
+    for _ in range(steps):
+        seen.append(env.step(UP)[0]["images/front"])
+    return seen
+
+
+def test_a_camera_sees_the_arm_move_and_no_pose_of_an_object_is_observed(seeing):
+    env = seeing()
+    assert env.observation_space["images/front"].shape == (30, 40, 3)
+    assert not {"state/object_poses", "state/relative_pose"} & set(env.observation_space)
+    first, *_, last = frames(env)
+    assert first.dtype == np.uint8
+    assert (first != last).any(-1).mean() > 0.01
+    assert first.std() > 10
+
+
+def test_the_seed_decides_the_images(seeing):
+    env = seeing(noise=3.0)
+    once, again, other = frames(env), frames(env), frames(env, seed=4)
+    np.testing.assert_array_equal(once, again)
+    assert (np.array(once) != np.array(other)).any()
+
+
+def test_a_late_camera_shows_what_a_quick_one_showed_before(seeing):
+    quick, late = frames(seeing()), frames(seeing(latency_steps=2))
+    np.testing.assert_array_equal(late[:3], [quick[0]] * 3)
+    np.testing.assert_array_equal(late[3:], quick[1:3])
+
+
+def test_noise_is_as_large_as_it_says(seeing):
+    clean, noisy = frames(seeing(), steps=0)[0], frames(seeing(noise=4.0), steps=0)[0]
+    inside = (clean > 20) & (clean < 235)
+    assert 3.5 < (noisy.astype(float) - clean)[inside].std() < 4.5
+
+
+def test_depth_is_the_distance_in_millimetres(seeing):
+    env = seeing(depth=True)
+    depth = env.reset(seed=0)[0]["images/front_depth"]
+    assert (depth.dtype, depth.shape) == (np.uint16, (30, 40, 1))
+    # The camera is 0.32 m above the table and 0.35 m in front of the socket, looking down at it.
+    assert 300 < depth.min() < depth.max() < 1500
+    assert depth[-1].mean() < depth[0].mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "frond"}, "no such camera; got: frond; expected: .*front.*wrist"),
+        ({"width": 0}, "the width of camera 'front' is out of range; got: 0; expected: >= 1"),
+        ({"latency_steps": -1}, "latency_steps of camera 'front' is out of range"),
+        ({"width": 5000}, "cannot be rendered"),
+    ],
+)
+def test_a_camera_that_cannot_be_is_one_clear_error(seeing, changes, words):
+    with pytest.raises(CameraError, match=words):
+        seeing(**changes)
