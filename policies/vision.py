@@ -25,6 +25,7 @@ FEATURES = "features/image"
 ENCODER_ID = "encoder_id"
 # Position (m) and rotation vector (rad) that are left to the end of a demonstration.
 REMAINING_MOTION = 6
+_TRANSLATION = 3
 
 Array = npt.NDArray[Any]
 Images = Mapping[str, Array | Tensor]
@@ -34,13 +35,15 @@ class ImageEncoder(nn.Module):
     """One backbone for all cameras, and a linear map to features for each of them.
 
     Besides its features it estimates the motion that is left to the end of the demonstration, which
-    needs no label but the robot's own pose; the estimate is among the features.
+    needs no label but the robot's own pose. The estimate is among the features, and its translation
+    once more as tanh(translation / fine_scale), so that the last millimetres are not small numbers.
 
     Args:
         cameras: Observation name → shape (height, width, 3) of its images.
         backbone: ``kind`` and options of the backbone; see `policies.backbones`.
         features: Width of the features of one camera.
         motion_scale: What the estimate is divided by: metres, then radians, (2,).
+        fine_scale: Translation [m] at which the fine estimate begins to saturate.
         generator: Source of the initial weights.
     """
 
@@ -50,6 +53,7 @@ class ImageEncoder(nn.Module):
         backbone: Mapping[str, Any],
         features: int,
         motion_scale: Sequence[float],
+        fine_scale: float,
         *,
         generator: torch.Generator,
     ) -> None:
@@ -65,6 +69,7 @@ class ImageEncoder(nn.Module):
                 )
         self.features_per_camera = int(features)
         self.motion_scale = [float(value) for value in motion_scale]
+        self.fine_scale = float(fine_scale)
         self.backbone = build_backbone(backbone, generator)
         self._backbone_config = dict(backbone)
         self.heads = nn.ModuleList(
@@ -74,7 +79,7 @@ class ImageEncoder(nn.Module):
         joined = self.features_per_camera * len(self.cameras)
         self.norm = nn.LayerNorm(joined)
         self.motion = linear(joined, REMAINING_MOTION, generator)
-        self.features = joined + REMAINING_MOTION
+        self.features = joined + REMAINING_MOTION + _TRANSLATION
 
     @property
     def config(self) -> dict[str, Any]:
@@ -84,6 +89,7 @@ class ImageEncoder(nn.Module):
             "backbone": self._backbone_config,
             "features": self.features_per_camera,
             "motion_scale": self.motion_scale,
+            "fine_scale": self.fine_scale,
         }
 
     @classmethod
@@ -106,7 +112,7 @@ class ImageEncoder(nn.Module):
             images: Observation name → uint8 (..., H, W, 3); names of no camera are ignored.
 
         Returns:
-            float32 (..., features). The last columns are the estimate of the remaining motion.
+            float32 (..., features).
 
         Raises:
             PolicyError: A camera is missing, or has images of another size.
@@ -120,7 +126,10 @@ class ImageEncoder(nn.Module):
             pixels = seen.to(self.motion.weight.dtype).div_(127.5).sub_(1.0)
             parts.append(head(self.backbone(pixels.contiguous(memory_format=torch.channels_last))))
         joined = self.norm(torch.cat(parts, -1))
-        return torch.cat([joined, self.motion(joined)], -1).reshape(*lead, self.features)
+        motion = self.motion(joined)
+        metres = motion[:, :_TRANSLATION] * self.motion_scale[0]
+        fine = (metres / self.fine_scale).tanh()
+        return torch.cat([joined, fine, motion], -1).reshape(*lead, self.features)
 
     @torch.no_grad()
     def encode(self, images: Images) -> Array:
@@ -162,9 +171,10 @@ def create(
     backbone: Mapping[str, Any],
     features: int,
     motion_scale: Sequence[float],
+    fine_scale: float,
 ) -> ImageEncoder:
     """The `_target_` of `vision` in configs/observation; see `ImageEncoder`."""
-    return ImageEncoder(cameras, backbone, features, motion_scale, generator=generator)
+    return ImageEncoder(cameras, backbone, features, motion_scale, fine_scale, generator=generator)
 
 
 def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:

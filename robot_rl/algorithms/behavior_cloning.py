@@ -38,10 +38,6 @@ class CloningOptions:
         gradient_clip: Largest norm of the gradient.
         ema_power: See `policies.ema.power_decay`.
         ema_maximum: See `policies.ema.power_decay`.
-        random_shift: With an image encoder: largest random shift of an image [pixels].
-        motion_weight: With an image encoder: weight of the loss of its estimate of the motion
-            that is left to the end of the demonstration.
-        threads: Computing threads.
     """
 
     updates: int = 4000
@@ -53,9 +49,6 @@ class CloningOptions:
     gradient_clip: float = 1.0
     ema_power: float = 0.75
     ema_maximum: float = 0.9999
-    random_shift: int = 0
-    motion_weight: float = 0.0
-    threads: int = 1
 
 
 class Cloneable(Protocol):

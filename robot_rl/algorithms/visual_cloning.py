@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,30 @@ from torch.nn import functional
 
 from policies.diffusion import DiffusionPolicy
 from policies.vision import FEATURES, ImageEncoder, random_shift
+from robot_rl.algorithms.behavior_cloning import CloningOptions
 from robot_rl.env import rotations
 
 REMAINING_MOTION = "remaining_motion"
 _POSE = "state/tcp_pose"
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class VisionTraining:
+    """Constants of the training of an image encoder.
+
+    Attributes:
+        cloning: Of the optimisation.
+        random_shift: Largest random shift of an image [pixels].
+        motion_weight: Weight of the auxiliary loss; see `SeeingPolicy`.
+        threads: Computing threads; with several the sums are in another order, so bits differ.
+    """
+
+    cloning: CloningOptions
+    random_shift: int
+    motion_weight: float
+    threads: int
 
 
 class SeeingPolicy(nn.Module):

@@ -92,8 +92,7 @@ def _measure(
     run = RunDirectory.create(config.task.name, config.runs_directory)
     with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
         collect(config, run, progress)
-    with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
-        pretrain(config, run, progress)
+    pretrain(config, run)
     config.clock = "realtime"
     save_resolved(config, run.path)
     place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]

@@ -12,7 +12,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import Array
 from robot_rl.errors import RobotRLError
 
-_OBSERVATION_PREFIXES = ("state/", "images/")
+_OBSERVATION_PREFIXES = ("state/", "images/", "features/")
 
 
 class WindowError(RobotRLError):
@@ -25,8 +25,8 @@ class WindowSampler:
     A window belongs to one row s, which is never a final row (`is_last`). With n =
     `observation_steps` and H = `horizon`, and t the row of s:
 
-    * observation columns (`state/...`, `images/...`) give rows t-n+1 ... t, shape (B, n, ...);
-      steps before the episode repeat its first row;
+    * observation columns (`state/...`, `images/...`, `features/...`) give rows t-n+1 ... t, shape
+      (B, n, ...); steps before the episode repeat its first row;
     * every other column gives rows t ... t+H-1, shape (B, H, ...); steps behind the episode's
       last action repeat that action's row (Diffusion Policy pads its edges in the same way);
     * `valid` (B, H) bool is false at the repeated steps: losses on padded actions are the

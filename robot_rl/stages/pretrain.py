@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
 from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import train
 from robot_rl.algorithms.visual_cloning import REMAINING_MOTION, SeeingPolicy, remaining_motion
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.schema import RowSchema
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
 from robot_rl.errors import RobotRLError
@@ -55,42 +57,28 @@ def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> Episode
     return dataset
 
 
-def pretrain(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Behaviour:
-    """Train a policy on the demonstrations and write it to `checkpoints/bc`."""
+def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
+    """Train a policy on the demonstrations and write it to `checkpoints/bc`.
+
+    With cameras their image encoder is trained first, and then frozen: the policy is cloned on its
+    features, which are those that replay will keep.
+    """
+    torch.set_num_threads(1)
     dataset = open_demonstrations(config, run)
-    options = devices.make(config.cloning)
     schema = dataset.schema
     generator = torch.Generator().manual_seed(int(config.seed))
-    vision = _image_encoder(config, schema, generator)
-    keys = {name: int(np.prod(schema.dtype[name].shape)) for name in config.observation.states}
-    cameras = () if vision is None else tuple(vision.cameras)
-    sampler = WindowSampler.of_dataset(
-        dataset,
-        int(config.policy.observation_steps),
-        int(config.policy.horizon),
-        fields=(*keys, *cameras, "action"),
-        only_successful=True,
-    )
-    # Only the rows that windows begin at, without images: what the normalisers are fitted on.
-    steps = {name: sampler.arrays[name][sampler.indices] for name in (*keys, "action")}
-    policy = devices.make(
-        config.policy,
-        arrays=steps,
-        keys=observed_keys(keys, vision),
-        generator=generator,
-        identity=() if vision is None else (FEATURES,),
-    )
-    torch.set_num_threads(options.threads)
-    shown = partial(_show, progress)
-    if vision is None:
-        policy = train(policy, sampler, options, int(config.seed), shown)
-    else:
-        poses = dataset.arrays(["state/tcp_pose"])["state/tcp_pose"]
-        sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
-        student = SeeingPolicy(policy, vision, options.random_shift, options.motion_weight)
-        taught = train(student, sampler, options, int(config.seed), shown)
-        policy, vision = taught.policy, taught.vision
-    torch.set_num_threads(1)
+    states = {name: int(np.prod(schema.dtype[name].shape)) for name in config.observation.states}
+    vision = None
+    if config.observation.vision is not None:
+        vision = _train_image_encoder(config, dataset, states, generator)
+    sampler = _windows(config, dataset, (*states, "action"))
+    if vision is not None:
+        sampler.arrays[FEATURES] = _encoded(dataset, vision)
+    policy = _untrained(config, sampler, observed_keys(states, vision), generator)
+    with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
+        progress.phase("cloning")
+        shown = partial(_show, progress)
+        policy = train(policy, sampler, devices.make(config.cloning), int(config.seed), shown)
     behaviour = Behaviour(
         policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
@@ -108,21 +96,72 @@ def pretrain(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> B
     return behaviour
 
 
+def _train_image_encoder(
+    config: DictConfig, dataset: EpisodeDataset, states: dict[str, int], generator: torch.Generator
+) -> ImageEncoder:
+    """Train an encoder of the dataset's cameras along with a policy, which is then dropped."""
+    schema = dataset.schema
+    cameras = {
+        f.name: f.shape
+        for f in schema.fields
+        if f.name.startswith("images/") and f.shape[-1:] == (3,)
+    }
+    vision = devices.make(config.observation.vision, cameras=cameras, generator=generator)
+    options = devices.make(config.observation.vision_training)
+    sampler = _windows(config, dataset, (*states, *cameras, "action"))
+    policy = _untrained(config, sampler, observed_keys(states, vision), generator)
+    poses = dataset.arrays(["state/tcp_pose"])["state/tcp_pose"]
+    sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
+    student = SeeingPolicy(policy, vision, options.random_shift, options.motion_weight)
+    torch.set_num_threads(options.threads)
+    with WorkProgress(options.cloning.updates, "updates") as progress:
+        progress.phase("training the image encoder")
+        shown = partial(_show, progress)
+        taught = train(student, sampler, options.cloning, int(config.seed), shown)
+    torch.set_num_threads(1)
+    return taught.vision
+
+
+def _windows(config: DictConfig, dataset: EpisodeDataset, fields: Sequence[str]) -> WindowSampler:
+    """Windows of the successful demonstrations for the configured policy."""
+    policy = config.policy
+    return WindowSampler.of_dataset(
+        dataset,
+        int(policy.observation_steps),
+        int(policy.horizon),
+        fields=fields,
+        only_successful=True,
+    )
+
+
+def _untrained(
+    config: DictConfig, sampler: WindowSampler, keys: dict[str, int], generator: torch.Generator
+) -> DiffusionPolicy:
+    """Make the configured policy with normalisers that are fitted on the windows' first rows."""
+    fitted = {
+        name: sampler.arrays[name][sampler.indices]
+        for name in (*keys, "action")
+        if name != FEATURES
+    }
+    policy = devices.make(
+        config.policy,
+        arrays=fitted,
+        keys=keys,
+        generator=generator,
+        identity=(FEATURES,) if FEATURES in keys else (),
+    )
+    assert isinstance(policy, DiffusionPolicy)
+    return policy
+
+
+def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.float16]:
+    """Features (rows, F) of all images of a dataset."""
+    episodes = (dataset.episode(index) for index in range(len(dataset)))
+    return np.concatenate([vision.encode(columns) for columns in episodes])
+
+
 def _show(progress: WorkProgress, update: int, _: dict[str, float]) -> None:
     progress.update(update)
-
-
-def _image_encoder(
-    config: DictConfig, schema: RowSchema, generator: torch.Generator
-) -> ImageEncoder | None:
-    """Make the configured image encoder for the dataset's cameras; None without images."""
-    if config.observation.vision is None:
-        return None
-    cameras = {f.name: f.shape for f in schema.fields if f.name.startswith("images/")}
-    colour = {name: shape for name, shape in cameras.items() if shape[-1] == 3}
-    encoder = devices.make(config.observation.vision, cameras=colour, generator=generator)
-    assert isinstance(encoder, ImageEncoder)
-    return encoder
 
 
 def load_cloned(run: RunDirectory) -> Behaviour:
@@ -141,10 +180,9 @@ def run(config: DictConfig) -> None:
         open_demonstrations(config, directory)
     else:
         directory = create_run(config)
-    with directory.claim("train"), WorkProgress(int(config.cloning.updates), "updates") as progress:
-        progress.phase("cloning")
-        pretrain(config, directory, progress)
-        progress.note(f"written to {directory.path / CLONED}")
+    with directory.claim("train"):
+        pretrain(config, directory)
+    print(f"written to {directory.path / CLONED}", flush=True)
 
 
 def create_run(config: DictConfig) -> RunDirectory:

@@ -140,9 +140,7 @@ def _prepare(config: DictConfig, run: RunDirectory) -> None:
             progress.phase("collecting")
             collect(config, run, progress)
     if not run.has_folder(CLONED):
-        with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
-            progress.phase("cloning")
-            pretrain(config, run, progress)
+        pretrain(config, run)
 
 
 def _processes(actors: int) -> dict[str, list[str]]:
