@@ -7,6 +7,8 @@ that was killed, gets a report as well. What is missing is said in the report.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -82,12 +84,27 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "rolling": _ROLLING_EPISODES,
         "learning_curve_wide": _curve(learning, 9.6, 3.7) if drawn else None,
         "learning_curve_narrow": _curve(learning, 3.75, 3.3) if drawn else None,
+        "clips": _clips(run.directory / "videos"),
         "charts": _charts(run),
         "evaluations": [_row(e) for e in run.evaluations],
         "facts": _facts(run),
         "configuration": run.configuration,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z"),
     }
+
+
+def _clips(folder: Path) -> list[dict[str, Any]]:
+    """The films that an evaluation has left, as parts of the page."""
+    listed = folder / "clips.json"
+    if not listed.exists():
+        return []
+    clips = []
+    for fact in json.loads(listed.read_text(encoding="utf-8")):
+        content = base64.b64encode((folder / fact["file"]).read_bytes()).decode()
+        outcome = "success" if fact["success"] else "failure"
+        words = f"seed {fact['seed']}: {outcome} after {fact['seconds']:.1f} s"
+        clips.append({"uri": f"data:video/mp4;base64,{content}", "words": words})
+    return clips
 
 
 def _chosen(config: dict[str, Any], group: str) -> str | None:

@@ -103,6 +103,7 @@ class EvaluationResult:
         longest_success_run: Longest run of successes in the order of the seeds.
         seed_set: Seeds of the periodic or of the final evaluation.
         wall_seconds: How long the evaluation took.
+        failures: Numbers of the failed episodes in the order of the seeds, from 0.
     """
 
     environment_steps: int
@@ -117,6 +118,7 @@ class EvaluationResult:
     longest_success_run: int
     seed_set: Literal["periodic", "final"]
     wall_seconds: float
+    failures: tuple[int, ...] = ()
 
     @classmethod
     def of_episodes(
@@ -167,6 +169,7 @@ class EvaluationResult:
             longest_success_run=longest_run(won.tolist()),
             seed_set=seed_set,
             wall_seconds=wall_seconds,
+            failures=tuple(np.flatnonzero(~won).tolist()),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -180,13 +183,14 @@ class EvaluationResult:
         Raises:
             StatisticsError: A key is missing.
         """
-        names = [f.name for f in fields(cls)]
+        names = [f.name for f in fields(cls) if f.name != "failures"]
         missing = [name for name in names if name not in content]
         if missing:
             raise StatisticsError(
                 f"the evaluation lacks {missing}", got=sorted(content), expected=names
             )
-        return cls(**{name: content[name] for name in names})
+        failures = tuple(content.get("failures", ()))
+        return cls(**{name: content[name] for name in names}, failures=failures)
 
     def __str__(self) -> str:
         """Say the result in one line, as `robot-rl evaluate` prints it."""

@@ -7,11 +7,13 @@ import threading
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from robot_rl.blocks import Blocks
+from robot_rl.env.factory import make_env
+from robot_rl.env.sim.cameras import CameraError
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learner import learned_steps
@@ -86,6 +88,36 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
     return result
 
 
+def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) -> None:
+    """Film some episodes of a final evaluation, its first failures among them, if that works here.
+
+    Args:
+        config: The configuration; its `evaluation.videos` says how many.
+        run: The run directory; the films go to its `videos`.
+        result: The evaluation.
+    """
+    count = int(config.evaluation.videos)
+    if count == 0:
+        return
+    try:
+        from robot_rl.evaluation import videos
+    except ModuleNotFoundError as error:
+        print(f"no videos without {error.name!r}: pip install 'robot_rl[video]'", flush=True)
+        return
+    first = int(config.evaluation.final_seed)
+    seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
+    stepped = OmegaConf.merge(config, {"clock": "stepped"})
+    assert isinstance(stepped, DictConfig)
+    env = make_env(stepped)
+    folder = run.path / "videos"
+    try:
+        videos.save_clips(videos.film(env, load_newest(run)[0], seeds, folder), folder)
+    except CameraError as problem:
+        print(f"no videos: {problem}", flush=True)
+    finally:
+        env.close()
+
+
 def record_final(run: RunDirectory, result: EvaluationResult) -> None:
     """Add a final evaluation to the run's records, unless the same one is there already."""
     if all(_outcome(record) != _outcome(result.to_json()) for record in run.read_jsonl(RECORDS)):
@@ -112,5 +144,6 @@ def run(config: DictConfig) -> None:
                 raise KeyboardInterrupt from None
         return
     result = evaluate_final(config, directory)
+    film_final(config, directory, result)
     print(f"{config.task.name}, {result.policy} after {result.environment_steps} steps: {result}")
     print(json.dumps(result.to_json()), flush=True)

@@ -20,7 +20,7 @@ from robot_rl.machine import describe_machine
 from robot_rl.progress import WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 from robot_rl.stages.collect import collect
-from robot_rl.stages.evaluate import evaluate_final, record_final, unevaluated
+from robot_rl.stages.evaluate import evaluate_final, film_final, record_final, unevaluated
 from robot_rl.stages.memory import MemorySampler
 from robot_rl.stages.pretrain import create_run, open_demonstrations, pretrain
 from robot_rl.stages.processes import ProcessGroup
@@ -184,6 +184,7 @@ def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
     summary = summarize(config, run, final)
     summary["wall_seconds"], summary["peak_memory_bytes"] = costs.totals()
     run.save_summary(summary)
+    film_final(config, run, final)
     report = write_report(run.path)
     print(f"last checkpoint: {final}\nsummary: {run.summary}\nreport:  {report}", flush=True)
 

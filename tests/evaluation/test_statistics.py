@@ -118,8 +118,11 @@ def test_an_evaluation_summarises_its_episodes():
         "longest_success_run": 2,
         "seed_set": "periodic",
         "wall_seconds": 1.5,
+        "failures": [2],
     }
     assert EvaluationResult.from_json(content) == result
+    del content["failures"]  # of a run that was made before they were recorded
+    assert EvaluationResult.from_json(content).failures == ()
     assert str(result).startswith("3/4 = 75.0 % (95 % interval 19.4 to 99.4 %)")
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import av
 import pytest
 from safetensors import safe_open
 from tiny_runs import TINY, lines, without
@@ -35,6 +36,22 @@ def _online_steps(run: Path) -> int:
     steps = sum(e.environment_steps for e in reader.episodes("reach") if e.source == "policy")
     reader.close()
     return steps
+
+
+def check_films(run, failures):
+    """Two episodes are filmed, a failure first, and the report shows them."""
+    clips = json.loads((run / "videos" / "clips.json").read_text())
+    assert len(clips) == 2
+    if failures:
+        assert clips[0]["seed"] == 20000 + failures[0]
+    for clip in clips:
+        with av.open(str(run / "videos" / clip["file"])) as film:
+            pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        # One before each step and one after the last, then a still of 0.7 s.
+        assert len(pictures) == round(10 * clip["seconds"]) + 1 + 7
+        assert pictures[0].shape == (240, 320, 3)
+        assert pictures[0].std() > 10
+    assert (run / "report.html").read_text().count("data:video/mp4;base64,") == 2
 
 
 def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_command):
@@ -88,6 +105,7 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert summary["wall_seconds"] > 5
     assert 100e6 < summary["peak_memory_bytes"] < 4 * 2**30
     assert "final" in (run / "report.html").read_text()
+    check_films(run, evaluations[-1]["failures"])
     assert (folder / "runs" / "latest").resolve() == run
 
     again = robot_rl_command("train", "resume=latest", timeout=60)  # a finished run has no work

@@ -27,6 +27,7 @@ TINY = (
     "evaluation.episodes=8",
     "evaluation.final_episodes=10",
     "evaluation.slots=8",
+    "evaluation.videos=2",
 )
 WAIT_SECONDS = 120.0
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action, Applied
-from robot_rl.env.sim.cameras import CameraOptions, SimCamera
+from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import World
 from robot_rl.resources import find_resource
@@ -58,6 +58,7 @@ class SimRobot:
         """See the class."""
         self.world = world
         self.cameras = tuple(cameras)
+        self._bystander: SceneRenderer | None = None
         images = (field for camera in self.cameras for field in camera.fields)
         self.observation_fields = (*self.state_fields, *images)
         self.limiter = CartesianLimiter(limits, rotations.DOWNWARD)
@@ -110,6 +111,12 @@ class SimRobot:
             seen |= camera.observe()
         return seen
 
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """What a bystander sees: uint8 (240, 320, 3) RGB, from the front camera."""
+        if self._bystander is None:
+            self._bystander = SceneRenderer(self.world, 320, 240)
+        return self._bystander.color("front")
+
     def hold(self) -> None:
         """Stop where the arm is; actions that have not taken effect yet are dropped."""
         pose = self.limiter.reset(self.world.tcp_pose())
@@ -120,6 +127,8 @@ class SimRobot:
         """Release the cameras; the world goes with its last reference."""
         for camera in self.cameras:
             camera.close()
+        if self._bystander is not None:
+            self._bystander.close()
 
 
 def make_sim_robot(
