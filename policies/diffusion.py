@@ -1,4 +1,4 @@
-"""Diffusion policy on state observations (Chi et al. 2023) with an MLP denoiser."""
+"""Diffusion policy (Chi et al. 2023): chunks of actions from any generative process."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from policies.errors import PolicyError
 from policies.networks import seeded
 from policies.normalizer import Normalizer
 from policies.policy import ChunkPolicy, register
+from policies.processes.base import Process
 from policies.processes.ddim import DDIM
+from policies.processes.registry import build_process
 
 Batch = Mapping[str, npt.NDArray[Any] | Tensor]
 
 
 @register
 class DiffusionPolicy(ChunkPolicy):
-    """Encoder, denoising process and action normaliser.
+    """Encoder, generative process and action normaliser.
 
     Args:
         encoder: Encodes the observation history.
-        process: Generates normalised chunks.
+        process: Generates normalised chunks: by denoising, or along a flow.
         action_normalizer: Over the one key "action".
     """
 
     kind: ClassVar[str] = "diffusion"
     stochastic: ClassVar[bool] = False
 
-    def __init__(self, encoder: StateEncoder, process: DDIM, action_normalizer: Normalizer) -> None:
+    def __init__(
+        self, encoder: StateEncoder, process: Process, action_normalizer: Normalizer
+    ) -> None:
         """Join the parts; see the class for the arguments."""
         super().__init__()
         if process.denoiser.features != encoder.features:
@@ -63,17 +67,12 @@ class DiffusionPolicy(ChunkPolicy):
         generator: torch.Generator,
         observation_steps: int = 2,
         horizon: int = 8,
-        train_steps: int = 50,
         denoiser: Mapping[str, Any] | None = None,
         identity: Sequence[str] = (),
         range_floor: float = 0.02,
         observation_tail: float = 0.0,
-        steps: int = 10,
-        eta: float = 0.0,
-        prediction: str = "sample",
-        schedule: str = "squaredcos_cap_v2",
-        spacing: str = "leading",
-        std_bounds: Sequence[float] | None = None,
+        process: str = DDIM.kind,
+        **options: Any,
     ) -> DiffusionPolicy:
         """Make an untrained policy whose normalisers are fitted on demonstrations.
 
@@ -83,17 +82,15 @@ class DiffusionPolicy(ChunkPolicy):
             generator: Source of the initial weights.
             observation_steps: Length of the observation history.
             horizon: Number of actions H of a chunk.
-            train_steps: Number T of diffusion steps in training.
-            denoiser: Options of `MLPDenoiser`: hidden, embedding, activation.
+            denoiser: `kind` of the denoiser and its options: see `policies.denoisers`.
             identity: Keys, "action" among them, that are not normalised.
             range_floor: See `Normalizer`.
             observation_tail: The `tail` of the observations' `Normalizer`.
-            steps: See `DDIM`, as for the options below.
-            eta: Share of the DDPM standard deviation.
-            prediction: What the network predicts.
-            schedule: Name of the beta schedule.
-            spacing: How K of T timesteps are picked.
-            std_bounds: Clip of the standard deviation.
+            process: Kind of the process: see `policies.processes`.
+            **options: Those of the process.
+
+        Raises:
+            PolicyError: An unknown kind, or options that do not fit it.
         """
         own = [key for key in identity if key in keys]
         normalizer = Normalizer(keys, identity=own, range_floor=range_floor, tail=observation_tail)
@@ -102,19 +99,14 @@ class DiffusionPolicy(ChunkPolicy):
         action_identity = ("action",) if "action" in identity else ()
         actions = Normalizer({"action": width}, identity=action_identity, range_floor=range_floor)
         config = {
-            "steps": steps,
-            "eta": eta,
-            "prediction": prediction,
-            "schedule": schedule,
-            "spacing": spacing,
-            "std_bounds": std_bounds,
-            "train_steps": train_steps,
+            **options,
+            "kind": process,
             "horizon": horizon,
             "action_dimension": width,
             "denoiser": dict(denoiser or {}),
         }
         return cls(
-            encoder, DDIM.from_config(config, encoder.features, generator), actions.fit(arrays)
+            encoder, build_process(config, encoder.features, generator), actions.fit(arrays)
         )
 
     @property
@@ -131,7 +123,7 @@ class DiffusionPolicy(ChunkPolicy):
     def from_config(cls, config: Mapping[str, Any]) -> DiffusionPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
         encoder = StateEncoder.from_config(config["encoder"])
-        process = DDIM.from_config(config["process"], encoder.features, seeded(0))
+        process = build_process(config["process"], encoder.features, seeded(0))
         normalizer = Normalizer(
             {"action": process.action_dimension},
             identity=("action",) if config["action_identity"] else (),
@@ -145,7 +137,7 @@ class DiffusionPolicy(ChunkPolicy):
         return (*self.encoder.keys, "action", "valid")
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Give the denoising loss of a batch of windows.
+        """Give the imitation loss of a batch of windows.
 
         Args:
             batch: Observation names (B, n, ...), "action" (B, H, d) in [-1, 1], "valid" (B, H).
@@ -183,4 +175,4 @@ class DiffusionPolicy(ChunkPolicy):
 
 
 create = DiffusionPolicy.create
-"""The `_target_` of configs/policy/diffusion.yaml."""
+"""The `_target_` of the files in configs/policy that clone into a chunk policy."""

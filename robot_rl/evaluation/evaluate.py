@@ -73,7 +73,8 @@ class Evaluator:
         return EvaluationResult.of_episodes(
             np.array([result.success for result in results]),
             np.array([result.seconds for result in results]),
-            policy="bc" if behaviour.kind == "diffusion" else "rl",
+            # A chunk policy that acts by itself is the cloned one.
+            policy="bc" if behaviour.policy.base is behaviour.policy else "rl",
             seed_set=seed_set,
             environment_steps=environment_steps,
             gradient_updates=behaviour.version,

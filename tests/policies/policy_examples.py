@@ -34,6 +34,15 @@ def diffusion(seed=0, **options):
     return DiffusionPolicy.create(recorded(), KEYS, generator=seeded(seed), **options)
 
 
+def unet(seed=0, **options):
+    denoiser = {"kind": "unet", "down_dims": [8, 16], "embedding": 8}
+    return diffusion(seed, denoiser=denoiser, **options)
+
+
+def flow(seed=0, **options):
+    return diffusion(seed, **{"process": "flow", **options})
+
+
 def gaussian(seed=0, base=None, keys=KEYS):
     encoder = StateEncoder(keys).fit(recorded())
     actor = GaussianTanh(encoder.features, 3, [32], generator=seeded(seed), layer_norm=True)
@@ -52,7 +61,10 @@ def behaviour(policy, execute_steps=1, version=0):
 
 POLICIES = {
     "diffusion": diffusion,
+    "diffusion with a U-Net": unet,
+    "flow": flow,
     "gaussian": gaussian,
     "gaussian with a base": lambda: gaussian(base=diffusion()),
     "residual": residual,
+    "residual on a flow": lambda: residual(base=flow()),
 }
