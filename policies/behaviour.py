@@ -12,6 +12,7 @@ from typing import Any
 # Imported for their registration under their kinds.
 import policies.diffusion
 import policies.gaussian
+import policies.gripper
 import policies.residual  # noqa: F401
 from policies.errors import PolicyError
 from policies.policy import Policy, build

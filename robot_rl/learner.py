@@ -21,8 +21,7 @@ from policies.behaviour import Behaviour
 from policies.policy import Policy
 from policies.runner import PolicyRunner
 from policies.vision import ENCODER_ID
-from robot_rl import devices
-from robot_rl.algorithms.base import Algorithm
+from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.blocks import Blocks
 from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
@@ -77,9 +76,7 @@ class Learner:
         dataset = open_demonstrations(config, run)
         insert_demonstrations(client, dataset, self._cloned)
         seed = int(config.seed)
-        self._algorithm: Algorithm = devices.make(
-            config.algorithm, base=self._cloned.policy, seed=seed
-        )
+        self._algorithm = make_algorithm(config.algorithm, self._cloned, seed)
         schedule = self._algorithm.schedule
         wanted = [n for n in self._algorithm.required_fields if n not in WINDOW_FIELDS]
         if self._cloned.vision is not None:

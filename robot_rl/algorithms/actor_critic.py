@@ -105,8 +105,8 @@ class ActorCritic(ABC):
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
-        self._critic_optimizer = _adam((self.critics.parameters(), settings.critic_rate))
-        self._actor_optimizer = _adam(
+        self._critic_optimizer = adam((self.critics.parameters(), settings.critic_rate))
+        self._actor_optimizer = adam(
             (self.actor.parameters(), settings.actor_rate),
             ([self.log_temperature], settings.temperature_rate),
         )
@@ -130,19 +130,11 @@ class ActorCritic(ABC):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        for name in self._columns:
-            if name not in batch:
-                raise AlgorithmError(
-                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
-                )
+        self.require_fields(batch)
         settings = self.settings
         self.updates += 1
-        size = len(batch["reward"])
-        observed = {
-            name: np.concatenate([batch[name], batch[f"next/{name}"]]) for name in self.encoder.keys
-        }
         with torch.no_grad():
-            features, next_features = self.encoder(observed).split(size)
+            features, next_features = self.encode(batch)
         base, next_base = self._base_actions(batch)
         action = torch.from_numpy(batch["action"])
         metrics = self._update_critics(batch, features, base, action, next_features, next_base)
@@ -152,6 +144,26 @@ class ActorCritic(ABC):
         if not critic_only and self.updates % settings.actor_every == 0:
             metrics |= self._update_actor(batch, features, base, action)
         return metrics
+
+    def require_fields(self, batch: Batch) -> None:
+        """Check that a batch is whole.
+
+        Raises:
+            AlgorithmError: It lacks a required field.
+        """
+        for name in self._columns:
+            if name not in batch:
+                raise AlgorithmError(
+                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
+                )
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Encode the observations and the next ones, (B, features) each."""
+        observed = {
+            name: np.concatenate([batch[name], batch[f"next/{name}"]]) for name in self.encoder.keys
+        }
+        features, next_features = self.encoder(observed).split(len(batch["reward"]))
+        return features, next_features
 
     def acting_policy(self) -> Policy:
         """The policy that explores."""
@@ -328,7 +340,7 @@ def _join(*parts: Tensor | None) -> Tensor:
     return torch.cat([part for part in parts if part is not None], -1)
 
 
-def _adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
+def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
     """Adam over groups of parameters with a step size each."""
     return torch.optim.Adam(
         [{"params": list(parameters), "lr": rate} for parameters, rate in groups], fused=True

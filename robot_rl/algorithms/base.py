@@ -45,7 +45,7 @@ class Schedule:
 
 
 class Algorithm(Protocol):
-    """A learning method over batches of transitions.
+    """A learning method over batches of transitions; `make_algorithm` makes one.
 
     A batch maps the names in `required_fields` to arrays (B, …); ``next/<name>`` is the value m
     steps later, ``reward`` the discounted sum over those m steps, and ``discount`` γ^m, or 0
