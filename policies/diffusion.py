@@ -11,7 +11,7 @@ from torch import Tensor
 
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.networks import seeded
+from policies.networks import seeded, to_device
 from policies.normalizer import Normalizer
 from policies.policy import ChunkPolicy, register
 from policies.processes.base import Process
@@ -105,9 +105,7 @@ class DiffusionPolicy(ChunkPolicy):
             "action_dimension": width,
             "denoiser": dict(denoiser or {}),
         }
-        return cls(
-            encoder, build_process(config, encoder.features, generator), actions.fit(arrays)
-        )
+        return cls(encoder, build_process(config, encoder.features, generator), actions.fit(arrays))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -144,14 +142,14 @@ class DiffusionPolicy(ChunkPolicy):
             generator: Source of diffusion steps and noise.
         """
         features = self.encoder(batch)
-        action = torch.as_tensor(batch["action"]).to(features)
+        action = to_device(torch.as_tensor(batch["action"]).to(features.dtype), features.device)
         if action.shape[1:] != (self.horizon, self.action_dimension):
             raise PolicyError(
                 "the batch's action chunks have another shape",
                 got=tuple(action.shape),
                 expected=f"(batch, {self.horizon}, {self.action_dimension})",
             )
-        valid = torch.as_tensor(batch["valid"]).to(features.device)
+        valid = to_device(torch.as_tensor(batch["valid"]), features.device)
         return self.process.loss(
             self.action_normalizer.normalize(action), features, valid, generator
         )
@@ -160,9 +158,14 @@ class DiffusionPolicy(ChunkPolicy):
         """Draw the noise (batch, *noise_shape) of one plan for each of `batch` observations."""
         return torch.randn((batch, *self.noise_shape), generator=generator, device=generator.device)
 
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile the denoiser, which is nearly all of the work."""
+        self.process.denoiser.compile(*arguments, **options)
+
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d) in ±1."""
-        chain = self.process.sample(self.encoder(observation), noise)
+        features = self.encoder(observation)
+        chain = self.process.sample(features, noise.to(features.device))
         return self.action_normalizer.denormalize(chain[:, -1]).clamp_(-1, 1)
 
     def act(

@@ -104,7 +104,7 @@ class GaussianGripperPolicy(Policy):
                 f"the policy does not see the gripper's last command, {gripper.observation!r}",
                 got=encoder.keys,
                 expected=f"{gripper.observation!r} of width 1 among them",
-                hint="add it to task.observation, or name another one in algorithm.gripper",
+                hint="add it to what the policy observes, or set algorithm.gripper.observation",
             )
         if not 0 <= gripper.column <= actor.action_dimension or not 0 <= exploration <= 1:
             raise PolicyError(

@@ -92,6 +92,13 @@ def _drawn(layer: Layer, fan_in: int, generator: torch.Generator) -> Layer:
     return layer
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to a device; to a card through pinned memory, so that nobody waits for it."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def seeded(seed: int) -> torch.Generator:
     """Make a CPU generator with a seed."""
     return torch.Generator().manual_seed(seed)
@@ -105,4 +112,4 @@ def standard_normal(shape: Sequence[int], like: Tensor, generator: torch.Generat
     noise = torch.randn(
         tuple(shape), dtype=like.dtype, generator=generator, device=generator.device
     )
-    return noise.to(like.device)
+    return to_device(noise, like.device)

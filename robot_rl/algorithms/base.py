@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from policies.policy import Policy
@@ -54,6 +55,14 @@ class Algorithm(Protocol):
 
     schedule: Schedule
     required_fields: tuple[str, ...]
+
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; batches and saved states stay on the CPU.
+
+        Args:
+            device: Where.
+            compiled: Whether to compile the networks.
+        """
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update; returns scalar metrics, not yet read back from the device.

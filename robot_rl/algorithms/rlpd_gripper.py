@@ -149,12 +149,12 @@ class RLPDGripper(ActorCritic):
             features, next_features = self.encode(batch)
             best = self.gripper_critic(next_features).argmax(-1, keepdim=True)
             value = self.target_gripper_critic(next_features).gather(1, best)[:, 0]
-            commands = self._gripper.commands(batch)
-            told = torch.from_numpy(batch["action"])[:, self._gripper.column]
+            commands = self._gripper.commands(batch).to(self.device)
+            told = self.tensor(batch["action"])[:, self._gripper.column]
             told = torch.where(told > 0, CLOSED, OPEN)
             moved = told != commands[:, 1]
-            reward = torch.from_numpy(batch["reward"]) + settings.penalty * moved
-            target = reward + torch.from_numpy(batch["discount"]) * value.clamp(*self._range)
+            reward = self.tensor(batch["reward"]) + settings.penalty * moved
+            target = reward + self.tensor(batch["discount"]) * value.clamp(*self._range)
         predicted = self.gripper_critic(features)
         # Where "stay" tells the gripper the same as "open" or "close", both were chosen.
         loss = choice_loss(predicted, target, commands == told[:, None])
@@ -172,5 +172,5 @@ class RLPDGripper(ActorCritic):
         }
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
-        own = (self._gripper_optimizer, list(self.gripper_critic.parameters()))
-        return {**super()._optimizers(), "gripper": own}
+        parameters: list[Tensor] = list(self.gripper_critic.parameters())
+        return {**super()._optimizers(), "gripper": (self._gripper_optimizer, parameters)}

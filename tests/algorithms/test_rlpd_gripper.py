@@ -115,5 +115,5 @@ def test_a_task_without_a_gripper_is_refused():
 def test_a_policy_that_does_not_see_the_gripper_is_refused():
     changes = (("gripper.observation", "state/gripper_command"),)
     config = configuration("rlpd_gripper", changes).algorithm
-    with pytest.raises(PolicyError, match=r"'state/gripper_command'.*task\.observation"):
+    with pytest.raises(PolicyError, match=r"'state/gripper_command'.*gripper\.observation"):
         make_algorithm(config, Behaviour(cloned(), INTERFACE), 0)
