@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+
 # Imported for their registration under their kinds.
 import policies.diffusion
 import policies.gaussian
+import policies.gripper
 import policies.residual  # noqa: F401
 from policies.errors import PolicyError
 from policies.policy import Policy, build
@@ -136,6 +139,13 @@ class Behaviour:
         """Give the same behaviour with another exploration; the networks are shared."""
         exploration = Exploration(mode, noise, noise_scale)
         return dataclasses.replace(self, exploration=exploration)
+
+    def to(self, device: torch.device) -> Behaviour:
+        """Move the networks to a device; what the runner gives and takes stays on the CPU."""
+        self.policy.to(device)
+        if self.vision is not None:
+            self.vision.to(device)
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """Describe the behaviour as JSON values; the weights travel apart."""

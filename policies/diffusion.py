@@ -1,4 +1,4 @@
-"""Diffusion policy on state observations (Chi et al. 2023) with an MLP denoiser."""
+"""Diffusion policy (Chi et al. 2023): chunks of actions from any generative process."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from torch import Tensor
 
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.networks import seeded
+from policies.networks import seeded, to_device
 from policies.normalizer import Normalizer
 from policies.policy import ChunkPolicy, register
+from policies.processes.base import Process
 from policies.processes.ddim import DDIM
+from policies.processes.registry import build_process
 
 Batch = Mapping[str, npt.NDArray[Any] | Tensor]
 
 
 @register
 class DiffusionPolicy(ChunkPolicy):
-    """Encoder, denoising process and action normaliser.
+    """Encoder, generative process and action normaliser.
 
     Args:
         encoder: Encodes the observation history.
-        process: Generates normalised chunks.
+        process: Generates normalised chunks: by denoising, or along a flow.
         action_normalizer: Over the one key "action".
     """
 
     kind: ClassVar[str] = "diffusion"
     stochastic: ClassVar[bool] = False
 
-    def __init__(self, encoder: StateEncoder, process: DDIM, action_normalizer: Normalizer) -> None:
+    def __init__(
+        self, encoder: StateEncoder, process: Process, action_normalizer: Normalizer
+    ) -> None:
         """Join the parts; see the class for the arguments."""
         super().__init__()
         if process.denoiser.features != encoder.features:
@@ -63,17 +67,12 @@ class DiffusionPolicy(ChunkPolicy):
         generator: torch.Generator,
         observation_steps: int = 2,
         horizon: int = 8,
-        train_steps: int = 50,
         denoiser: Mapping[str, Any] | None = None,
         identity: Sequence[str] = (),
         range_floor: float = 0.02,
         observation_tail: float = 0.0,
-        steps: int = 10,
-        eta: float = 0.0,
-        prediction: str = "sample",
-        schedule: str = "squaredcos_cap_v2",
-        spacing: str = "leading",
-        std_bounds: Sequence[float] | None = None,
+        process: str = DDIM.kind,
+        **options: Any,
     ) -> DiffusionPolicy:
         """Make an untrained policy whose normalisers are fitted on demonstrations.
 
@@ -83,17 +82,15 @@ class DiffusionPolicy(ChunkPolicy):
             generator: Source of the initial weights.
             observation_steps: Length of the observation history.
             horizon: Number of actions H of a chunk.
-            train_steps: Number T of diffusion steps in training.
-            denoiser: Options of `MLPDenoiser`: hidden, embedding, activation.
+            denoiser: `kind` of the denoiser and its options: see `policies.denoisers`.
             identity: Keys, "action" among them, that are not normalised.
             range_floor: See `Normalizer`.
             observation_tail: The `tail` of the observations' `Normalizer`.
-            steps: See `DDIM`, as for the options below.
-            eta: Share of the DDPM standard deviation.
-            prediction: What the network predicts.
-            schedule: Name of the beta schedule.
-            spacing: How K of T timesteps are picked.
-            std_bounds: Clip of the standard deviation.
+            process: Kind of the process: see `policies.processes`.
+            **options: Those of the process.
+
+        Raises:
+            PolicyError: An unknown kind, or options that do not fit it.
         """
         own = [key for key in identity if key in keys]
         normalizer = Normalizer(keys, identity=own, range_floor=range_floor, tail=observation_tail)
@@ -102,20 +99,13 @@ class DiffusionPolicy(ChunkPolicy):
         action_identity = ("action",) if "action" in identity else ()
         actions = Normalizer({"action": width}, identity=action_identity, range_floor=range_floor)
         config = {
-            "steps": steps,
-            "eta": eta,
-            "prediction": prediction,
-            "schedule": schedule,
-            "spacing": spacing,
-            "std_bounds": std_bounds,
-            "train_steps": train_steps,
+            **options,
+            "kind": process,
             "horizon": horizon,
             "action_dimension": width,
             "denoiser": dict(denoiser or {}),
         }
-        return cls(
-            encoder, DDIM.from_config(config, encoder.features, generator), actions.fit(arrays)
-        )
+        return cls(encoder, build_process(config, encoder.features, generator), actions.fit(arrays))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -131,7 +121,7 @@ class DiffusionPolicy(ChunkPolicy):
     def from_config(cls, config: Mapping[str, Any]) -> DiffusionPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
         encoder = StateEncoder.from_config(config["encoder"])
-        process = DDIM.from_config(config["process"], encoder.features, seeded(0))
+        process = build_process(config["process"], encoder.features, seeded(0))
         normalizer = Normalizer(
             {"action": process.action_dimension},
             identity=("action",) if config["action_identity"] else (),
@@ -145,21 +135,21 @@ class DiffusionPolicy(ChunkPolicy):
         return (*self.encoder.keys, "action", "valid")
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Give the denoising loss of a batch of windows.
+        """Give the imitation loss of a batch of windows.
 
         Args:
             batch: Observation names (B, n, ...), "action" (B, H, d) in [-1, 1], "valid" (B, H).
             generator: Source of diffusion steps and noise.
         """
         features = self.encoder(batch)
-        action = torch.as_tensor(batch["action"]).to(features)
+        action = to_device(torch.as_tensor(batch["action"]).to(features.dtype), features.device)
         if action.shape[1:] != (self.horizon, self.action_dimension):
             raise PolicyError(
                 "the batch's action chunks have another shape",
                 got=tuple(action.shape),
                 expected=f"(batch, {self.horizon}, {self.action_dimension})",
             )
-        valid = torch.as_tensor(batch["valid"]).to(features.device)
+        valid = to_device(torch.as_tensor(batch["valid"]), features.device)
         return self.process.loss(
             self.action_normalizer.normalize(action), features, valid, generator
         )
@@ -168,9 +158,14 @@ class DiffusionPolicy(ChunkPolicy):
         """Draw the noise (batch, *noise_shape) of one plan for each of `batch` observations."""
         return torch.randn((batch, *self.noise_shape), generator=generator, device=generator.device)
 
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile the denoiser, which is nearly all of the work."""
+        self.process.denoiser.compile(*arguments, **options)
+
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d) in ±1."""
-        chain = self.process.sample(self.encoder(observation), noise)
+        features = self.encoder(observation)
+        chain = self.process.sample(features, noise.to(features.device))
         return self.action_normalizer.denormalize(chain[:, -1]).clamp_(-1, 1)
 
     def act(
@@ -183,4 +178,4 @@ class DiffusionPolicy(ChunkPolicy):
 
 
 create = DiffusionPolicy.create
-"""The `_target_` of configs/policy/diffusion.yaml."""
+"""The `_target_` of the files in configs/policy that clone into a chunk policy."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.errors import PolicyError
+from policies.networks import to_device
 from policies.normalizer import Normalizer
 
 ObservationBatch = Mapping[str, npt.NDArray[Any] | Tensor]
@@ -99,12 +100,13 @@ class StateEncoder(nn.Module):
             PolicyError: A key is missing or has another width.
         """
         parts = [self._part(name, width, observation) for name, width in self.keys.items()]
+        center = self.normalizer.center
         if any(isinstance(part, Tensor) for part in parts):
-            joined = torch.cat([torch.as_tensor(part) for part in parts], -1)
+            moved = [to_device(torch.as_tensor(part), center.device) for part in parts]
+            joined = torch.cat(moved, -1)
         else:
             joined = torch.from_numpy(np.concatenate(parts, -1, dtype=np.float32))
-        center = self.normalizer.center
-        joined = joined.to(dtype=center.dtype, device=center.device)
+        joined = to_device(joined.to(center.dtype), center.device)
         features = self.normalizer.normalize(joined).clamp_(-FEATURE_LIMIT, FEATURE_LIMIT)
         return features.reshape(len(features), self.features)
 

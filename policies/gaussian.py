@@ -132,6 +132,7 @@ class GaussianTanh(nn.Module):
             if generator is None:
                 raise PolicyError("sampling needs a generator or noise", got="neither")
             noise = standard_normal(mean.shape, mean, generator)
+        noise = noise.to(mean.device)
         return mean + log_std.exp() * noise, log_std, noise
 
 

@@ -1,24 +1,46 @@
-"""Multi-layer perceptrons whose weights come from a given generator, never from the global one."""
+"""Layers whose weights come from a given generator, never from the global one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
+Layer = TypeVar("Layer", nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
+
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """Make a linear layer with PyTorch's default distribution, drawn from `generator`."""
-    # On the meta device first: the constructor would draw from the global generator.
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-    bound = inputs**-0.5
-    with torch.no_grad():
-        layer.weight.uniform_(-bound, bound, generator=generator)
-        layer.bias.uniform_(-bound, bound, generator=generator)
-    return layer
+    return _drawn(nn.Linear(inputs, outputs, device="meta"), inputs, generator)
+
+
+def convolution(
+    inputs: int, outputs: int, kernel: int, generator: torch.Generator, *, stride: int = 1
+) -> nn.Conv1d:
+    """Make a convolution (B, inputs, L) → (B, outputs, L / stride), drawn as `linear` is.
+
+    Args:
+        inputs: Channels of the input.
+        outputs: Channels of the output.
+        kernel: Odd width; the ends are padded with zeros.
+        generator: Source of the initial weights.
+        stride: Steps between two outputs.
+    """
+    layer = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, device="meta")
+    return _drawn(layer, inputs * kernel, generator)
+
+
+def transposed_convolution(
+    inputs: int, outputs: int, generator: torch.Generator
+) -> nn.ConvTranspose1d:
+    """Make a convolution (B, inputs, L) → (B, outputs, 2 L), drawn as `linear` is."""
+    layer = nn.ConvTranspose1d(inputs, outputs, 4, 2, 1, device="meta")
+    # PyTorch's default counts the outputs here: the weight's dimensions are the other way round.
+    return _drawn(layer, outputs * 4, generator)
 
 
 def mlp(
@@ -56,6 +78,27 @@ def mlp(
     return nn.Sequential(*layers, last)
 
 
+def _drawn(layer: Layer, fan_in: int, generator: torch.Generator) -> Layer:
+    """Draw the weights of a layer on the meta device with PyTorch's default distribution.
+
+    Made elsewhere, its constructor would have drawn from the global generator.
+    """
+    layer = layer.to_empty(device="cpu")
+    bound = fan_in**-0.5
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound, generator=generator)
+        if layer.bias is not None:
+            layer.bias.uniform_(-bound, bound, generator=generator)
+    return layer
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to a device; to a card through pinned memory, so that nobody waits for it."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def seeded(seed: int) -> torch.Generator:
     """Make a CPU generator with a seed."""
     return torch.Generator().manual_seed(seed)
@@ -69,4 +112,4 @@ def standard_normal(shape: Sequence[int], like: Tensor, generator: torch.Generat
     noise = torch.randn(
         tuple(shape), dtype=like.dtype, generator=generator, device=generator.device
     )
-    return noise.to(like.device)
+    return to_device(noise, like.device)

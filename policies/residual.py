@@ -146,6 +146,7 @@ class ResidualPolicy(Policy):
         if base_action is None:
             raise PolicyError("a residual policy needs the base action", got="none")
         features = self.encoder(observation)
+        base_action = base_action.to(features.device)
         if noise is None:
             return self.mean(features, base_action)
         return self.sample(features, base_action, noise=noise)[0]

@@ -313,7 +313,8 @@ def _act_group(
                 _normal([e.step_noise for e in episodes], (policy.action_dimension,))
             )
         given = None if proposal is None else torch.from_numpy(proposal)
-        action = policy.act(_last(windows, policy.encoder.observation_steps), given, noise).numpy()
+        seen = _last(windows, policy.encoder.observation_steps)
+        action = policy.act(seen, given, noise).cpu().numpy()
     if exploration.noise != "none":
         action = action + _extra_noise(behaviour, episodes)
     acted.action[rows] = action.clip(-1, 1)

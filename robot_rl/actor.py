@@ -16,6 +16,7 @@ from rich.console import Console
 
 from policies.runner import Acted, Concluded, PolicyRunner
 from robot_rl.blocks import ScheduleError
+from robot_rl.compute import CPU, compute_device
 from robot_rl.connection import STARTUP_SECONDS, ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
@@ -53,10 +54,14 @@ class ActingController:
         runner: The runner of the one robot.
         weights: Where new behaviours come from.
         step: Environment steps taken before.
+        device: Where the policy computes.
     """
 
-    def __init__(self, runner: PolicyRunner, weights: WeightSource, step: int) -> None:
+    def __init__(
+        self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = CPU
+    ) -> None:
         """See the class."""
+        self._device = device
         self.runner = runner
         self.step = step
         self._weights = weights
@@ -92,7 +97,7 @@ class ActingController:
     def _switch(self) -> None:
         published = self._weights.at_step(self.step)
         if published is not None:
-            self.runner.set_behaviour(published.behaviour)
+            self.runner.set_behaviour(published.behaviour.to(self._device))
 
 
 def act(
@@ -125,7 +130,9 @@ def act(
         opened = client.open_session(schema.task, schema, number)
         step = online_steps(client, env.schema.task)
         source = _weight_source(config, client, place, first, stop)
-        controller = ActingController(PolicyRunner(first.behaviour), source, step)
+        device = compute_device(config)
+        runner = PolicyRunner(first.behaviour.to(device))
+        controller = ActingController(runner, source, step, device)
         stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
         seeds = _seeds(int(config.seed), stream, client, env.task.time_limit_steps, stop)
 

@@ -190,6 +190,15 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl keys keys client=robot2",
     ),
+    "doctor": Stage(
+        "robot_rl.stages.doctor:run",
+        "Say what of this machine works here, and how to mend what does not.",
+        "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
+        " memory, each in a process of its own. Fails only without Python, MuJoCo or torch.",
+        options=(Option("json", "false", ("true", "false"), "one JSON object as the last line"),),
+        takes_overrides=False,
+        example="robot-rl doctor json=true",
+    ),
     "bench": Stage(
         "robot_rl.bench",
         "Measure one part on this machine.",
@@ -309,7 +318,7 @@ def _split(name: str, stage: Stage, words: list[str]) -> tuple[list[str], dict[s
     if len(positionals) != len(stage.arguments):
         one = "one " if len(stage.arguments) == 1 else ""
         raise UsageError(
-            f"{name} takes {one}{' and '.join(stage.arguments)}",
+            f"{name} takes {one}{' and '.join(stage.arguments) or 'key=value only'}",
             got=" ".join(positionals) or "nothing",
             hint=stage.example,
         )

@@ -30,6 +30,7 @@ CONFIG_NAME = "config.yaml"
 MAY_DIFFER = (
     "actor",
     "choices.replay",
+    "device",
     "environment_steps",
     "evaluation",
     "replay",
@@ -38,7 +39,7 @@ MAY_DIFFER = (
     "runs_directory",
 )
 # Strings of which only some are valid.
-VALUES = {"clock": ("stepped", "realtime")}
+VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 _NO_VALUE = object()
 
 

@@ -51,6 +51,15 @@ def make(config: Mapping[str, Any], **arguments: Any) -> Any:
     return target(**values)
 
 
+def takes(config: Mapping[str, Any], argument: str) -> bool:
+    """Whether what `config["_target_"]` names has a parameter of this name.
+
+    Raises:
+        DeviceError: The name cannot be imported.
+    """
+    return argument in inspect.signature(_locate(config.get("_target_"))).parameters
+
+
 def _plain(config: Any) -> Any:
     """Turn a Hydra node into dicts and lists; importing Hydra is left to who uses it."""
     omegaconf = sys.modules.get("omegaconf")

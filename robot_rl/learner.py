@@ -21,9 +21,9 @@ from policies.behaviour import Behaviour
 from policies.policy import Policy
 from policies.runner import PolicyRunner
 from policies.vision import ENCODER_ID
-from robot_rl import devices
-from robot_rl.algorithms.base import Algorithm
+from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.blocks import Blocks
+from robot_rl.compute import compute_device, explained_memory
 from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Row
@@ -73,13 +73,13 @@ class Learner:
         self._blocks = Blocks.of(config)
         # Only one actor can be made to act on the weights of a certain block.
         self._stepped = config.clock == "stepped" and self._blocks.actors == 1
-        self._cloned = load_cloned(run)
+        device = compute_device(config)
+        self._cloned = load_cloned(run).to(device)
         dataset = open_demonstrations(config, run)
         insert_demonstrations(client, dataset, self._cloned)
         seed = int(config.seed)
-        self._algorithm: Algorithm = devices.make(
-            config.algorithm, base=self._cloned.policy, seed=seed
-        )
+        self._algorithm = make_algorithm(config.algorithm, self._cloned, seed)
+        self._algorithm.to(device, compiled=bool(config.get("compile", False)))
         schedule = self._algorithm.schedule
         wanted = [n for n in self._algorithm.required_fields if n not in WINDOW_FIELDS]
         if self._cloned.vision is not None:
@@ -292,7 +292,8 @@ def learn(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
         progress.phase("learning")
         learner = Learner(config, run, client)
         try:
-            learner.learn(stop, progress)
+            with explained_memory("lower algorithm.schedule.batch_size, or add device=cpu"):
+                learner.learn(stop, progress)
         finally:
             learner.close()
         return learner.environment_steps

@@ -1,5 +1,7 @@
 """What every generative process is: a chain of Gaussian transitions from noise to a chunk.
 
+DDIM's transitions are drawn or deterministic; those of a flow's ODE are deterministic.
+
 A chain has K + 1 entries: `chain[:, 0]` is pure noise (x^K of the papers), `chain[:, K]` the
 clean chunk (x^0). Transition `index` in 0 ... K-1 leads from entry `index` to `index + 1`.
 """
@@ -8,11 +10,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from policies.denoisers.base import Denoiser
 from policies.errors import PolicyError
 from policies.networks import standard_normal
 
@@ -22,17 +25,35 @@ _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
 class Process(nn.Module, ABC):
     """Sampler and scorer over one `transition`, so that they cannot disagree on the grid.
 
-    Attributes:
+    Args:
+        denoiser: The network.
         steps: Number K of transitions.
-        horizon: Number of actions H of a chunk.
-        action_dimension: Number of action columns d.
         deterministic: Whether every transition has a standard deviation of zero.
+
+    Attributes:
+        kind: Name in the registry and in checkpoints.
+        density_hint: What to choose for a chain that has a density.
     """
 
-    steps: int
-    horizon: int
-    action_dimension: int
-    deterministic: bool
+    kind: ClassVar[str]
+    density_hint: ClassVar[str]
+
+    def __init__(self, denoiser: Denoiser, steps: int, deterministic: bool) -> None:
+        """Remember the parts; see the class for the arguments."""
+        super().__init__()
+        self.denoiser = denoiser
+        self.steps = int(steps)
+        self.deterministic = deterministic
+
+    @property
+    def horizon(self) -> int:
+        """Number of actions H of a chunk."""
+        return self.denoiser.horizon
+
+    @property
+    def action_dimension(self) -> int:
+        """Number of action columns d."""
+        return self.denoiser.action_dimension
 
     @abstractmethod
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,8 +83,19 @@ class Process(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """JSON values of the arguments that the process has beside its denoiser."""
+
+    @property
     def config(self) -> dict[str, Any]:
         """JSON values that describe the process, its network included."""
+        return {
+            "kind": self.kind,
+            "horizon": self.horizon,
+            "action_dimension": self.action_dimension,
+            "denoiser": self.denoiser.config,
+            **self.options,
+        }
 
     @property
     def noise_shape(self) -> tuple[int, int, int]:
@@ -117,7 +149,7 @@ class Process(nn.Module, ABC):
                 raise PolicyError(
                     f"transition {index} is deterministic and has no density",
                     got="standard deviation 0",
-                    hint="set std_bounds with a positive floor, and eta > 0",
+                    hint=self.density_hint,
                 )
             scaled = (chain[:, index + 1] - mean) / std
             scores.append(-0.5 * scaled.square() - std.log() - _LOG_SQRT_TWO_PI)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from policies.denoisers import MLPDenoiser
+from policies.denoisers.base import Denoiser, sinusoidal_embedding
 from policies.errors import PolicyError
 from policies.networks import standard_normal
 from policies.processes.base import Process, masked_mean_square
@@ -24,6 +24,7 @@ class DDIM(Process):
 
     Args:
         denoiser: The network.
+        train_steps: Number T of diffusion steps in training.
         steps: Number K of denoising steps at run time.
         eta: Share of the DDPM standard deviation, in [0, 1].
         prediction: What the network predicts: "epsilon" or "sample" (x^0).
@@ -33,6 +34,9 @@ class DDIM(Process):
             needs a floor (RL-100: 0.0067 to 0.1). None leaves DDIM unchanged.
     """
 
+    kind: ClassVar[str] = "ddim"
+    density_hint: ClassVar[str] = "set std_bounds with a positive floor, and eta > 0"
+    _embeddings: Tensor
     _scales: Tensor
     _noise_scales: Tensor
     _std: Tensor
@@ -40,8 +44,9 @@ class DDIM(Process):
 
     def __init__(
         self,
-        denoiser: MLPDenoiser,
+        denoiser: Denoiser,
         *,
+        train_steps: int = 50,
         steps: int = 10,
         eta: float = 0.0,
         prediction: str = "sample",
@@ -50,25 +55,21 @@ class DDIM(Process):
         std_bounds: Sequence[float] | None = None,
     ) -> None:
         """Tabulate the coefficients; see the class for the arguments."""
-        super().__init__()
         if prediction not in PREDICTIONS:
             raise PolicyError("unknown prediction", got=prediction, expected=PREDICTIONS)
-        if not 0 < steps <= denoiser.train_steps or not 0 <= eta <= 1:
+        if not 0 < steps <= train_steps or not 0 <= eta <= 1:
             raise PolicyError(
                 "the process's steps or eta are out of range",
                 got=f"steps {steps}, eta {eta}",
-                expected=f"steps in 1 ... {denoiser.train_steps}, eta in [0, 1]",
+                expected=f"steps in 1 ... {train_steps}, eta in [0, 1]",
             )
-        self.denoiser = denoiser
-        self.steps = int(steps)
-        self.horizon = denoiser.horizon
-        self.action_dimension = denoiser.action_dimension
+        super().__init__(denoiser, steps, deterministic=eta == 0 and std_bounds is None)
+        self.train_steps = int(train_steps)
         self.eta = float(eta)
         self.prediction = prediction
         self.schedule = schedule
         self.spacing = spacing
         self.std_bounds = None if std_bounds is None else (std_bounds[0], std_bounds[1])
-        self.deterministic = self.eta == 0 and self.std_bounds is None
         self._tabulate()
 
     def _tabulate(self) -> None:
@@ -76,7 +77,7 @@ class DDIM(Process):
         from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 
         scheduler = DDIMScheduler(
-            num_train_timesteps=self.denoiser.train_steps,
+            num_train_timesteps=self.train_steps,
             beta_schedule=self.schedule,
             timestep_spacing=self.spacing,
             clip_sample=True,
@@ -86,7 +87,7 @@ class DDIM(Process):
         self.register_buffer("_scales", alphas.sqrt().float(), persistent=False)
         self.register_buffer("_noise_scales", (1 - alphas).sqrt().float(), persistent=False)
         timesteps = scheduler.timesteps.long()
-        previous = timesteps - self.denoiser.train_steps // self.steps
+        previous = timesteps - self.train_steps // self.steps
         last = float(scheduler.final_alpha_cumprod)
         now = alphas[timesteps]
         after = torch.where(previous >= 0, alphas[previous.clamp(min=0)], last)
@@ -101,6 +102,9 @@ class DDIM(Process):
         ]
         self.register_buffer("_std", std.float(), persistent=False)
         self.register_buffer("_timesteps", timesteps[:, None], persistent=False)
+        # A table instead of sines at every call; it is no weight, so it is not saved.
+        table = sinusoidal_embedding(torch.arange(self.train_steps), self.denoiser.embedding)
+        self.register_buffer("_embeddings", table, persistent=False)
 
     @property
     def timesteps(self) -> list[int]:
@@ -108,13 +112,10 @@ class DDIM(Process):
         return [int(step) for step in self._timesteps]
 
     @property
-    def config(self) -> dict[str, Any]:
-        """JSON values that describe the process, its network included."""
+    def options(self) -> dict[str, Any]:
+        """JSON values of the arguments that the process has beside its denoiser."""
         return {
-            "train_steps": self.denoiser.train_steps,
-            "horizon": self.horizon,
-            "action_dimension": self.action_dimension,
-            "denoiser": self.denoiser.config,
+            "train_steps": self.train_steps,
             "steps": self.steps,
             "eta": self.eta,
             "prediction": self.prediction,
@@ -123,22 +124,12 @@ class DDIM(Process):
             "std_bounds": None if self.std_bounds is None else list(self.std_bounds),
         }
 
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], features: int, generator: torch.Generator
-    ) -> DDIM:
-        """Make a process and its network from `config` for `features` input columns."""
-        options = dict(config)
-        shape = [int(options.pop(name)) for name in ("horizon", "action_dimension", "train_steps")]
-        network = options.pop("denoiser")
-        return cls(MLPDenoiser(features, *shape, generator=generator, **network), **options)
-
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
         """Give the Gaussian of the next entry (Song et al. 2021, eq. 12 and 16).
 
         The clean chunk is clamped to ±1; the noise estimate is not derived again from it.
         """
-        output = self.denoiser(x, self._timesteps[index], features)
+        output = self._predict(x, self._timesteps[index], features)
         scale, noise_scale = self._now[index]
         if self.prediction == "epsilon":
             noise = output
@@ -155,7 +146,7 @@ class DDIM(Process):
     ) -> Tensor:
         """Give the denoising loss (Ho et al. 2020, eq. 14) over the valid actions."""
         timestep = torch.randint(
-            self.denoiser.train_steps, (len(actions),), generator=generator, device=generator.device
+            self.train_steps, (len(actions),), generator=generator, device=generator.device
         ).to(actions.device)
         noise = standard_normal(actions.shape, actions, generator)
         noisy = (
@@ -163,4 +154,9 @@ class DDIM(Process):
             + self._noise_scales[timestep, None, None] * noise
         )
         target = noise if self.prediction == "epsilon" else actions
-        return masked_mean_square(self.denoiser(noisy, timestep, features) - target, valid)
+        return masked_mean_square(self._predict(noisy, timestep, features) - target, valid)
+
+    def _predict(self, noisy: Tensor, timestep: Tensor, features: Tensor) -> Tensor:
+        """The denoiser's output (B, H, d) at timesteps (B,) or (1,) in [0, T)."""
+        output: Tensor = self.denoiser(noisy, self._embeddings[timestep], features)
+        return output

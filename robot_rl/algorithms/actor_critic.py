@@ -11,15 +11,17 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
-from policies.networks import seeded
+from policies.networks import seeded, to_device
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms import losses
 from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
@@ -97,6 +99,7 @@ class ActorCritic(ABC):
         self.average_actor = copy.deepcopy(actor).requires_grad_(False)
         self.uses_base = uses_base
         self.updates = 0
+        self.device = torch.device("cpu")
         self._generator = seeded(seed)
         width = actor.action_dimension
         inputs = encoder.features + width * (2 if uses_base else 1)
@@ -105,8 +108,8 @@ class ActorCritic(ABC):
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
-        self._critic_optimizer = _adam((self.critics.parameters(), settings.critic_rate))
-        self._actor_optimizer = _adam(
+        self._critic_optimizer = adam((self.critics.parameters(), settings.critic_rate))
+        self._actor_optimizer = adam(
             (self.actor.parameters(), settings.actor_rate),
             ([self.log_temperature], settings.temperature_rate),
         )
@@ -130,21 +133,13 @@ class ActorCritic(ABC):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        for name in self._columns:
-            if name not in batch:
-                raise AlgorithmError(
-                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
-                )
+        self.require_fields(batch)
         settings = self.settings
         self.updates += 1
-        size = len(batch["reward"])
-        observed = {
-            name: np.concatenate([batch[name], batch[f"next/{name}"]]) for name in self.encoder.keys
-        }
         with torch.no_grad():
-            features, next_features = self.encoder(observed).split(size)
+            features, next_features = self.encode(batch)
         base, next_base = self._base_actions(batch)
-        action = torch.from_numpy(batch["action"])
+        action = self.tensor(batch["action"])
         metrics = self._update_critics(batch, features, base, action, next_features, next_base)
         critic_only = self.updates <= self.schedule.critic_only_updates
         if critic_only and settings.imitation_pretraining:
@@ -152,6 +147,41 @@ class ActorCritic(ABC):
         if not critic_only and self.updates % settings.actor_every == 0:
             metrics |= self._update_actor(batch, features, base, action)
         return metrics
+
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; before the first update or `load_state_dict`."""
+        self.device = device
+        self.encoder.to(device)
+        for module in self._modules().values():
+            module.to(device)
+        self.log_temperature.data = self.log_temperature.data.to(device)
+        if compiled:
+            for network in (self.actor.network, self.critics, self.target_critics):
+                network.compile()
+
+    def tensor(self, column: npt.NDArray[Any]) -> Tensor:
+        """A column of a batch on the device."""
+        return to_device(torch.from_numpy(column), self.device)
+
+    def require_fields(self, batch: Batch) -> None:
+        """Check that a batch is whole.
+
+        Raises:
+            AlgorithmError: It lacks a required field.
+        """
+        for name in self._columns:
+            if name not in batch:
+                raise AlgorithmError(
+                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
+                )
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Encode the observations and the next ones, (B, features) each."""
+        observed = {
+            name: np.concatenate([batch[name], batch[f"next/{name}"]]) for name in self.encoder.keys
+        }
+        features, next_features = self.encoder(observed).split(len(batch["reward"]))
+        return features, next_features
 
     def acting_policy(self) -> Policy:
         """The policy that explores."""
@@ -164,7 +194,7 @@ class ActorCritic(ABC):
     def _base_actions(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         if not self.uses_base:
             return None, None
-        return torch.from_numpy(batch["base_action"]), torch.from_numpy(batch["next/base_action"])
+        return self.tensor(batch["base_action"]), self.tensor(batch["next/base_action"])
 
     def _sample(self, features: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor]:
         squashed, log_prob = self.actor.sample(_join(features, base), self._generator)
@@ -196,7 +226,7 @@ class ActorCritic(ABC):
         settings = self.settings
         with torch.no_grad():
             value = self._next_value(next_features, next_base).clamp(*settings.value_range)
-            target = torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * value
+            target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
         predicted = self.critics(_join(features, base, action))
         loss = losses.td_loss(predicted, target)
         _step(self._critic_optimizer, loss)
@@ -239,7 +269,7 @@ class ActorCritic(ABC):
         self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
     ) -> Tensor:
         mean = self.act(self.actor.mean(_join(features, base)), base)
-        mask = torch.from_numpy(batch["source"] == SOURCE_DEMONSTRATION)
+        mask = self.tensor(batch["source"] == SOURCE_DEMONSTRATION)
         return losses.imitation_loss(mean, action, mask.float())
 
     def _imitation_weight(self) -> float:
@@ -280,7 +310,7 @@ class ActorCritic(ABC):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     state[f"optimizer/{name}/{index}/{key}"] = value
         # Copies: training may go on while the state is kept.
-        return {key: value.detach().clone().contiguous() for key, value in state.items()}
+        return {key: value.detach().clone().contiguous().cpu() for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue exactly where `state_dict` was taken.
@@ -311,7 +341,7 @@ class ActorCritic(ABC):
             for index, parameter in enumerate(parameters):
                 start = f"optimizer/{name}/{index}/"
                 entries = {
-                    key.removeprefix(start): value.clone()
+                    key.removeprefix(start): value.clone().to(self.device)
                     for key, value in state.items()
                     if key.startswith(start)
                 }
@@ -328,7 +358,7 @@ def _join(*parts: Tensor | None) -> Tensor:
     return torch.cat([part for part in parts if part is not None], -1)
 
 
-def _adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
+def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
     """Adam over groups of parameters with a step size each."""
     return torch.optim.Adam(
         [{"params": list(parameters), "lr": rate} for parameters, rate in groups], fused=True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from policies.policy import Policy
@@ -45,7 +46,7 @@ class Schedule:
 
 
 class Algorithm(Protocol):
-    """A learning method over batches of transitions.
+    """A learning method over batches of transitions; `make_algorithm` makes one.
 
     A batch maps the names in `required_fields` to arrays (B, …); ``next/<name>`` is the value m
     steps later, ``reward`` the discounted sum over those m steps, and ``discount`` γ^m, or 0
@@ -54,6 +55,14 @@ class Algorithm(Protocol):
 
     schedule: Schedule
     required_fields: tuple[str, ...]
+
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; batches and saved states stay on the CPU.
+
+        Args:
+            device: Where.
+            compiled: Whether to compile the networks.
+        """
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update; returns scalar metrics, not yet read back from the device.

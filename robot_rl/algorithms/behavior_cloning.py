@@ -16,7 +16,8 @@ from policies.ema import EMA, power_decay
 from robot_rl.data.windows import WindowSampler
 from robot_rl.errors import RobotRLError
 
-Progress = Callable[[int, dict[str, float]], None]
+Metrics = dict[str, Tensor | float]
+Progress = Callable[[int, Metrics], None]
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -38,6 +39,7 @@ class CloningOptions:
         gradient_clip: Largest norm of the gradient.
         ema_power: See `policies.ema.power_decay`.
         ema_maximum: See `policies.ema.power_decay`.
+        bf16: Compute products in bfloat16; weights, loss and averages stay in float32.
     """
 
     updates: int = 4000
@@ -49,6 +51,7 @@ class CloningOptions:
     gradient_clip: float = 1.0
     ema_power: float = 0.75
     ema_maximum: float = 0.9999
+    bf16: bool = False
 
 
 class Cloneable(Protocol):
@@ -100,6 +103,7 @@ class BehaviorCloning(Generic[Student]):
         self._generator = generator
         self._ema = EMA(policy, power_decay(options.ema_power, options.ema_maximum))
         self._parameters = dict(policy.named_parameters())
+        self._device_type = next(policy.parameters()).device.type
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
             lr=options.learning_rate,
@@ -118,14 +122,14 @@ class BehaviorCloning(Generic[Student]):
         """The averaged policy, which is the one to deploy."""
         return self._ema.model
 
-    def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+    def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> Metrics:
         """Make one gradient update.
 
         Args:
             batch: The columns of `required_fields`.
 
         Returns:
-            Metrics: `bc_loss` and `learning_rate`.
+            Metrics: `bc_loss`, not yet read back from the device, and `learning_rate`.
 
         Raises:
             CloningError: A field is missing.
@@ -138,7 +142,8 @@ class BehaviorCloning(Generic[Student]):
         )
         self._optimizer.param_groups[0]["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._cloneable.loss(batch, self._generator)
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self.options.bf16):
+            loss = self._cloneable.loss(batch, self._generator)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(
             self._parameters.values(), self.options.gradient_clip, foreach=True
@@ -146,7 +151,7 @@ class BehaviorCloning(Generic[Student]):
         self._optimizer.step()
         self._ema.update()
         self.step += 1
-        return {"bc_loss": float(loss.detach()), "learning_rate": rate}
+        return {"bc_loss": loss.detach(), "learning_rate": rate}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Give everything that resuming needs as flat named tensors."""
@@ -173,7 +178,9 @@ class BehaviorCloning(Generic[Student]):
                 module.load_state_dict(_below(prefix, state))
             for name, parameter in self._parameters.items():
                 entries = _below(f"optimizer/{name}/", state)
-                self._optimizer.state[parameter] = {k: t.clone() for k, t in entries.items()}
+                self._optimizer.state[parameter] = {
+                    key: tensor.clone().to(parameter.device) for key, tensor in entries.items()
+                }
             self.step = int(state["step"])
             self._ema.step = int(state["ema_step"])
             self._generator.set_state(state["generator"])

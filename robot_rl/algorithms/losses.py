@@ -15,6 +15,17 @@ def td_loss(values: Tensor, targets: Tensor) -> Tensor:
     return (values - targets).square().mean(1).sum()
 
 
+def choice_loss(values: Tensor, targets: Tensor, chosen: Tensor) -> Tensor:
+    """Squared temporal-difference error of the choices that were made.
+
+    Args:
+        values: Q-values (B, n) of n choices.
+        targets: y (B,), without gradient.
+        chosen: Mask (B, n); several choices of a row may amount to the same.
+    """
+    return ((values - targets[:, None]).square() * chosen).sum(1).mean()
+
+
 def actor_loss(values: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
     """SAC's actor objective with the mean of all heads (RLPD, Ball et al. 2023).
 

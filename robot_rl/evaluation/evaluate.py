@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
+from robot_rl.compute import compute_device
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import rollout
@@ -62,7 +63,8 @@ class Evaluator:
         count = int(settings.final_episodes if final else settings.episodes)
         check_fit(behaviour, self._envs[0])
         envs = self._envs[:count]
-        runner = PolicyRunner(behaviour.exploring("mean"), slots=len(envs))
+        acting = behaviour.exploring("mean").to(compute_device(self._config))
+        runner = PolicyRunner(acting, slots=len(envs))
         started = time.monotonic()
         given_up = threading.Event() if stop is None else stop
         seeds = iter(range(first, first + count))
@@ -73,7 +75,8 @@ class Evaluator:
         return EvaluationResult.of_episodes(
             np.array([result.success for result in results]),
             np.array([result.seconds for result in results]),
-            policy="bc" if behaviour.kind == "diffusion" else "rl",
+            # A chunk policy that acts by itself is the cloned one.
+            policy="bc" if behaviour.policy.base is behaviour.policy else "rl",
             seed_set=seed_set,
             environment_steps=environment_steps,
             gradient_updates=behaviour.version,

@@ -16,8 +16,9 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl import devices
-from robot_rl.algorithms.behavior_cloning import train
+from robot_rl.algorithms.behavior_cloning import Metrics, train
 from robot_rl.algorithms.visual_cloning import REMAINING_MOTION, SeeingPolicy, remaining_motion
+from robot_rl.compute import compute_device, explained_memory
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.windows import WindowSampler
@@ -57,6 +58,7 @@ def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> Episode
     return dataset
 
 
+@explained_memory("lower cloning.batch_size, or add device=cpu")
 def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     """Train a policy on the demonstrations and write it to `checkpoints/bc`.
 
@@ -112,6 +114,7 @@ def _train_image_encoder(
     policy = _untrained(config, sampler, observed_keys(states, vision), generator)
     poses = dataset.arrays(["state/tcp_pose"])["state/tcp_pose"]
     sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
+    vision.to(compute_device(config))
     student = SeeingPolicy(policy, vision, options.random_shift, options.motion_weight)
     torch.set_num_threads(options.threads)
     with WorkProgress(options.cloning.updates, "updates") as progress:
@@ -151,7 +154,9 @@ def _untrained(
         identity=(FEATURES,) if FEATURES in keys else (),
     )
     assert isinstance(policy, DiffusionPolicy)
-    return policy
+    if config.get("compile", False):
+        policy.compile()
+    return policy.to(compute_device(config))
 
 
 def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.float16]:
@@ -160,7 +165,7 @@ def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.fl
     return np.concatenate([vision.encode(columns) for columns in episodes])
 
 
-def _show(progress: WorkProgress, update: int, _: dict[str, float]) -> None:
+def _show(progress: WorkProgress, update: int, _: Metrics) -> None:
     progress.update(update)
 
 

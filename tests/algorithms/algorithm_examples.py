@@ -5,12 +5,14 @@ from functools import cache
 import numpy as np
 import torch
 
+from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
-from robot_rl import devices
+from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose, flatten, group_choices
 
 CHOICES = group_choices()["algorithm"]
-KEYS = {"state/pose": 3, "state/speed": 2}
+KEYS = {"state/pose": 3, "state/speed": 2, "state/gripper_position": 1}
+INTERFACE = Interface("lift", 10.0, ("x", "gripper"))
 DIMENSION = 2
 SIZE = 32
 CRITIC_ONLY = 3
@@ -21,6 +23,7 @@ SMALL = {
     "settings.critic_hidden": "[32,32]",
     "settings.imitation_updates": 50,
     "actor_hidden": "[32]",
+    "gripper.hidden": "[32]",
 }
 
 
@@ -44,7 +47,7 @@ def cloned():
 def make(choice, seed=0, changes=(), base=None):
     """Make an algorithm; `changes` are pairs of a key below `algorithm` and its value."""
     config = configuration(choice, tuple(changes))
-    return devices.make(config.algorithm, base=base or cloned(), seed=seed)
+    return make_algorithm(config.algorithm, Behaviour(base or cloned(), INTERFACE), seed)
 
 
 def batch(algorithm, seed=0, size=SIZE, **columns):

@@ -8,18 +8,21 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
+from policies.gripper import GaussianGripperPolicy, GripperColumn, GripperCritic
 from policies.networks import seeded
 from policies.residual import ResidualPolicy
 
 KEYS = {"state/tcp_pose": 7, "state/relative": 3}
+GRIPPER = "state/gripper_position"
 ACTIONS = ("x", "y", "z")
 INTERFACE = Interface("peg_insert", 10.0, ACTIONS)
 
 
 def observations(count, seed=0):
-    """Name → (count, width) float32."""
+    """Name → (count, width) float32; most policies use some of them only."""
     source = np.random.default_rng(seed)
-    return {name: source.normal(size=(count, width)).astype("f4") for name, width in KEYS.items()}
+    widths = {**KEYS, GRIPPER: 1}
+    return {name: source.normal(size=(count, width)).astype("f4") for name, width in widths.items()}
 
 
 def recorded(count=200, seed=0):
@@ -34,6 +37,15 @@ def diffusion(seed=0, **options):
     return DiffusionPolicy.create(recorded(), KEYS, generator=seeded(seed), **options)
 
 
+def unet(seed=0, **options):
+    denoiser = {"kind": "unet", "down_dims": [8, 16], "embedding": 8}
+    return diffusion(seed, denoiser=denoiser, **options)
+
+
+def flow(seed=0, **options):
+    return diffusion(seed, **{"process": "flow", **options})
+
+
 def gaussian(seed=0, base=None, keys=KEYS):
     encoder = StateEncoder(keys).fit(recorded())
     actor = GaussianTanh(encoder.features, 3, [32], generator=seeded(seed), layer_norm=True)
@@ -46,13 +58,25 @@ def residual(seed=0, base=None):
     return ResidualPolicy.create(encoder, base, generator=seeded(seed), hidden=[32])
 
 
+def gripper(seed=0, exploration=0.3):
+    encoder = StateEncoder({**KEYS, GRIPPER: 1}).fit(recorded())
+    actor = GaussianTanh(encoder.features, 2, [32], generator=seeded(seed))
+    critic = GripperCritic(encoder.features, [32], generator=seeded(seed + 1))
+    column = GripperColumn(2, GRIPPER, 0.0)
+    return GaussianGripperPolicy(encoder, actor, critic, column, exploration)
+
+
 def behaviour(policy, execute_steps=1, version=0):
     return Behaviour(policy, INTERFACE, execute_steps, version=version)
 
 
 POLICIES = {
     "diffusion": diffusion,
+    "diffusion with a U-Net": unet,
+    "flow": flow,
     "gaussian": gaussian,
     "gaussian with a base": lambda: gaussian(base=diffusion()),
+    "gaussian with a gripper": gripper,
     "residual": residual,
+    "residual on a flow": lambda: residual(base=flow()),
 }

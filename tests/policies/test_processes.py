@@ -6,7 +6,8 @@ import torch
 from diffusers import DDIMScheduler
 from policy_examples import KEYS, diffusion, recorded
 
-from policies.denoisers import MLPDenoiser
+from policies.denoisers.base import sinusoidal_embedding
+from policies.denoisers.mlp import MLPDenoiser
 from policies.errors import PolicyError
 from policies.networks import seeded
 from policies.processes.base import masked_mean_square
@@ -14,8 +15,8 @@ from policies.processes.ddim import DDIM
 
 
 def process(horizon=4, train_steps=50, **options):
-    network = MLPDenoiser(5, horizon, 2, train_steps, generator=seeded(0), hidden=[32])
-    return DDIM(network, **options)
+    network = MLPDenoiser(5, horizon, 2, generator=seeded(0), hidden=[32])
+    return DDIM(network, train_steps=train_steps, **options)
 
 
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
@@ -38,7 +39,8 @@ def test_a_transition_is_diffusers_step(eta, prediction, spacing):
     assert chain.shape == (3, 11, 4, 2)
     assert mine.timesteps == reference.timesteps.tolist()
     for index, step in enumerate(reference.timesteps):
-        output = mine.denoiser(chain[:, index], step[None], features)
+        time = sinusoidal_embedding(step[None], mine.denoiser.embedding)
+        output = mine.denoiser(chain[:, index], time, features)
         expected = reference.step(
             output,
             step,

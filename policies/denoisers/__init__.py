@@ -1,0 +1,1 @@
+"""Networks that denoise a chunk of actions: one small file each, over one base."""

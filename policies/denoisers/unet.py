@@ -1,0 +1,185 @@
+"""The conditional one-dimensional U-Net of Diffusion Policy (Chi et al. 2023, section 3.1).
+
+Convolutions run along the chunk's time; observation and denoising time scale and shift their
+channels (FiLM, Perez et al. 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from policies.denoisers.base import Denoiser
+from policies.errors import PolicyError
+from policies.networks import convolution, linear, transposed_convolution
+
+
+class ConditionalUNet(Denoiser):
+    """U-Net over the chunk, halved between two levels; FiLM by embedded time and observation.
+
+    Chi et al. use `down_dims` 256, 512, 1024 and an embedding of 256; the defaults train on a CPU.
+
+    Args:
+        features: See `Denoiser`.
+        horizon: See `Denoiser`; a multiple of 2^(levels - 1), as every halving must be exact.
+        action_dimension: See `Denoiser`.
+        down_dims: Channels of each level, from the chunk's full length down.
+        kernel: Odd width of the convolutions.
+        groups: Groups of each GroupNorm; they divide every level's channels.
+        embedding: See `Denoiser`.
+        generator: Source of the initial weights.
+
+    Raises:
+        PolicyError: Horizon, kernel or groups do not fit.
+    """
+
+    kind: ClassVar[str] = "unet"
+
+    def __init__(
+        self,
+        features: int,
+        horizon: int,
+        action_dimension: int,
+        *,
+        generator: torch.Generator,
+        down_dims: Sequence[int] = (32, 64),
+        kernel: int = 5,
+        groups: int = 8,
+        embedding: int = 64,
+    ) -> None:
+        """Make the network; see the class for the arguments."""
+        super().__init__(features, horizon, action_dimension, embedding)
+        self.down_dims = [int(width) for width in down_dims]
+        self.kernel, self.groups = int(kernel), int(groups)
+        self._check()
+        self.time_network = nn.Sequential(
+            linear(self.embedding, 4 * self.embedding, generator),
+            nn.Mish(),
+            linear(4 * self.embedding, self.embedding, generator),
+        )
+        condition = self.embedding + self.features
+
+        def block(inputs: int, outputs: int) -> _ResidualBlock:
+            return _ResidualBlock(inputs, outputs, condition, self.kernel, self.groups, generator)
+
+        def pair(inputs: int, outputs: int) -> nn.ModuleList:
+            return nn.ModuleList([block(inputs, outputs), block(outputs, outputs)])
+
+        first, last = self.down_dims[0], self.down_dims[-1]
+        widths = [self.action_dimension, *self.down_dims]
+        self.down = nn.ModuleList(pair(*step) for step in pairwise(widths))
+        self.downsample = nn.ModuleList(
+            convolution(width, width, 3, generator, stride=2) for width in self.down_dims[:-1]
+        )
+        self.middle = pair(last, last)
+        rising = list(pairwise(reversed(self.down_dims)))
+        self.upsample = nn.ModuleList(
+            transposed_convolution(upper, upper, generator) for _, upper in rising
+        )
+        # Each takes the level's output and the one on the way down, as the channels of one input.
+        self.up = nn.ModuleList(pair(2 * lower, upper) for lower, upper in rising)
+        self.final = nn.Sequential(
+            _normalised_convolution(first, first, self.kernel, self.groups, generator),
+            convolution(first, self.action_dimension, 1, generator),
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values of the options."""
+        return {
+            "kind": self.kind,
+            "down_dims": self.down_dims,
+            "kernel": self.kernel,
+            "groups": self.groups,
+            "embedding": self.embedding,
+        }
+
+    def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """Predict (B, H, d); see `Denoiser`."""
+        embedded = self.time_network(time).expand(len(noisy), -1)
+        condition = nn.functional.mish(torch.cat([embedded, features], -1))
+        x = noisy.transpose(1, 2)
+        passed = []
+        for level, blocks in enumerate(self.down):
+            x = _through(blocks, x, condition)
+            passed.append(x)
+            if level < len(self.downsample):
+                x = self.downsample[level](x)
+        x = _through(self.middle, x, condition)
+        for blocks, stretch in zip(self.up, self.upsample, strict=True):
+            x = stretch(_through(blocks, torch.cat([x, passed.pop()], 1), condition))
+        output: Tensor = self.final(x)
+        return output.transpose(1, 2)
+
+    def _check(self) -> None:
+        if not self.down_dims:
+            raise PolicyError("the U-Net needs at least one level", got="down_dims []")
+        factor = 2 ** (len(self.down_dims) - 1)
+        if self.horizon % factor:
+            raise PolicyError(
+                "the horizon cannot be halved between the levels of the U-Net",
+                got=f"horizon {self.horizon}, down_dims {self.down_dims}",
+                expected=f"a multiple of {factor}",
+                hint=f"set policy.horizon={-(-self.horizon // factor) * factor},"
+                " or give policy.denoiser.down_dims fewer levels",
+            )
+        # A number that is normalised alone is always 0, whatever the network has seen.
+        numbers = [
+            width * (self.horizon >> level) // self.groups
+            for level, width in enumerate(self.down_dims)
+        ]
+        uneven = any(width % self.groups for width in self.down_dims)
+        if self.kernel % 2 == 0 or uneven or min(numbers) < 2:
+            raise PolicyError(
+                "kernel or groups of the U-Net do not fit",
+                got=f"kernel {self.kernel}, groups {self.groups}, down_dims {self.down_dims},"
+                f" horizon {self.horizon}",
+                expected="an odd kernel, and groups that divide every width into parts of two"
+                " or more numbers",
+            )
+
+
+class _ResidualBlock(nn.Module):
+    """Two convolutions with FiLM between them, around a skip connection."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        condition: int,
+        kernel: int,
+        groups: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.first = _normalised_convolution(inputs, outputs, kernel, groups, generator)
+        self.second = _normalised_convolution(outputs, outputs, kernel, groups, generator)
+        self.film = linear(condition, 2 * outputs, generator)
+        self.skip = (
+            nn.Identity() if inputs == outputs else convolution(inputs, outputs, 1, generator)
+        )
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Map (B, inputs, L) and condition (B, C) to (B, outputs, L)."""
+        scale, shift = self.film(condition)[..., None].chunk(2, 1)
+        output: Tensor = self.second(self.first(x) * scale + shift) + self.skip(x)
+        return output
+
+
+def _normalised_convolution(
+    inputs: int, outputs: int, kernel: int, groups: int, generator: torch.Generator
+) -> nn.Sequential:
+    return nn.Sequential(
+        convolution(inputs, outputs, kernel, generator), nn.GroupNorm(groups, outputs), nn.Mish()
+    )
+
+
+def _through(blocks: nn.ModuleList | nn.Module, x: Tensor, condition: Tensor) -> Tensor:
+    assert isinstance(blocks, nn.ModuleList)
+    for block in blocks:
+        x = block(x, condition)
+    return x

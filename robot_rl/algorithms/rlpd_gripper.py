@@ -1,0 +1,176 @@
+"""`rlpd_gripper`: `rlpd` for the arm, and HIL-SERL's discrete critic for the gripper.
+
+Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via Human-in-the-Loop Reinforcement
+Learning": arm and gripper are two problems on the same transitions, and moving the gripper costs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.ema import move_towards
+from policies.gaussian import GaussianTanh
+from policies.gripper import CLOSED, OPEN, GaussianGripperPolicy, GripperColumn, GripperCritic
+from policies.networks import seeded
+from policies.policy import ChunkPolicy, Policy
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam, step_encoder
+from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
+from robot_rl.algorithms.losses import choice_loss
+
+COLUMN = "gripper"
+
+
+@dataclass(frozen=True)
+class GripperSettings:
+    """Settings of the gripper's critic.
+
+    Attributes:
+        observation: See `GripperColumn`.
+        closed_above: See `GripperColumn`.
+        hidden: Hidden widths of the critic.
+        penalty: Reward, at most 0, of a step that tells the gripper something new.
+        exploration: Probability of a random choice when acting.
+        critic_rate: Adam step size.
+        target_rate: Polyak rate τ of the target critic, which is also the deployed one.
+    """
+
+    observation: str
+    closed_above: float
+    hidden: Sequence[int]
+    penalty: float
+    exploration: float
+    critic_rate: float
+    target_rate: float
+
+
+class RLPDGripper(ActorCritic):
+    """Soft actor-critic over the arm's columns, a double DQN over the gripper's choices.
+
+    The arm's critics do not see the gripper's column, as in HIL-SERL. In an n-step return the
+    penalty is that of the first step: the following ones are not of the critic's choosing.
+
+    Args:
+        base: The cloned policy; actor and critic see what it sees, with the same statistics.
+        action_names: Names of the action columns; one of them is "gripper".
+        schedule: See `Schedule`.
+        settings: See `ActorCriticSettings`, for the arm.
+        gripper: See `GripperSettings`.
+        actor_hidden: Hidden widths of the actor.
+        actor_layer_norm: LayerNorm in the actor's hidden layers.
+        initial_log_std: Log standard deviation of the actor at the start.
+        seed: Seed of weights and draws.
+
+    Raises:
+        AlgorithmError: The task's action has no column "gripper".
+        PolicyError: The policy does not see the gripper's last command.
+    """
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        action_names: Sequence[str],
+        schedule: Schedule,
+        settings: ActorCriticSettings,
+        gripper: GripperSettings,
+        actor_hidden: Sequence[int],
+        actor_layer_norm: bool,
+        initial_log_std: float,
+        seed: int,
+    ) -> None:
+        """See the class."""
+        if COLUMN not in action_names:
+            raise AlgorithmError(
+                "the algorithm rlpd_gripper needs a task that moves the gripper",
+                got=f"action columns {', '.join(action_names)}",
+                expected=f"one that is named {COLUMN!r}",
+                hint="use algorithm=rlpd",
+            )
+        encoder = step_encoder(base)
+        actor = GaussianTanh(
+            encoder.features,
+            base.action_dimension - 1,
+            actor_hidden,
+            generator=seeded(seed + 1),
+            layer_norm=actor_layer_norm,
+            initial_log_std=initial_log_std,
+        )
+        super().__init__(encoder, actor, False, schedule, settings, seed)
+        self._settings = gripper
+        self._gripper = GripperColumn(
+            list(action_names).index(COLUMN), gripper.observation, gripper.closed_above
+        )
+        self.gripper_critic = GripperCritic(
+            encoder.features, gripper.hidden, generator=seeded(seed + 2)
+        )
+        self.target_gripper_critic = copy.deepcopy(self.gripper_critic).requires_grad_(False)
+        self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
+        low, high = settings.value_range
+        # At worst the gripper is moved at every step for ever.
+        self._range = low + gripper.penalty / (1 - schedule.discount), high
+        self.acting_policy()  # checks that the policy sees what it needs
+
+    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
+        """The actor's output is the arm's action."""
+        return squashed
+
+    def policy_of(self, actor: GaussianTanh) -> Policy:
+        """A policy with this actor, and the gripper's critic that belongs to it."""
+        averaged = actor is self.average_actor
+        critic = self.target_gripper_critic if averaged else self.gripper_critic
+        return GaussianGripperPolicy(
+            self.encoder,
+            copy.deepcopy(actor),
+            copy.deepcopy(critic),
+            self._gripper,
+            self._settings.exploration,
+        )
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Update the arm on its columns as `rlpd` does, then the gripper's critic.
+
+        Raises:
+            AlgorithmError: The batch lacks a required field.
+        """
+        self.require_fields(batch)
+        arm = np.delete(batch["action"], self._gripper.column, 1)
+        metrics = super().update({**batch, "action": arm})
+        return metrics | self._update_gripper(batch)
+
+    def _update_gripper(self, batch: Batch) -> dict[str, Tensor]:
+        """Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges."""
+        settings = self._settings
+        with torch.no_grad():
+            features, next_features = self.encode(batch)
+            best = self.gripper_critic(next_features).argmax(-1, keepdim=True)
+            value = self.target_gripper_critic(next_features).gather(1, best)[:, 0]
+            commands = self._gripper.commands(batch).to(self.device)
+            told = self.tensor(batch["action"])[:, self._gripper.column]
+            told = torch.where(told > 0, CLOSED, OPEN)
+            moved = told != commands[:, 1]
+            reward = self.tensor(batch["reward"]) + settings.penalty * moved
+            target = reward + self.tensor(batch["discount"]) * value.clamp(*self._range)
+        predicted = self.gripper_critic(features)
+        # Where "stay" tells the gripper the same as "open" or "close", both were chosen.
+        loss = choice_loss(predicted, target, commands == told[:, None])
+        self._gripper_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._gripper_optimizer.step()
+        move_towards(self.target_gripper_critic, self.gripper_critic, settings.target_rate)
+        return {"gripper_loss": loss.detach(), "gripper_moves": moved.float().mean()}
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        return {
+            **super()._modules(),
+            "gripper_critic": self.gripper_critic,
+            "target_gripper_critic": self.target_gripper_critic,
+        }
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
+        parameters: list[Tensor] = list(self.gripper_critic.parameters())
+        return {**super()._optimizers(), "gripper": (self._gripper_optimizer, parameters)}

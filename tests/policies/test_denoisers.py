@@ -1,0 +1,113 @@
+"""The networks under the processes: one contract over every kind, and the U-Net's shapes."""
+
+import pytest
+import torch
+from policy_examples import diffusion, unet
+
+from policies.denoisers.base import sinusoidal_embedding
+from policies.denoisers.registry import DENOISERS, build_denoiser
+from policies.errors import PolicyError
+from policies.networks import seeded
+
+SMALL = {
+    "mlp": {"kind": "mlp", "hidden": [16], "embedding": 8},
+    "unet": {"kind": "unet", "down_dims": [8, 16], "embedding": 8},
+}
+
+
+def build(kind, seed=0, horizon=8, **options):
+    return build_denoiser({**SMALL[kind], **options}, 5, horizon, 2, seeded(seed))
+
+
+def inputs(horizon=8, count=3):
+    noisy = torch.randn(count, horizon, 2, generator=seeded(1))
+    time = sinusoidal_embedding(torch.tensor([3.0]), 8)
+    return noisy, time, torch.randn(count, 5, generator=seeded(2))
+
+
+def test_every_kind_is_under_contract():
+    assert set(SMALL) == set(DENOISERS)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_weights_come_from_the_given_generator_only(kind):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = build(kind).state_dict()
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    other, another = build(kind).state_dict(), build(kind, seed=1).state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not all(torch.equal(one[name], another[name]) for name in one)
+    assert all(bool(tensor.isfinite().all()) for tensor in one.values())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@torch.no_grad()
+def test_the_output_depends_on_chunk_time_and_observation(kind):
+    denoiser = build(kind)
+    noisy, time, features = inputs()
+    output = denoiser(noisy, time, features)
+    assert output.shape == noisy.shape
+    torch.testing.assert_close(output, denoiser(noisy, time.expand(3, -1), features))
+    later = sinusoidal_embedding(torch.tensor([40.0]), 8)
+    for changed in ((noisy + 0.1, time, features), (noisy, later, features)):
+        assert not torch.allclose(denoiser(*changed), output, atol=1e-5)
+    # One observation in the batch changes its own chunk and no other.
+    features[1] += 1
+    changed = (denoiser(noisy, time, features) - output).abs().amax((1, 2))
+    assert changed[1] > 1e-4
+    assert float(changed[[0, 2]].max()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_every_weight_learns(kind):
+    denoiser = build(kind)
+    denoiser(*inputs()).square().sum().backward()
+    still = [n for n, p in denoiser.named_parameters() if not bool(p.grad.abs().sum() > 0)]
+    assert still == []
+
+
+@pytest.mark.parametrize(
+    ("horizon", "down_dims"), [(1, [32]), (2, [8, 16]), (8, [8, 16, 24]), (12, [16, 8, 8])]
+)
+def test_the_unet_takes_horizons_that_it_can_halve(horizon, down_dims):
+    denoiser = build("unet", horizon=horizon, down_dims=down_dims)
+    assert denoiser(*inputs(horizon)).shape == (3, horizon, 2)
+
+
+@pytest.mark.parametrize(("horizon", "down_dims"), [(1, [8, 16]), (6, [8, 8, 8]), (7, [8, 8])])
+def test_other_horizons_are_refused(horizon, down_dims):
+    factor = 2 ** (len(down_dims) - 1)
+    enough = -(-horizon // factor) * factor
+    with pytest.raises(PolicyError, match=rf"a multiple of {factor}; next: .*horizon={enough},"):
+        build("unet", horizon=horizon, down_dims=down_dims)
+
+
+def test_misfits_are_named():
+    with pytest.raises(PolicyError, match=r"unknown denoiser kind; got: lstm; expected: .*'unet'"):
+        diffusion(denoiser={"kind": "lstm"})
+    with pytest.raises(PolicyError, match=r"options do not fit the denoiser kind 'unet'.*hidden"):
+        diffusion(denoiser={"kind": "unet", "hidden": [32]})
+    with pytest.raises(PolicyError, match="groups"):
+        build("unet", groups=3)
+    with pytest.raises(PolicyError, match="two or more numbers"):
+        build("unet", horizon=1, down_dims=[8])
+    with pytest.raises(PolicyError, match="kernel 4"):
+        build("unet", kernel=4)
+
+
+def test_a_checkpoint_from_before_there_were_kinds_still_loads():
+    policy = diffusion()
+    old = dict(policy.config["process"])
+    del old["kind"]
+    old["denoiser"] = {k: v for k, v in old["denoiser"].items() if k != "kind"}
+    again = type(policy).from_config({**policy.config, "process": old})
+    again.load_state_dict(policy.state_dict())
+    assert again.config == policy.config
+
+
+def test_the_kind_of_the_network_is_in_the_checkpoint():
+    again = type(unet()).from_config(unet().config)
+    assert again.config["process"]["denoiser"] == unet().config["process"]["denoiser"]
+    assert again.config["process"]["denoiser"]["kind"] == "unet"

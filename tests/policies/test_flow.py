@@ -1,0 +1,129 @@
+"""Flow matching where the exact velocity is known, and its grid."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from policy_examples import flow
+from torch import nn
+
+from policies.errors import PolicyError
+from policies.networks import seeded
+from policies.processes.flow import TIME_SCALE, Flow
+
+MEAN = 0.3
+
+
+class ExactVelocity(nn.Module):
+    """E[x_1 - x_0 | x_t] for data N(MEAN, std²), noise N(0, 1): what a perfect network learns."""
+
+    horizon, action_dimension, features, embedding = 4, 2, 5, 32
+
+    def __init__(self, std):
+        super().__init__()
+        self.std = std
+        self.asked = []
+
+    def forward(self, noisy, time, features):
+        # The slowest sine of the embedding is monotonic in time.
+        slowest = time[:, self.embedding // 2 - 1].double()
+        t = (torch.asin(slowest) / (TIME_SCALE * 1e-4)).float()
+        self.asked.append(float(t[0]))
+        t = t[:, None, None]
+        variance = (1 - t).square() * self.std**2 + t.square()
+        shift = noisy - (1 - t) * MEAN
+        return (t - (1 - t) * self.std**2) / variance * shift - MEAN
+
+
+def sampled(std, steps, count=64):
+    process = Flow(ExactVelocity(std), steps=steps)
+    features = torch.zeros(count, 5)
+    noise = process.draw_noise(features, seeded(0))
+    return process, process.sample(features, noise), noise[:, 0]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_noise_goes_straight_to_a_single_point(steps):
+    """Towards one point the paths are straight, and Euler is exact with any number of steps."""
+    process, chain, noise = sampled(0.0, steps)
+    assert chain.shape == (64, steps + 1, 4, 2)
+    torch.testing.assert_close(chain[:, -1], torch.full_like(noise, MEAN), atol=1e-5, rtol=0)
+    for index, time in enumerate([*process.times, 0.0]):
+        on_path = (1 - time) * MEAN + time * noise
+        torch.testing.assert_close(chain[:, index], on_path, atol=1e-5, rtol=0)
+
+
+def test_a_gaussian_is_transported_to_a_known_gaussian():
+    """The ODE keeps quantiles: x_0 = mean + std · noise; Euler's error falls as 1 / K."""
+    errors = []
+    for steps in (16, 32, 64):
+        _, chain, noise = sampled(0.5, steps)
+        errors.append(float((chain[:, -1] - (MEAN + 0.5 * noise)).abs().mean()))
+    assert errors[-1] < 0.01
+    for coarse, fine in pairwise(errors):
+        assert 1.6 < coarse / fine < 2.5
+
+
+def test_the_exact_velocity_of_one_point_has_no_loss():
+    process = Flow(ExactVelocity(0.0), steps=4)
+    actions = torch.full((256, 4, 2), MEAN)
+    assert float(process.loss(actions, torch.zeros(256, 5), None, seeded(0))) < 1e-5
+    elsewhere = process.loss(actions + 0.1, torch.zeros(256, 5), None, seeded(0))
+    assert float(elsewhere) > 0.01
+
+
+def test_the_best_loss_is_that_of_the_exact_velocity():
+    """Of all velocities; here against some that are a little faster or slower."""
+    losses = []
+    for factor in (0.9, 1.0, 1.1):
+        process = Flow(ExactVelocity(0.5))
+        exact = process.denoiser.forward
+        process.denoiser.forward = lambda *a, exact=exact, factor=factor: factor * exact(*a)
+        actions = MEAN + 0.5 * torch.randn(4096, 4, 2, generator=seeded(1))
+        losses.append(float(process.loss(actions, torch.zeros(4096, 5), None, seeded(0))))
+    assert losses[1] == min(losses)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10])
+def test_sampler_and_transition_share_one_grid(steps):
+    process, chain, _ = sampled(0.5, steps)
+    expected = [1 - index / steps for index in range(steps)]
+    assert process.denoiser.asked == pytest.approx(expected, abs=1e-5)
+    assert process.times == expected
+    features = torch.zeros(len(chain), 5)
+    for index in range(steps):
+        mean, std = process.transition(chain[:, index], index, features)
+        assert torch.equal(mean, chain[:, index + 1])
+        assert float(std) == 0
+    with pytest.raises(PolicyError, match=r"deterministic and has no density.*eta > 0"):
+        process.log_prob(chain, features)
+
+
+def test_a_chunk_of_one_action_is_the_single_step_method():
+    """H = 1: each action of a longer chunk is transported as it would be alone."""
+    _, chain, _ = sampled(0.5, 5)
+    single = Flow(ExactVelocity(0.5), steps=5)
+    single.denoiser.horizon = 1
+    for action in range(4):
+        start = chain[:, :1, action : action + 1]
+        alone = single.sample(torch.zeros(len(chain), 5), start)
+        torch.testing.assert_close(alone, chain[:, :, action : action + 1])
+
+
+def test_padded_actions_are_not_charged():
+    process = Flow(ExactVelocity(0.0))
+    actions = torch.full((32, 4, 2), MEAN)
+    actions[:, 2:] = 50.0
+    valid = torch.tensor([True, True, False, False]).expand(32, 4)
+    assert float(process.loss(actions, torch.zeros(32, 5), valid, seeded(0))) < 1e-4
+
+
+def test_misfits_are_named():
+    with pytest.raises(PolicyError, match="at least one step"):
+        flow(steps=0)
+    with pytest.raises(PolicyError, match=r"options do not fit the process kind 'flow'.*eta"):
+        flow(eta=0.5)
+    with pytest.raises(PolicyError, match=r"unknown process kind; got: ddpm; .*'ddim', 'flow'"):
+        flow(process="ddpm")
+    assert math.prod(flow().noise_shape) == 8 * 3  # one draw: the ODE takes no further noise

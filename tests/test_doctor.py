@@ -1,0 +1,135 @@
+"""`robot-rl doctor`: it says what is here, and survives what crashes and hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robot_rl import cli
+from robot_rl.stages import _doctor_probes as probes
+from robot_rl.stages.doctor import CHECKS, Unusable, ask, examine, run
+
+LIGHT = [c for c in CHECKS if c.name in ("python", "mujoco", "hidraw", "disk", "memory")]
+
+
+def check_report(text, checks):
+    *lines, last = text.splitlines()
+    report = json.loads(last)
+    assert report["usable"]
+    assert report["machine"]["cores"] > 0
+    assert list(report["checks"]) == [check.name for check in checks]
+    for check in checks:
+        finding = report["checks"][check.name]
+        (line,) = [line for line in lines if line.split()[0] == check.name]
+        assert line.split()[1] == ("ok" if finding["works"] else "missing")
+        assert finding["found"] in line
+        assert finding["works"] or any(finding["mend"] in line for line in lines)
+        assert finding["works"] or not check.required
+
+
+def test_the_report_names_everything_and_ends_with_json(capsys, monkeypatch):
+    monkeypatch.setattr("robot_rl.stages.doctor.CHECKS", LIGHT)
+    assert cli.main(["doctor", "json=true"]) == 0
+    check_report(capsys.readouterr().out, LIGHT)
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "ok" in line.split()[:2]] != []
+    assert not lines[-1].startswith("{")
+
+
+@pytest.mark.slow  # each of the probes is a process, and two of them import torch
+def test_the_whole_report_of_this_machine(robot_rl_command):
+    done = robot_rl_command("doctor", "json=true")
+    assert done.returncode == 0, done.stderr
+    check_report(done.stdout, CHECKS)
+
+
+def test_doctor_takes_no_path(capsys):
+    assert cli.main(["doctor", "runs/latest"]) == cli.EXIT_ERROR
+    assert "doctor takes key=value only; got: runs/latest" in capsys.readouterr().err
+
+
+def test_every_check_has_a_probe():
+    assert [check.name for check in CHECKS] == list(probes.PROBES)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import os; os.abort()", "was killed by signal 6"),
+        ("raise OSError('no such library')", "ended with code 1: OSError: no such library"),
+        ("print('hello')", "ended with code 0"),
+        ("print('[1, 2]')", "ended with code 0"),
+        ("import time; time.sleep(60)", "gave no answer within 0.5 s"),
+    ],
+)
+def test_a_probe_that_crashes_hangs_or_babbles_is_a_finding(code, found):
+    finding = ask([sys.executable, "-c", code], 0.5 if "sleep" in code else 20.0)
+    assert not finding.works
+    assert found in finding.found
+    assert "see what it says" in finding.mend
+
+
+def test_what_a_library_prints_does_not_disturb():
+    code = """print('banner {}'); print('{"works": true, "found": "x"}')"""
+    assert ask([sys.executable, "-c", code], 20.0).found == "x"
+
+
+def test_a_backend_without_its_library_is_named_with_the_command_that_installs_it():
+    code = (
+        f"import {probes.__name__} as p;"
+        "p.PROBES['x'] = lambda: p._rendered('nothing', 'NoLibrary', 'apt-get install it');"
+        "p.main('x')"
+    )
+    finding = ask([sys.executable, "-c", code], 20.0)
+    assert finding.found == "MUJOCO_GL=nothing: the library NoLibrary is not installed"
+    assert finding.mend == "apt-get install it"
+
+
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch):
+    with pytest.raises(probes.NotHere, match="package absent is not installed") as caught:
+        probes._imported("absent.part", "pip install absent")
+    assert caught.value.mend == "pip install absent"
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(probes.NotHere, match="DISPLAY is not set"):
+        probes.keyboard()
+
+
+def test_devices_that_may_not_be_opened_are_told_from_none(tmp_path: Path):
+    def refused(path):
+        raise PermissionError(13, "no", str(path))
+
+    (tmp_path / "video0").touch()
+    with pytest.raises(probes.NotHere, match=r"no permission.*video0") as caught:
+        probes._each(f"{tmp_path}/video*", refused, "video")
+    assert "usermod -aG video" in caught.value.mend
+    assert probes._each(f"{tmp_path}/js*", refused, "input") == []
+    assert probes._each(f"{tmp_path}/video*", lambda path: "name", "video") == [
+        f"{tmp_path}/video0 (name)"
+    ]
+
+
+def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
+    """A torch that cannot be imported, found before the real one."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libc10.so: cannot open')\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", path)
+    finding = examine("torch")
+    assert "torch cannot be imported: ImportError: libc10.so" in finding.found
+    assert "pip install" in finding.mend
+    monkeypatch.setattr("robot_rl.stages.doctor.CHECKS", [c for c in CHECKS if c.name == "torch"])
+    with pytest.raises(Unusable, match=r"without torch; got: .*libc10.*next: pip install"):
+        run(json="false")
+    assert "missing" in capsys.readouterr().out
+
+
+def test_the_probes_run_by_hand():
+    command = [sys.executable, "-m", probes.__name__, "python"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["works"]
