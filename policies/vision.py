@@ -32,16 +32,18 @@ Images = Mapping[str, Array | Tensor]
 
 
 class ImageEncoder(nn.Module):
-    """One backbone for all cameras, and a linear map to features for each of them.
+    """One backbone for all cameras; what it makes of each is joined into a few features.
 
-    Besides its features it estimates the motion that is left to the end of the demonstration, which
+    They are few on purpose: from many features a critic recognises each scene, and remembers how
+    its episodes went. Besides its features it estimates the motion that is left to the end of the demonstration, which
     needs no label but the robot's own pose. The estimate is among the features, and its translation
     once more as tanh(translation / fine_scale), so that the last millimetres are not small numbers.
 
     Args:
         cameras: Observation name → shape (height, width, 3) of its images.
         backbone: ``kind`` and options of the backbone; see `policies.backbones`.
-        features: Width of the features of one camera.
+        hidden: Width of the layer that joins the cameras.
+        features: Number of features, beside the estimate.
         motion_scale: What the estimate is divided by: metres, then radians, (2,).
         fine_scale: Translation [m] at which the fine estimate begins to saturate.
         generator: Source of the initial weights.
@@ -51,6 +53,7 @@ class ImageEncoder(nn.Module):
         self,
         cameras: Mapping[str, Sequence[int]],
         backbone: Mapping[str, Any],
+        hidden: int,
         features: int,
         motion_scale: Sequence[float],
         fine_scale: float,
@@ -67,19 +70,18 @@ class ImageEncoder(nn.Module):
                 raise PolicyError(
                     f"the camera {name!r} gives no RGB images", got=shape, expected="(H, W, 3)"
                 )
-        self.features_per_camera = int(features)
+        self.hidden, self.bottleneck = int(hidden), int(features)
         self.motion_scale = [float(value) for value in motion_scale]
         self.fine_scale = float(fine_scale)
         self.backbone = build_backbone(backbone, generator)
         self._backbone_config = dict(backbone)
-        self.heads = nn.ModuleList(
-            linear(self.backbone.features, self.features_per_camera, generator)
-            for _ in self.cameras
+        joined = self.backbone.features * len(self.cameras)
+        self.join = nn.Sequential(linear(joined, self.hidden, generator), nn.ReLU())
+        self.summary = nn.Sequential(
+            linear(self.hidden, self.bottleneck, generator), nn.LayerNorm(self.bottleneck)
         )
-        joined = self.features_per_camera * len(self.cameras)
-        self.norm = nn.LayerNorm(joined)
-        self.motion = linear(joined, REMAINING_MOTION, generator)
-        self.features = joined + REMAINING_MOTION + _TRANSLATION
+        self.motion = linear(self.hidden, REMAINING_MOTION, generator)
+        self.features = self.bottleneck + REMAINING_MOTION + _TRANSLATION
 
     @property
     def config(self) -> dict[str, Any]:
@@ -87,7 +89,8 @@ class ImageEncoder(nn.Module):
         return {
             "cameras": {name: list(shape) for name, shape in self.cameras.items()},
             "backbone": self._backbone_config,
-            "features": self.features_per_camera,
+            "hidden": self.hidden,
+            "features": self.bottleneck,
             "motion_scale": self.motion_scale,
             "fine_scale": self.fine_scale,
         }
@@ -119,17 +122,17 @@ class ImageEncoder(nn.Module):
         """
         parts = []
         lead: tuple[int, ...] = ()
-        for (name, shape), head in zip(self.cameras.items(), self.heads, strict=True):
+        for name, shape in self.cameras.items():
             image = self._image(name, shape, images)
             lead = tuple(image.shape[:-3])
             seen = image.reshape(-1, *shape).permute(0, 3, 1, 2)
             pixels = seen.to(self.motion.weight.dtype).div_(127.5).sub_(1.0)
-            parts.append(head(self.backbone(pixels.contiguous(memory_format=torch.channels_last))))
-        joined = self.norm(torch.cat(parts, -1))
+            parts.append(self.backbone(pixels.contiguous(memory_format=torch.channels_last)))
+        joined = self.join(torch.cat(parts, -1))
         motion = self.motion(joined)
         metres = motion[:, :_TRANSLATION] * self.motion_scale[0]
         fine = (metres / self.fine_scale).tanh()
-        return torch.cat([joined, fine, motion], -1).reshape(*lead, self.features)
+        return torch.cat([self.summary(joined), fine, motion], -1).reshape(*lead, self.features)
 
     @torch.no_grad()
     def encode(self, images: Images) -> Array:
@@ -169,6 +172,7 @@ def create(
     cameras: Mapping[str, Sequence[int]],
     generator: torch.Generator,
     backbone: Mapping[str, Any],
+    hidden: int,
     features: int,
     motion_scale: Sequence[float],
     fine_scale: float,

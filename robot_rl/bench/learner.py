@@ -12,11 +12,12 @@ import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 
+from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.networks import seeded
 from policies.vision import observed_keys
 from robot_rl import devices
-from robot_rl.algorithms.base import Algorithm
+from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 
@@ -66,10 +67,11 @@ def _measure(config: DictConfig) -> float:
     env = make_env(config)
     shapes = {f.name: f.shape for f in env.schema.fields}
     widths = {name: math.prod(shapes[name]) for name in config.observation.states}
+    vision = None
     if config.observation.vision is not None:
         cameras = {name: shape for name, shape in shapes.items() if name.startswith("images/")}
         vision = devices.make(config.observation.vision, cameras=cameras, generator=seeded(0))
-        widths = observed_keys(widths, vision)
+    widths = observed_keys(widths, vision)
     env.close()
     dimension = env.schema.action_dimension
     size = int(config.algorithm.schedule.batch_size)
@@ -78,7 +80,9 @@ def _measure(config: DictConfig) -> float:
     }
     action = rng.uniform(-1, 1, (size, dimension)).astype(np.float32)
     base = DiffusionPolicy.create({**columns, "action": action}, widths, generator=seeded(0))
-    algorithm: Algorithm = devices.make(config.algorithm, base=base, seed=0)
+    interface = Interface(config.task.name, 10.0, env.schema.action_names)
+    cloned = Behaviour(base, interface, vision=vision)
+    algorithm = make_algorithm(config.algorithm, cloned, seed=0)
     batch = _batch(columns, action, rng)
     critic_only = int(config.algorithm.schedule.critic_only_updates)
     for _ in range(critic_only + _WARM_UP):

@@ -21,7 +21,7 @@ SMALL = {"kind": "small_convolutional", "channels": [4, 8]}
 
 
 def encoder(seed=0, backbone=SMALL):
-    return ImageEncoder(CAMERAS, backbone, 5, [0.05, 0.3], 0.004, generator=seeded(seed))
+    return ImageEncoder(CAMERAS, backbone, 7, 5, [0.05, 0.3], 0.004, generator=seeded(seed))
 
 
 def images(count, seed=0):
@@ -53,7 +53,7 @@ def test_images_become_features_of_a_fixed_width(backbone):
     made = encoder(backbone=backbone)
     features = made.encode(images(3))
     assert (features.shape, features.dtype) == ((3, made.features), np.float16)
-    assert made.features == 2 * 5 + 3 + 6
+    assert made.features == 5 + 3 + 6
     histories = {name: array[None] for name, array in images(3).items()}
     np.testing.assert_allclose(made.encode(histories)[0], features, atol=2e-3)
     again = ImageEncoder.from_config(made.config)
@@ -66,7 +66,7 @@ def test_the_identifier_follows_from_the_weights():
     one, other = encoder(0), encoder(1)
     assert one.identifier == encoder(0).identifier != other.identifier
     with torch.no_grad():
-        one.norm.bias[0] += 1e-3
+        one.motion.bias[0] += 1e-3
     assert one.identifier != encoder(0).identifier
 
 
@@ -178,7 +178,7 @@ def test_images_that_do_not_fit_are_one_clear_error():
     with pytest.raises(PolicyError, match="unknown backbone; got: vgg"):
         encoder(backbone={"kind": "vgg"})
     with pytest.raises(PolicyError, match="no RGB images"):
-        ImageEncoder({"images/d": (24, 32, 1)}, SMALL, 5, [1, 1], 1, generator=seeded(0))
+        ImageEncoder({"images/d": (24, 32, 1)}, SMALL, 7, 5, [1, 1], 1, generator=seeded(0))
 
 
 def test_weights_with_another_image_encoder_are_refused():
