@@ -35,9 +35,10 @@ class ImageEncoder(nn.Module):
     """One backbone for all cameras; what it makes of each is joined into a few features.
 
     They are few on purpose: from many features a critic recognises each scene, and remembers how
-    its episodes went. Besides its features it estimates the motion that is left to the end of the demonstration, which
-    needs no label but the robot's own pose. The estimate is among the features, and its translation
-    once more as tanh(translation / fine_scale), so that the last millimetres are not small numbers.
+    its episodes went. Besides its features the encoder estimates the motion that is left to the
+    end of the demonstration, which needs no label but the robot's own pose. The estimate is among
+    the features, and its translation once more as tanh(translation / fine_scale), so that the last
+    millimetres are not small numbers.
 
     Args:
         cameras: Observation name → shape (height, width, 3) of its images.
