@@ -179,7 +179,9 @@ def create(
     fine_scale: float,
 ) -> ImageEncoder:
     """The `_target_` of `vision` in configs/observation; see `ImageEncoder`."""
-    return ImageEncoder(cameras, backbone, features, motion_scale, fine_scale, generator=generator)
+    return ImageEncoder(
+        cameras, backbone, hidden, features, motion_scale, fine_scale, generator=generator
+    )
 
 
 def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
