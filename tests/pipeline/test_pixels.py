@@ -1,0 +1,70 @@
+"""Learning from cameras through the real processes, on a tiny configuration."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from tiny_runs import TINY
+
+from policies import checkpoint
+from policies.vision import ENCODER_ID, FEATURES
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.replay import StoreReader
+
+CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
+PIXELS = (
+    *TINY,
+    "observation=pixels",
+    f"observation.cameras=[{CAMERA}]",
+    "observation.vision_training.cloning.updates=5",
+    "observation.vision_training.cloning.batch_size=8",
+    "observation.vision.backbone.channels=[4,8]",
+    "environment_steps=200",
+    "evaluation.episodes=2",
+    "evaluation.final_episodes=2",
+    "evaluation.slots=2",
+    "evaluation.videos=0",
+)
+
+
+def rows_of(run):
+    reader = StoreReader(run / "store")
+    episodes = reader.episodes("reach")
+    rows = [(e.source, reader.read_episode("reach", e)) for e in episodes if e.sealed]
+    reader.close()
+    return rows
+
+
+def test_a_policy_learns_from_features_that_the_rows_carry(tmp_path, robot_rl_command):
+    done = robot_rl_command("train", *PIXELS, timeout=220)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (tmp_path / "runs/latest").resolve()
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["environment_steps"], summary["gradient_updates"]) == (200, 20 + 125)
+
+    cloned = checkpoint.load(run / "checkpoints/bc/policy")
+    learned = checkpoint.load(run / "checkpoints/last/policy")
+    assert learned.encoder_id == cloned.encoder_id != 0
+    assert "state/relative_pose" not in learned.observation
+    rows = rows_of(run)
+    assert {source for source, _ in rows} == {"demo", "policy"}
+    for _, episode in rows:
+        assert set(episode[ENCODER_ID]) == {cloned.encoder_id}
+        expected = cloned.vision.encode({"images/front": episode["images/front"]})
+        # One image at a time is summed in another order than an episode at a time.
+        np.testing.assert_allclose(episode[FEATURES], expected, atol=5e-3)
+
+    out = tmp_path / "exported"
+    assert robot_rl_command("export", str(run), str(out)).returncode == 0
+    names = [f.name for f in EpisodeDataset(out).schema.fields]
+    assert "images/front" in names
+    assert FEATURES not in names
+
+    wrong = robot_rl_command(
+        "pretrain", *PIXELS, f"dataset={out}", f"observation.cameras=[{CAMERA.replace('32', '48')}]"
+    )
+    assert wrong.returncode == 2
+    assert "field 'images/front' differs; got: uint8 (24, 32, 3); expected: uint8 (24, 48, 3)" in (
+        " ".join(wrong.stderr.split())
+    )
