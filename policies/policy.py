@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 
+INSTRUCTION = "instruction"
+"""Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
+
 
 class Policy(nn.Module, ABC):
     """An encoder and networks that give one action a step.
@@ -61,7 +64,8 @@ class Policy(nn.Module, ABC):
     def observation(self) -> dict[str, int]:
         """Name → width of every observation that the policy or its base sees."""
         base = self.base
-        return {**(base.encoder.keys if base else {}), **self.encoder.keys}
+        below = base.observation if base is not None and base is not self else {}
+        return {**below, **self.encoder.keys}
 
     @property
     def observation_steps(self) -> int:
@@ -77,8 +81,11 @@ class ChunkPolicy(Policy):
     Attributes:
         horizon: Number of actions H of a chunk.
         noise_shape: Shape of the N(0, 1) noise of one plan.
+        conditioned: Whether plans depend on the episode's instruction; it is then found in
+            observations and batches under `INSTRUCTION`.
     """
 
+    conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...]
 
