@@ -168,14 +168,6 @@ class DiffusionPolicy(ChunkPolicy):
         chain = self.process.sample(features, noise.to(features.device))
         return self.action_normalizer.denormalize(chain[:, -1]).clamp_(-1, 1)
 
-    def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
-    ) -> Tensor:
-        """Give the chunk's action at this step (B, d) unchanged; its noise is in the plan."""
-        if base_action is None:
-            raise PolicyError("a chunk policy acts by its planned action", got="none")
-        return base_action
-
 
 create = DiffusionPolicy.create
 """The `_target_` of the files in configs/policy that clone into a chunk policy."""

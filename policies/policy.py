@@ -94,6 +94,14 @@ class ChunkPolicy(Policy):
         """The policy itself."""
         return self
 
+    def act(
+        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+    ) -> Tensor:
+        """Give the chunk's action at this step (B, d) unchanged; its noise is in the plan."""
+        if base_action is None:
+            raise PolicyError("a chunk policy acts by its planned action", got="none")
+        return base_action
+
     @abstractmethod
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""

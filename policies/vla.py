@@ -170,14 +170,6 @@ class VLAPolicy(ChunkPolicy):
             x = x - velocity / self.steps
         return self.action_normalizer.denormalize(x[..., :used]).clamp(-1, 1)
 
-    def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
-    ) -> Tensor:
-        """Give the chunk's action at this step (B, d) unchanged; its noise is in the plan."""
-        if base_action is None:
-            raise PolicyError("a chunk policy acts by its planned action", got="none")
-        return base_action
-
     def _see(self, observation: Mapping[str, Any]) -> tuple[Any, Tensor]:
         """Run the vision-language part: the prompt, and the state (B, state_width)."""
         if INSTRUCTION not in observation:
