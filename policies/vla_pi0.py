@@ -199,7 +199,7 @@ def _transformers() -> ModuleType:
         raise PolicyError(
             "this transformers knows no π0",
             got=f"transformers {transformers.__version__}",
-            expected="5.4 or newer",
+            expected="5.23 or newer",
             hint="pip install 'robot_rl[vla]'",
         )
     return transformers
