@@ -17,7 +17,7 @@ from rich.console import Console
 from policies.runner import Acted, Concluded, PolicyRunner
 from robot_rl.blocks import ScheduleError
 from robot_rl.compute import CPU, compute_device
-from robot_rl.connection import STARTUP_SECONDS, ServerPlace, flush
+from robot_rl.connection import ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
 from robot_rl.env.factory import make_env
@@ -45,6 +45,8 @@ _SEED_STREAM = 1
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _ROOM_SECONDS = 0.05
+# The learner first has the base propose along all demonstrations, and a large base is slow.
+_FIRST_WEIGHTS_SECONDS = 900.0
 
 
 class ActingController:
@@ -237,7 +239,7 @@ def _number(config: DictConfig) -> int:
 def _first_behaviour(
     client: ReplayClient, receiver: WeightsReceiver, stop: threading.Event
 ) -> Published:
-    deadline = time.monotonic() + STARTUP_SECONDS
+    deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
     while time.monotonic() < deadline:
         if stop.is_set():
             raise Stopped
@@ -246,7 +248,7 @@ def _first_behaviour(
             return found
     raise RobotRLError(
         "there are no weights to act with",
-        got=f"none within {STARTUP_SECONDS:g} s",
+        got=f"none within {_FIRST_WEIGHTS_SECONDS:g} s",
         hint="start the learner of this run: robot-rl learner run=RUN",
     )
 
