@@ -129,11 +129,6 @@ class DiffusionPolicy(ChunkPolicy):
         )
         return cls(encoder, process, normalizer)
 
-    @property
-    def cloning_fields(self) -> tuple[str, ...]:
-        """Names of the batch columns that `loss` reads."""
-        return (*self.encoder.keys, "action", "valid")
-
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """Give the imitation loss of a batch of windows.
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from policies.encoders import ObservationBatch, StateEncoder
@@ -94,6 +95,12 @@ class ChunkPolicy(Policy):
         """The policy itself."""
         return self
 
+    @property
+    def cloning_fields(self) -> tuple[str, ...]:
+        """Names of the batch columns that `loss` reads."""
+        instruction = (INSTRUCTION,) if self.conditioned else ()
+        return (*self.observation, *instruction, "action", "valid")
+
     def act(
         self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
     ) -> Tensor:
@@ -105,6 +112,10 @@ class ChunkPolicy(Policy):
     @abstractmethod
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+
+    @abstractmethod
+    def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+        """Give the imitation loss (scalar) of a batch with the columns `cloning_fields`."""
 
 
 KINDS: dict[str, type[Policy]] = {}

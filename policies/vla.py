@@ -122,11 +122,6 @@ class VLAPolicy(ChunkPolicy):
             config["steps"],
         )
 
-    @property
-    def cloning_fields(self) -> tuple[str, ...]:
-        """Names of the batch columns that `loss` reads."""
-        return (*self.observation, INSTRUCTION, "action", "valid")
-
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
         """Give the flow-matching loss: the error of the velocity noise − action at random times.
 

@@ -66,7 +66,7 @@ def test_demonstrations_without_instructions_cannot_teach_to_follow_them(tmp_pat
     run = RunDirectory(tmp_path)
     collect(config, run, WorkProgress(1))
     with pytest.raises(RobotRLError, match=r"got: episode 0 of .* instruction ''.*next: record"):
-        pretrain(config, run, WorkProgress(1))
+        pretrain(config, run)
 
 
 def test_a_task_without_a_choice_is_refused():
