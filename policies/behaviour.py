@@ -15,9 +15,10 @@ import torch
 import policies.diffusion
 import policies.gaussian
 import policies.gripper
-import policies.residual  # noqa: F401
+import policies.residual
+import policies.vla  # noqa: F401
 from policies.errors import PolicyError
-from policies.policy import Policy, build
+from policies.policy import KINDS, ChunkPolicy, Policy, build
 from policies.vision import FEATURES, ImageEncoder
 
 MODES = ("mean", "sample", "base")
@@ -164,8 +165,12 @@ class Behaviour:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Behaviour:
+    def from_json(cls, content: Mapping[str, Any], base: ChunkPolicy | None = None) -> Behaviour:
         """Make a behaviour from what `to_json` gave, with arbitrary weights.
+
+        Args:
+            content: The description.
+            base: The policy's base, weights and all, in place of a new one of its shape.
 
         Raises:
             PolicyError: Another format, an unknown kind, or a key that is missing or wrong.
@@ -190,7 +195,8 @@ class Behaviour:
             vision = None if seen is None else ImageEncoder.from_config(seen)
         except (KeyError, TypeError) as error:
             raise PolicyError("the policy's description is damaged", got=repr(error)) from error
-        return cls(build(kind, config), interface, execute_steps, exploration, version, vision)
+        policy = _around(base, kind, config)
+        return cls(policy, interface, execute_steps, exploration, version, vision)
 
     def expect(
         self,
@@ -239,3 +245,12 @@ class Behaviour:
                     hint="use a policy that was trained for this configuration",
                 )
         return self
+
+
+def _around(base: ChunkPolicy | None, kind: str, config: Mapping[str, Any]) -> Policy:
+    """Make the policy of a description; with a base, that base is it or a part of it."""
+    if base is None:
+        return build(kind, config)
+    if issubclass(KINDS.get(kind, Policy), ChunkPolicy):
+        return base
+    return build(kind, {**config, "base": base})

@@ -2,6 +2,9 @@
 
 A folder holds `policy.json`, for people, and `policy.safetensors`, which carries the same text
 in its header, so that its bytes alone are a whole policy. Neither can run code when it is read.
+
+A policy on a large frozen base may leave the base's weights out and name them by their checksum:
+they are then read once, from the folder of the base.
 """
 
 from __future__ import annotations
@@ -10,6 +13,10 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +28,109 @@ from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
+from policies.policy import ChunkPolicy
 
 DESCRIPTION_FILE = "policy.json"
 TENSOR_FILE = "policy.safetensors"
 _HEADER_KEY = "policy"
 _CHECKSUM_KEY = "crc32"
 _VISION = "vision/"
+_BASE_KEY = "base_crc32"
+_FOLDER_KEY = "base_folder"
 
 
-def to_bytes(behaviour: Behaviour) -> bytes:
-    """Serialise a behaviour, weights and normalisers included."""
-    tensors = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(behaviour).items()
-    }
-    text = json.dumps(behaviour.to_json())
-    return save_tensors(tensors, {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, tensors)})
+@dataclass(frozen=True)
+class StoredBase:
+    """A base policy in a folder of its own, so that what acts on it need not carry its weights.
+
+    Attributes:
+        policy: The base.
+        checksum: Of its folder.
+    """
+
+    policy: ChunkPolicy
+    checksum: str
+
+    @classmethod
+    def load(cls, folder: Path | str) -> StoredBase:
+        """Read a folder that `save` wrote.
+
+        Raises:
+            PolicyError: As `load`; or it holds no chunk policy.
+        """
+        policy = load(folder).policy
+        if not isinstance(policy, ChunkPolicy):
+            raise PolicyError(
+                f"the policy in {folder} cannot be a base",
+                got=policy.kind,
+                expected="a chunk policy",
+            )
+        return cls(policy, checksum(folder))
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its weights."""
+        tensors = self.policy.state_dict().values()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def from_bytes(data: bytes, source: str = "the received policy") -> Behaviour:
+BaseSource = Callable[[], StoredBase]
+
+
+def checksum(folder: Path | str) -> str:
+    """Read the checksum of a policy folder from its header.
+
+    Raises:
+        PolicyError: The file is missing, truncated or damaged.
+    """
+    path = Path(folder) / TENSOR_FILE
+    with _reported(path), path.open("rb") as file:
+        start = file.read(8)
+        header = start + file.read(int.from_bytes(start, "little"))
+    return _metadata(header, str(path))[_CHECKSUM_KEY]
+
+
+def to_bytes(behaviour: Behaviour, base: StoredBase | None = None) -> bytes:
+    """Serialise a behaviour, weights and normalisers included.
+
+    Args:
+        behaviour: What to serialise.
+        base: Leave the weights of this base out, if it is the behaviour's.
+    """
+    return _to_bytes(behaviour, base, {})
+
+
+def from_bytes(
+    data: bytes, source: str = "the received policy", base: BaseSource | None = None
+) -> Behaviour:
     """Read what `to_bytes` gave.
 
     Args:
         data: The bytes.
         source: What they are, for messages.
+        base: Gives the base that they may refer to; asked only then.
 
     Raises:
-        PolicyError: Truncated or damaged bytes, an unknown kind, or tensors that do not fit it.
+        PolicyError: Truncated or damaged bytes, an unknown kind, tensors that do not fit it, or
+            a base that is not the one they refer to.
     """
-    return _assemble(data, source)
+    return _assemble(data, source, base)
 
 
-def save(folder: Path | str, behaviour: Behaviour) -> None:
-    """Write a policy folder; an older one of that name is replaced once the new one is complete."""
+def save(
+    folder: Path | str,
+    behaviour: Behaviour,
+    base: StoredBase | None = None,
+    base_folder: str | None = None,
+) -> None:
+    """Write a policy folder; an older one of that name is replaced once the new one is complete.
+
+    Args:
+        folder: Where to write.
+        behaviour: What to write.
+        base: Leave the weights of this base out, if it is the behaviour's.
+        base_folder: Where they are, relative to `folder`.
+    """
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.new")
@@ -61,7 +139,8 @@ def save(folder: Path | str, behaviour: Behaviour) -> None:
         if leftover.exists():
             shutil.rmtree(leftover)
     fresh.mkdir()
-    _write(fresh / TENSOR_FILE, to_bytes(behaviour))
+    place = {} if base is None or base_folder is None else {_FOLDER_KEY: base_folder}
+    _write(fresh / TENSOR_FILE, _to_bytes(behaviour, base, place))
     _write(fresh / DESCRIPTION_FILE, (json.dumps(behaviour.to_json(), indent=2) + "\n").encode())
     if target.exists():
         target.rename(old)
@@ -82,15 +161,64 @@ def load(folder: Path | str) -> Behaviour:
     text = _read(path / DESCRIPTION_FILE)
     content = _parse(text, str(path / DESCRIPTION_FILE))
     source = str(path / TENSOR_FILE)
-    if content != _parse(_metadata(data, source)[_HEADER_KEY], source):
+    metadata = _metadata(data, source)
+    if content != _parse(metadata[_HEADER_KEY], source):
         raise PolicyError(
             f"{DESCRIPTION_FILE} and {TENSOR_FILE} in {path} do not describe one policy",
             hint="take both files from one checkpoint; policy.json is not meant to be edited",
         )
-    return _assemble(data, source)
+    place = metadata.get(_FOLDER_KEY)
+    base = None if place is None else partial(StoredBase.load, path / place)
+    return _assemble(data, source, base)
 
 
-def _assemble(data: bytes, source: str) -> Behaviour:
+def _to_bytes(behaviour: Behaviour, base: StoredBase | None, metadata: dict[str, str]) -> bytes:
+    apart = base is not None and behaviour.policy.base is base.policy
+    tensors = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in _carried(behaviour, apart).items()
+    }
+    text = json.dumps(behaviour.to_json())
+    metadata = {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, tensors)} | metadata
+    if base is not None and apart:
+        metadata[_BASE_KEY] = base.checksum
+    return save_tensors(tensors, metadata)
+
+
+def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:
+    """Tensors of the policy, or of what is not its base; the image encoder's under a prefix."""
+    policy = behaviour.policy
+    tensors: dict[str, Tensor] = dict(policy.state_dict())
+    if without_base:
+        prefix = next(name for name, module in policy.named_modules() if module is policy.base)
+        inside = f"{prefix}." if prefix else ""
+        tensors = {name: t for name, t in tensors.items() if not name.startswith(inside)}
+    if behaviour.vision is not None:
+        tensors |= {f"{_VISION}{n}": t for n, t in behaviour.vision.state_dict().items()}
+    return tensors
+
+
+def _referred(metadata: dict[str, str], source: str, base: BaseSource | None) -> ChunkPolicy | None:
+    """Give the base that a policy refers to, or None if it carries its own."""
+    expected = metadata.get(_BASE_KEY)
+    if expected is None:
+        return None
+    if base is None:
+        raise PolicyError(
+            f"{source} refers to a base that is stored apart", got="no base", expected=expected
+        )
+    stored = base()
+    if stored.checksum != expected:
+        raise PolicyError(
+            f"{source} was made for another base",
+            got=f"a base with checksum {stored.checksum}",
+            expected=f"checksum {expected}",
+            hint="copy checkpoints/bc of the run that wrote it",
+        )
+    return stored.policy
+
+
+def _assemble(data: bytes, source: str, base: BaseSource | None) -> Behaviour:
     metadata = _metadata(data, source)
     try:
         tensors = load_tensors(data)
@@ -105,23 +233,18 @@ def _assemble(data: bytes, source: str) -> Behaviour:
             got=f"checksum {checksum}",
             expected=f"checksum {metadata[_CHECKSUM_KEY]}",
         )
-    behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source))
-    _fill(behaviour, tensors, source)
+    referred = _referred(metadata, source, base)
+    behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source), referred)
+    _fill(behaviour, referred is not None, tensors, source)
     # Worked out here, in the thread that reads weights, and not in the control loop.
     _ = behaviour.encoder_id
     return behaviour
 
 
-def _tensors(behaviour: Behaviour) -> dict[str, Tensor]:
-    """The policy's tensors under their names, the image encoder's under a prefix."""
-    tensors: dict[str, Tensor] = dict(behaviour.policy.state_dict())
-    if behaviour.vision is not None:
-        tensors |= {f"{_VISION}{n}": t for n, t in behaviour.vision.state_dict().items()}
-    return tensors
-
-
-def _fill(behaviour: Behaviour, tensors: dict[str, Tensor], source: str) -> None:
-    own = _tensors(behaviour)
+def _fill(
+    behaviour: Behaviour, without_base: bool, tensors: dict[str, Tensor], source: str
+) -> None:
+    own = _carried(behaviour, without_base)
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     if missing or unknown:
         raise PolicyError(
@@ -149,7 +272,8 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     """Cover description and weights; a flipped bit in a weight has no other symptom."""
     total = zlib.crc32(text.encode())
     for name in sorted(tensors):
-        total = zlib.crc32(tensors[name].numpy().tobytes(), total)
+        # As bytes: NumPy has no bfloat16.
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes(), total)
     return f"{total:08x}"
 
 
@@ -181,8 +305,15 @@ def _parse(text: bytes | str, source: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with _reported(path):
         return path.read_bytes()
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into one that names the file."""
+    try:
+        yield
     except OSError as error:
         raise PolicyError(
             f"the policy file {path} cannot be read",

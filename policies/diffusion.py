@@ -129,11 +129,6 @@ class DiffusionPolicy(ChunkPolicy):
         )
         return cls(encoder, process, normalizer)
 
-    @property
-    def cloning_fields(self) -> tuple[str, ...]:
-        """Names of the batch columns that `loss` reads."""
-        return (*self.encoder.keys, "action", "valid")
-
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """Give the imitation loss of a batch of windows.
 
@@ -167,14 +162,6 @@ class DiffusionPolicy(ChunkPolicy):
         features = self.encoder(observation)
         chain = self.process.sample(features, noise.to(features.device))
         return self.action_normalizer.denormalize(chain[:, -1]).clamp_(-1, 1)
-
-    def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
-    ) -> Tensor:
-        """Give the chunk's action at this step (B, d) unchanged; its noise is in the plan."""
-        if base_action is None:
-            raise PolicyError("a chunk policy acts by its planned action", got="none")
-        return base_action
 
 
 create = DiffusionPolicy.create

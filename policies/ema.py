@@ -21,7 +21,9 @@ def power_decay(power: float = 0.75, maximum: float = 0.9999) -> Decay:
 @torch.no_grad()
 def move_towards(target: nn.Module, source: nn.Module, rate: float) -> None:
     """Move every parameter of `target` by `rate` towards `source` (Polyak averaging)."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), rate)
+    pairs = zip(target.parameters(), source.parameters(), strict=True)
+    apart = [(mine, other) for mine, other in pairs if mine is not other]
+    torch._foreach_lerp_([mine for mine, _ in apart], [other for _, other in apart], rate)
 
 
 class EMA(Generic[ModuleType]):
@@ -31,7 +33,8 @@ class EMA(Generic[ModuleType]):
     is none in this package.
 
     Attributes:
-        model: The averaged copy; its parameters take no gradient.
+        model: The averaged copy; its parameters take no gradient. It shares those that the source
+            does not train.
         step: Number of updates made.
     """
 
@@ -40,7 +43,9 @@ class EMA(Generic[ModuleType]):
         self._source = source
         self._decay = decay
         self.step = 0
-        self.model: ModuleType = copy.deepcopy(source).requires_grad_(False)
+        # What is not trained does not move: a frozen backbone of billions is not copied.
+        frozen = {id(p): p for p in source.parameters() if not p.requires_grad}
+        self.model: ModuleType = copy.deepcopy(source, frozen).requires_grad_(False)
 
     @torch.no_grad()
     def update(self) -> None:

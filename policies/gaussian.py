@@ -228,14 +228,14 @@ def base_config(base: ChunkPolicy | None) -> dict[str, Any] | None:
     return None if base is None else {"kind": base.kind, "config": base.config}
 
 
-def build_base(config: Mapping[str, Any] | None) -> ChunkPolicy | None:
-    """Make a base from what `base_config` gave.
+def build_base(config: Mapping[str, Any] | ChunkPolicy | None) -> ChunkPolicy | None:
+    """Make a base from what `base_config` gave, or take one as it is.
 
     Raises:
         PolicyError: It is not a chunk policy.
     """
-    if config is None:
-        return None
+    if config is None or isinstance(config, ChunkPolicy):
+        return config
     base = build(str(config["kind"]), config["config"])
     if not isinstance(base, ChunkPolicy):
         raise PolicyError("a base must be a chunk policy", got=base.kind, expected="diffusion")

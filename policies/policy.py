@@ -6,10 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
+
+INSTRUCTION = "instruction"
+"""Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
 
 
 class Policy(nn.Module, ABC):
@@ -61,7 +65,8 @@ class Policy(nn.Module, ABC):
     def observation(self) -> dict[str, int]:
         """Name → width of every observation that the policy or its base sees."""
         base = self.base
-        return {**(base.encoder.keys if base else {}), **self.encoder.keys}
+        below = base.observation if base is not None and base is not self else {}
+        return {**below, **self.encoder.keys}
 
     @property
     def observation_steps(self) -> int:
@@ -77,8 +82,11 @@ class ChunkPolicy(Policy):
     Attributes:
         horizon: Number of actions H of a chunk.
         noise_shape: Shape of the N(0, 1) noise of one plan.
+        conditioned: Whether plans depend on the episode's instruction; it is then found in
+            observations and batches under `INSTRUCTION`.
     """
 
+    conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...]
 
@@ -87,9 +95,27 @@ class ChunkPolicy(Policy):
         """The policy itself."""
         return self
 
+    @property
+    def cloning_fields(self) -> tuple[str, ...]:
+        """Names of the batch columns that `loss` reads."""
+        instruction = (INSTRUCTION,) if self.conditioned else ()
+        return (*self.observation, *instruction, "action", "valid")
+
+    def act(
+        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+    ) -> Tensor:
+        """Give the chunk's action at this step (B, d) unchanged; its noise is in the plan."""
+        if base_action is None:
+            raise PolicyError("a chunk policy acts by its planned action", got="none")
+        return base_action
+
     @abstractmethod
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+
+    @abstractmethod
+    def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+        """Give the imitation loss (scalar) of a batch with the columns `cloning_fields`."""
 
 
 KINDS: dict[str, type[Policy]] = {}

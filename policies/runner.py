@@ -14,7 +14,7 @@ import torch
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
 from policies.history import ObservationHistory, Rows, episode_windows
-from policies.policy import ChunkPolicy
+from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.vision import ENCODER_ID, FEATURES
 
 Array = npt.NDArray[Any]
@@ -61,6 +61,7 @@ class _Episode:
     behaviour: Behaviour
     plan_noise: np.random.Generator
     step_noise: np.random.Generator
+    instruction: str
     chunk: Floats | None = None
     position: int = 0
 
@@ -119,19 +120,30 @@ class PolicyRunner:
             )
         self._latest = behaviour
 
-    def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
+    def reset(
+        self,
+        slots: Sequence[int] | None = None,
+        *,
+        seeds: Sequence[int],
+        instructions: Sequence[str] | None = None,
+    ) -> None:
         """Start episodes: history and chunk queue are emptied, after a truncation too.
 
         Args:
             slots: Which slots; None for all.
             seeds: One episode seed per slot, non-negative.
+            instructions: What is to be done, one text per slot; conditioned policies need it.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
-        if len(seeds) != len(rows):
-            raise PolicyError("one seed per slot is needed", got=len(seeds), expected=len(rows))
+        texts = [""] * len(rows) if instructions is None else list(instructions)
+        for name, given in (("seed", seeds), ("instruction", texts)):
+            if len(given) != len(rows):
+                raise PolicyError(
+                    f"one {name} per slot is needed", got=len(given), expected=len(rows)
+                )
         self._history.forget(rows)
-        for row, seed in zip(rows, seeds, strict=True):
-            self._running[row] = _Episode(self._latest, *_generators(seed))
+        for row, seed, text in zip(rows, seeds, texts, strict=True):
+            self._running[row] = _Episode(self._latest, *_generators(seed), text)
 
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
@@ -217,7 +229,7 @@ class PolicyRunner:
                     proposals[rows[part]] = _advance(base, members, _take(windows, part))
         return Concluded(proposals, features)
 
-    def label(self, observations: Mapping[str, Array], seed: int) -> Floats:
+    def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
         """Give the base's proposals along a recorded episode, at the deployed cadence.
 
         It equals running the base from a reset with `seed` while the observations come from
@@ -226,6 +238,7 @@ class PolicyRunner:
         Args:
             observations: Name → (T + 1, ...shape), the final observation included.
             seed: Episode seed.
+            instruction: The recorded episode's; conditioned policies need it.
 
         Returns:
             (T + 1, d) float32.
@@ -237,7 +250,7 @@ class PolicyRunner:
         base = behaviour.policy.base
         if base is None:
             raise PolicyError("the policy has no base to label with", got=behaviour.kind)
-        names = base.encoder.keys
+        names = base.observation
         if behaviour.vision is not None and FEATURES not in observations:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
         rows = min((len(observations[name]) for name in names if name in observations), default=0)
@@ -245,7 +258,7 @@ class PolicyRunner:
         windows = episode_windows(observations, names, at, base.encoder.observation_steps)
         source = _generators(seed)[0]
         with torch.inference_mode():
-            chunks = _plan(base, windows, [source] * len(at))
+            chunks = _plan(base, windows, [source] * len(at), [instruction] * len(at))
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
@@ -327,7 +340,8 @@ def _advance(base: ChunkPolicy, episodes: Sequence[_Episode], windows: dict[str,
     if due.any():
         planning = [episode for episode in episodes if episode.at_boundary]
         seen = windows if due.all() else _take(windows, due)
-        chunks = _plan(base, seen, [episode.plan_noise for episode in planning])
+        sources = [episode.plan_noise for episode in planning]
+        chunks = _plan(base, seen, sources, [episode.instruction for episode in planning])
         for episode, chunk in zip(planning, chunks, strict=True):
             episode.chunk, episode.position = chunk, 0
     proposal = np.stack([episode.queued for episode in episodes])
@@ -359,9 +373,12 @@ def _plan(
     base: ChunkPolicy,
     windows: dict[str, Array],
     sources: Sequence[np.random.Generator],
+    instructions: Sequence[str],
 ) -> Floats:
     noise = torch.from_numpy(_normal(sources, base.noise_shape))
     seen = _last(windows, base.encoder.observation_steps)
+    if base.conditioned:
+        seen[INSTRUCTION] = np.array(instructions)
     chunk: Floats = base.plan(seen, noise).cpu().numpy()
     return chunk
 

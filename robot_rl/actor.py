@@ -17,7 +17,7 @@ from rich.console import Console
 from policies.runner import Acted, Concluded, PolicyRunner
 from robot_rl.blocks import ScheduleError
 from robot_rl.compute import CPU, compute_device
-from robot_rl.connection import STARTUP_SECONDS, ServerPlace, flush
+from robot_rl.connection import ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
 from robot_rl.env.factory import make_env
@@ -39,12 +39,14 @@ from robot_rl.replay.errors import ServerUnreachable, StoreFull
 from robot_rl.replay.ring import check_size
 from robot_rl.run import RunDirectory
 from robot_rl.signals import Stopped, stop_event
-from robot_rl.weights import Published, WeightsPoller, fetch
+from robot_rl.weights import Published, WeightsPoller, WeightsReceiver
 
 _SEED_STREAM = 1
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _ROOM_SECONDS = 0.05
+# The learner first has the base propose along all demonstrations, and a large base is slow.
+_FIRST_WEIGHTS_SECONDS = 900.0
 
 
 class ActingController:
@@ -71,10 +73,16 @@ class ActingController:
         """Environment steps of the whole run so far, as far as this actor knows."""
         return self._weights.run_steps(self.step)
 
-    def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
+    def reset(
+        self,
+        slots: Sequence[int] | None = None,
+        *,
+        seeds: Sequence[int],
+        instructions: Sequence[str] | None = None,
+    ) -> None:
         """Begin an episode."""
         self._switch()
-        self.runner.reset(slots, seeds=seeds)
+        self.runner.reset(slots, seeds=seeds, instructions=instructions)
 
     def act(
         self,
@@ -124,12 +132,13 @@ def act(
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)
     with _spooling_client(config, run, place, env, stop) as client:
-        first = _first_behaviour(client, stop)
+        receiver = WeightsReceiver(run)
+        first = _first_behaviour(client, receiver, stop)
         check_fit(first.behaviour, env)
         schema = stored_schema(env.schema, first.behaviour)
         opened = client.open_session(schema.task, schema, number)
         step = online_steps(client, env.schema.task)
-        source = _weight_source(config, client, place, first, stop)
+        source = _weight_source(config, client, receiver, place, first, stop)
         device = compute_device(config)
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
@@ -227,17 +236,19 @@ def _number(config: DictConfig) -> int:
     return number
 
 
-def _first_behaviour(client: ReplayClient, stop: threading.Event) -> Published:
-    deadline = time.monotonic() + STARTUP_SECONDS
+def _first_behaviour(
+    client: ReplayClient, receiver: WeightsReceiver, stop: threading.Event
+) -> Published:
+    deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
     while time.monotonic() < deadline:
         if stop.is_set():
             raise Stopped
-        found = fetch(client, None, 0.5)
+        found = receiver.fetch(client, None, 0.5)
         if found is not None:
             return found
     raise RobotRLError(
         "there are no weights to act with",
-        got=f"none within {STARTUP_SECONDS:g} s",
+        got=f"none within {_FIRST_WEIGHTS_SECONDS:g} s",
         hint="start the learner of this run: robot-rl learner run=RUN",
     )
 
@@ -245,16 +256,18 @@ def _first_behaviour(client: ReplayClient, stop: threading.Event) -> Published:
 def _weight_source(
     config: DictConfig,
     client: ReplayClient,
+    receiver: WeightsReceiver,
     place: ServerPlace,
     first: Published,
     stop: threading.Event,
 ) -> WeightSource:
     if config.clock == "stepped" and config.actors == 1:
-        return SteppedWeights(client, first, stop)
+        return SteppedWeights(client, receiver, first, stop)
     if config.clock == "stepped":
         every = max(1, int(config.block_steps) // int(config.actors))
-        return SharedWeights(client, config.task.name, first, every, stop)
-    return RealtimeWeights(WeightsPoller(place.client(), first.behaviour.version))
+        return SharedWeights(client, receiver, config.task.name, first, every, stop)
+    version = first.behaviour.version
+    return RealtimeWeights(WeightsPoller(place.client(), receiver, version))
 
 
 def _seeds(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,10 +37,10 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
-from robot_rl.run import LAST, RunDirectory
+from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.stages.pretrain import load_cloned, open_demonstrations
-from robot_rl.weights import BEHAVIOUR, publish
+from robot_rl.weights import BEHAVIOUR, base_apart, publish
 
 DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002
@@ -47,6 +48,8 @@ _ROOM_SECONDS = 60.0
 _OWNER = "demonstrations"
 _STATE = "state.json"
 _TENSORS = "algorithm.safetensors"
+# From the policy of a checkpoint to the cloned one of the same run.
+_BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
 
 
 class LearningDiverged(RobotRLError):
@@ -75,6 +78,7 @@ class Learner:
         self._stepped = config.clock == "stepped" and self._blocks.actors == 1
         device = compute_device(config)
         self._cloned = load_cloned(run).to(device)
+        self._base_apart = base_apart(run, self._cloned)
         dataset = open_demonstrations(config, run)
         insert_demonstrations(client, dataset, self._cloned)
         seed = int(config.seed)
@@ -188,7 +192,8 @@ class Learner:
             behaviour = self._cloned.exploring("base", "normal", noise)
         else:
             behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
-        publish(self._client, behaviour, self._blocks.acts_until(steps, self.updates))
+        until = self._blocks.acts_until(steps, self.updates)
+        publish(self._client, behaviour, until, self._base_apart)
 
     def _behaviour(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
@@ -199,7 +204,10 @@ class Learner:
     def _save_snapshot(self) -> None:
         behaviour = self._behaviour(self._algorithm.deployed_policy())
         with self._run.atomic_folder(self._run.snapshot_name(self.environment_steps)) as folder:
-            checkpoint.save(folder / "policy", behaviour)
+            self._save_policy(folder / "policy", behaviour)
+
+    def _save_policy(self, folder: Path, behaviour: Behaviour) -> None:
+        checkpoint.save(folder, behaviour, self._base_apart, _BASE_FOLDER)
 
     def _save(self) -> None:
         state = {
@@ -211,7 +219,7 @@ class Learner:
         with self._run.atomic_folder(LAST) as folder:
             save_file(self._algorithm.state_dict(), folder / _TENSORS)
             (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
-            checkpoint.save(folder / "policy", behaviour)
+            self._save_policy(folder / "policy", behaviour)
         self._saved_steps = self.environment_steps
 
     def _load(self) -> None:
@@ -252,7 +260,9 @@ def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned:
         if start + length > present:
             columns = dataset.episode(index)
             columns |= feature_columns(columns, cloned)
-            columns["base_action"] = runner.label(columns, int(dataset.seeds[index]))
+            columns["base_action"] = runner.label(
+                columns, int(dataset.seeds[index]), dataset.instructions[index]
+            )
             # Whatever recorded it: what is given as a demonstration counts as one.
             columns["source"] = np.full(length, SOURCE_DEMONSTRATION, np.uint8)
             facts = {

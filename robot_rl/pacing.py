@@ -8,7 +8,7 @@ from typing import Protocol
 from robot_rl.connection import flush
 from robot_rl.replay.client import ReplayClient
 from robot_rl.signals import Stopped
-from robot_rl.weights import Published, WeightsPoller, fetch
+from robot_rl.weights import Published, WeightsPoller, WeightsReceiver
 
 _WAIT_SECONDS = 0.5
 
@@ -31,13 +31,20 @@ class SteppedWeights:
 
     Args:
         client: The actor's client.
+        receiver: Takes what the client finds.
         first: The behaviour that the actor has.
         stop: When set, waiting ends.
     """
 
-    def __init__(self, client: ReplayClient, first: Published, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        client: ReplayClient,
+        receiver: WeightsReceiver,
+        first: Published,
+        stop: threading.Event,
+    ) -> None:
         """See the class."""
-        self._client = client
+        self._client, self._receiver = client, receiver
         self._present = first
         self._stop = stop
 
@@ -55,7 +62,8 @@ class SteppedWeights:
         while step >= self._present.acts_until:
             if self._stop.is_set():
                 raise Stopped
-            found = fetch(self._client, self._present.behaviour.version, _WAIT_SECONDS)
+            version = self._present.behaviour.version
+            found = self._receiver.fetch(self._client, version, _WAIT_SECONDS)
             if found is not None:
                 self._present = found
         return self._present
@@ -101,6 +109,7 @@ class SharedWeights:
 
     Args:
         client: The actor's client, with an open session.
+        receiver: Takes what the client finds.
         table: Name of the table that all actors write.
         first: The behaviour that the actor has.
         every_steps: Own steps between two questions.
@@ -110,13 +119,14 @@ class SharedWeights:
     def __init__(
         self,
         client: ReplayClient,
+        receiver: WeightsReceiver,
         table: str,
         first: Published,
         every_steps: int,
         stop: threading.Event,
     ) -> None:
         """See the class."""
-        self._client, self._table = client, table
+        self._client, self._receiver, self._table = client, receiver, table
         self._present = first
         self._every_steps, self._stop = every_steps, stop
         self._asked_at: int | None = None
@@ -139,7 +149,8 @@ class SharedWeights:
         while wait == 0.0 or self._known >= self._present.acts_until:
             if self._stop.is_set():
                 raise Stopped
-            found = fetch(self._client, self._present.behaviour.version, wait)
+            version = self._present.behaviour.version
+            found = self._receiver.fetch(self._client, version, wait)
             self._present = found or self._present
             wait = _WAIT_SECONDS
         return self._present if self._present is not before else None

@@ -1,4 +1,4 @@
-"""Behaviour cloning of a diffusion policy (Chi et al. 2023; ALGORITHMS, "Diffusion Policy")."""
+"""Behaviour cloning of a chunk policy (Chi et al. 2023; ALGORITHMS, "Diffusion Policy")."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ class BehaviorCloning(Generic[Student]):
     """AdamW on a policy's own loss, with an averaged policy for deployment.
 
     Args:
-        policy: An untrained `Cloneable` with fitted normalisers; trained in place.
+        policy: An untrained `Cloneable` with fitted normalisers. Those of its parameters that
+            require a gradient are trained, in place.
         options: Constants of the training.
         generator: Source of diffusion steps and noise.
 
@@ -102,7 +103,7 @@ class BehaviorCloning(Generic[Student]):
         self.step = 0
         self._generator = generator
         self._ema = EMA(policy, power_decay(options.ema_power, options.ema_maximum))
-        self._parameters = dict(policy.named_parameters())
+        self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self._device_type = next(policy.parameters()).device.type
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.diffusion import DiffusionPolicy
+from policies.policy import ChunkPolicy
 from policies.vision import FEATURES, ImageEncoder, random_shift
 from robot_rl.algorithms.behavior_cloning import CloningOptions
 from robot_rl.env import rotations
@@ -54,7 +54,7 @@ class SeeingPolicy(nn.Module):
     """
 
     def __init__(
-        self, policy: DiffusionPolicy, vision: ImageEncoder, shift: int, motion_weight: float
+        self, policy: ChunkPolicy, vision: ImageEncoder, shift: int, motion_weight: float
     ) -> None:
         """See the class."""
         super().__init__()

@@ -18,6 +18,7 @@ from policies.encoders import StateEncoder
 from policies.residual import ResidualPolicy
 from policies.runner import PolicyRunner
 from robot_rl.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
+from robot_rl.bench import _vla
 
 # The widths of a 7-joint arm's state observations, and a 6-D motion.
 _KEYS = {"state/tcp_pose": 7, "state/tcp_velocity": 6, "state/tcp_wrench": 6, "state/relative": 12}
@@ -38,12 +39,14 @@ def run(config: DictConfig) -> dict[str, float]:
         `ddim10_act_batch100_ms`: the same for 100 episodes in one call. `residual_act_ms`: a
         residual's step between two plans. `runner_overhead_ms`: the part of that step that is
         not network. `bc_update_ms`: one cloning update, batch 256. `policy_bytes`,
-        `policy_to_bytes_ms`, `policy_from_bytes_ms`: the residual policy with its base.
+        `policy_to_bytes_ms`, `policy_from_bytes_ms`: the residual policy with its base. With
+        the extra `vla`, also what `robot_rl.bench._vla.measure` gives.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measure(_REPETITIONS, int(config.seed))
+        seed = int(config.seed)
+        return _measure(_REPETITIONS, seed) | _vla.measure(_REPETITIONS, seed)
     finally:
         torch.set_num_threads(threads)
 

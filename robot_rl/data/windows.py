@@ -12,7 +12,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import Array
 from robot_rl.errors import RobotRLError
 
-_OBSERVATION_PREFIXES = ("state/", "images/", "features/")
+_OBSERVED = ("state/", "images/", "features/", "instruction")
 
 
 class WindowError(RobotRLError):
@@ -25,8 +25,8 @@ class WindowSampler:
     A window belongs to one row s, which is never a final row (`is_last`). With n =
     `observation_steps` and H = `horizon`, and t the row of s:
 
-    * observation columns (`state/...`, `images/...`, `features/...`) give rows t-n+1 ... t, shape
-      (B, n, ...); steps before the episode repeat its first row;
+    * observation columns (`state/...`, `images/...`, `features/...`, `instruction`) give rows
+      t-n+1 ... t, shape (B, n, ...); steps before the episode repeat its first row;
     * every other column gives rows t ... t+H-1, shape (B, H, ...); steps behind the episode's
       last action repeat that action's row (Diffusion Policy pads its edges in the same way);
     * `valid` (B, H) bool is false at the repeated steps: losses on padded actions are the
@@ -93,15 +93,20 @@ class WindowSampler:
             dataset: The episodes in its present view.
             observation_steps: History length n.
             horizon: Chunk length H.
-            fields: Columns to read; default all observations and `action`.
+            fields: Columns to read; default all observations and `action`. `instruction` gives
+                each row the text of its episode.
             only_successful: Whether failed episodes give no windows.
 
         Raises:
             WindowError: The dataset has no (successful) episode.
         """
-        names = (*dataset.schema.observation_names, "action") if fields is None else fields
+        names = [*dataset.schema.observation_names, "action"] if fields is None else list(fields)
+        arrays = dataset.arrays(name for name in names if name != "instruction")
+        if "instruction" in names:
+            lengths = np.diff(dataset.episode_ends, prepend=0)
+            arrays["instruction"] = np.repeat(np.array(dataset.instructions), lengths)
         return cls(
-            dataset.arrays(names),
+            arrays,
             dataset.episode_ends,
             observation_steps,
             horizon,
@@ -143,7 +148,7 @@ class WindowSampler:
         valid = ahead <= last[:, None]
         chunk = np.minimum(ahead, last[:, None])
         windows: dict[str, Array] = {
-            name: column.take(history if name.startswith(_OBSERVATION_PREFIXES) else chunk, axis=0)
+            name: column.take(history if name.startswith(_OBSERVED) else chunk, axis=0)
             for name, column in self.arrays.items()
         }
         windows["valid"] = valid

@@ -20,8 +20,14 @@ _TRAINING_SEED_BIT = 1 << 31
 class Controller(Protocol):
     """Who decides: a policy runner, or a scripted expert. Slots are episodes side by side."""
 
-    def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
-        """Begin episodes in `slots` with one seed each."""
+    def reset(
+        self,
+        slots: Sequence[int] | None = None,
+        *,
+        seeds: Sequence[int],
+        instructions: Sequence[str] | None = None,
+    ) -> None:
+        """Begin episodes in `slots` with one seed and one instruction each."""
 
     def act(
         self,
@@ -133,7 +139,8 @@ def _begin_next(index: int, slot: _Slot, controller: Controller, seeds: Iterator
     seed = next(seeds, None)
     if seed is not None:
         slot.begin(seed)
-        controller.reset([index], seeds=[seed])
+        instruction = slot.env.task.instruction
+        controller.reset([index], seeds=[seed], instructions=[instruction])
 
 
 def _step(

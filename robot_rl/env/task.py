@@ -11,7 +11,14 @@ from robot_rl.data.schema import Field, Observation
 
 
 class Task(Protocol):
-    """The part of an environment that knows what is to be achieved."""
+    """The part of an environment that knows what is to be achieved.
+
+    Attributes:
+        name: Recorded with every episode.
+        instruction: What the robot is to do in the present episode, in words.
+        time_limit_steps: Control steps after which an episode is truncated.
+        observation_fields: What `observe` gives.
+    """
 
     name: str
     instruction: str

@@ -54,8 +54,14 @@ class ExpertController:
         self._rng = np.random.default_rng(0)
         self._zero = np.zeros((1, action_dimension), np.float32)
 
-    def reset(self, slots: Sequence[int] | None = None, *, seeds: Sequence[int]) -> None:
-        """Begin an episode."""
+    def reset(
+        self,
+        slots: Sequence[int] | None = None,
+        *,
+        seeds: Sequence[int],
+        instructions: Sequence[str] | None = None,
+    ) -> None:
+        """Begin an episode; the expert knows the goal without an instruction."""
         self._rng = np.random.default_rng(seeds[0])
         self._expert.reset(self._rng)
 

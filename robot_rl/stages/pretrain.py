@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
-from policies.diffusion import DiffusionPolicy
+from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import Metrics, train
@@ -73,10 +73,14 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     vision = None
     if config.observation.vision is not None:
         vision = _train_image_encoder(config, dataset, states, generator)
-    sampler = _windows(config, dataset, (*states, "action"))
+    # Cameras that the policy itself looks at, with an image encoder of its own.
+    cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
+    sampler = _windows(config, dataset, (*states, *cameras, INSTRUCTION, "action"))
     if vision is not None:
         sampler.arrays[FEATURES] = _encoded(dataset, vision)
     policy = _untrained(config, sampler, observed_keys(states, vision), generator)
+    if policy.conditioned:
+        _check_instructions(dataset)
     with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
         progress.phase("cloning")
         shown = partial(_show, progress)
@@ -139,8 +143,9 @@ def _windows(config: DictConfig, dataset: EpisodeDataset, fields: Sequence[str])
 
 def _untrained(
     config: DictConfig, sampler: WindowSampler, keys: dict[str, int], generator: torch.Generator
-) -> DiffusionPolicy:
+) -> ChunkPolicy:
     """Make the configured policy with normalisers that are fitted on the windows' first rows."""
+    images = {n: column[:1] for n, column in sampler.arrays.items() if n.startswith("images/")}
     fitted = {
         name: sampler.arrays[name][sampler.indices]
         for name in (*keys, "action")
@@ -148,12 +153,12 @@ def _untrained(
     }
     policy = devices.make(
         config.policy,
-        arrays=fitted,
+        arrays=fitted | images,
         keys=keys,
         generator=generator,
         identity=(FEATURES,) if FEATURES in keys else (),
     )
-    assert isinstance(policy, DiffusionPolicy)
+    assert isinstance(policy, ChunkPolicy)
     if config.get("compile", False):
         policy.compile()
     return policy.to(compute_device(config))
@@ -163,6 +168,22 @@ def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.fl
     """Features (rows, F) of all images of a dataset."""
     episodes = (dataset.episode(index) for index in range(len(dataset)))
     return np.concatenate([vision.encode(columns) for columns in episodes])
+
+
+def _check_instructions(dataset: EpisodeDataset) -> None:
+    """Check that every episode says what it shows.
+
+    Raises:
+        RobotRLError: Names the first that does not.
+    """
+    for index, text in enumerate(dataset.instructions):
+        if not text.strip():
+            raise RobotRLError(
+                "a policy that follows instructions cannot learn from demonstrations without them",
+                got=f"episode {index} of {dataset.path} has the instruction {text!r}",
+                expected="what it shows, in words",
+                hint="record with task.environment.instruction=TEXT, or take another policy",
+            )
 
 
 def _show(progress: WorkProgress, update: int, _: Metrics) -> None:

@@ -35,7 +35,7 @@ class Servo:
         self.begun = []
         self.version = version
 
-    def reset(self, slots=None, *, seeds):
+    def reset(self, slots=None, *, seeds, instructions=None):
         for slot, seed in zip(slots, seeds, strict=True):
             self.pace[slot] = np.random.default_rng(seed).uniform(0.02, 0.6)
             self.begun.append((slot, seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from policies import vla_tiny
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
@@ -66,6 +67,19 @@ def gripper(seed=0, exploration=0.3):
     return GaussianGripperPolicy(encoder, actor, critic, column, exploration)
 
 
+def vla(seed=0):
+    return vla_tiny.create(
+        recorded(),
+        KEYS,
+        generator=seeded(seed),
+        horizon=8,
+        model={"width": 16, "layers": 1, "heads": 2},
+        observation_steps=1,
+        tuning={"mode": "full"},
+        instruction_tokens=16,
+    )
+
+
 def behaviour(policy, execute_steps=1, version=0):
     return Behaviour(policy, INTERFACE, execute_steps, version=version)
 
@@ -79,4 +93,5 @@ POLICIES = {
     "gaussian with a gripper": gripper,
     "residual": residual,
     "residual on a flow": lambda: residual(base=flow()),
+    "vla": vla,
 }

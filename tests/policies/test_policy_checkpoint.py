@@ -41,7 +41,7 @@ def test_a_loaded_policy_acts_like_the_saved_one(name, tmp_path):
         acted = []
         for each in (saved, loaded):
             runner = PolicyRunner(each, 2)
-            runner.reset(seeds=[1, 2])
+            runner.reset(seeds=[1, 2], instructions=["push", "pull"])
             acted.append([runner.act(observations(2, step)).action for step in range(3)])
         np.testing.assert_array_equal(*acted)
 
@@ -105,8 +105,8 @@ def test_files_of_two_checkpoints_are_not_mixed(tmp_path):
 
 def test_an_unknown_kind_gets_the_known_ones():
     content = behaviour(gaussian()).to_json()
-    with pytest.raises(PolicyError, match=r"unknown policy kind 'vla'.*'diffusion', 'gaussian'"):
-        Behaviour.from_json({**content, "kind": "vla"})
+    with pytest.raises(PolicyError, match=r"unknown policy kind 'octo'.*'diffusion', 'gaussian'"):
+        Behaviour.from_json({**content, "kind": "octo"})
     with pytest.raises(PolicyError, match="format differs"):
         Behaviour.from_json({**content, "format": 0})
     with pytest.raises(PolicyError, match="damaged"):

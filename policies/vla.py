@@ -1,0 +1,310 @@
+"""A vision-language-action policy: camera images and an instruction to chunks, by flow matching.
+
+Black et al. 2024, "π0: A Vision-Language-Action Flow Model for General Robot Control".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Imported for their registration under their kinds.
+import policies.vla_pi0
+from policies.encoders import ObservationBatch, StateEncoder
+from policies.errors import PolicyError
+from policies.networks import standard_normal
+from policies.normalizer import Normalizer
+from policies.policy import INSTRUCTION, ChunkPolicy, register
+from policies.processes.base import masked_mean_square
+from policies.vla_backbone import VLABackbone, build_vla_backbone
+from policies.vla_images import stacked_images
+from policies.vla_text import InstructionTokenizer, read_tokenizer
+from policies.vla_tuning import Tuning
+
+
+@register
+class VLAPolicy(ChunkPolicy):
+    """A backbone with what joins it to a robot: normalisers, padding, tokeniser and images.
+
+    Args:
+        backbone: The model; see `VLABackbone` for what it must give.
+        tuning: What of it is trained; it has been applied.
+        encoder: The robot's state, as the model's state and for a residual on top.
+        action_normalizer: Over the one key "action".
+        tokenizer: Of the model.
+        cameras: Observation name → (H, W, 3), in the model's order; none where it sees states only.
+        steps: Euler steps K of the flow when acting.
+
+    Raises:
+        PolicyError: The state or the action is wider than the model's, or the tokeniser is not
+            the model's.
+    """
+
+    kind: ClassVar[str] = "vla"
+    stochastic: ClassVar[bool] = False
+    conditioned: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        backbone: VLABackbone,
+        tuning: Tuning,
+        encoder: StateEncoder,
+        action_normalizer: Normalizer,
+        tokenizer: InstructionTokenizer,
+        cameras: Mapping[str, Iterable[int]],
+        steps: int,
+    ) -> None:
+        """Join the parts; see the class for the arguments."""
+        super().__init__()
+        self.action_dimension = action_normalizer.widths["action"]
+        _check_width("state", encoder.features, backbone.state_width)
+        _check_width("action", self.action_dimension, backbone.action_width)
+        if steps < 1:
+            raise PolicyError(
+                "the number of flow steps is out of range", got=steps, expected=">= 1"
+            )
+        self.backbone = backbone
+        self.tuning = tuning
+        self.encoder = encoder
+        self.action_normalizer = action_normalizer
+        self.tokenizer = tokenizer
+        self.cameras = {str(name): tuple(map(int, shape)) for name, shape in cameras.items()}
+        self.steps = int(steps)
+        self.horizon = backbone.horizon
+        self.noise_shape = (backbone.horizon, backbone.action_width)
+
+    @property
+    def observation(self) -> dict[str, int]:
+        """Name → width of the state keys and of the images."""
+        images = {name: int(np.prod(shape)) for name, shape in self.cameras.items()}
+        return {**self.encoder.keys, **images}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes a policy of the same shape."""
+        return {
+            "backbone": {"kind": self.backbone.kind, "config": self.backbone.config},
+            "tuning": self.tuning.config,
+            "encoder": self.encoder.config,
+            "action_dimension": self.action_dimension,
+            "action_identity": bool(self.action_normalizer.identity),
+            "range_floor": self.action_normalizer.range_floor,
+            "tokenizer_bytes": len(self.tokenizer.file),
+            "instruction_tokens": self.tokenizer.length,
+            "cameras": {name: list(shape) for name, shape in self.cameras.items()},
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> VLAPolicy:
+        """Make a policy of the configured shape; its weights are then loaded."""
+        backbone = build_vla_backbone(config["backbone"]["kind"], config["backbone"]["config"])
+        tuning = Tuning.from_config(config["tuning"])
+        tuning.apply(backbone, seed=0)
+        normalizer = Normalizer(
+            {"action": int(config["action_dimension"])},
+            identity=("action",) if config["action_identity"] else (),
+            range_floor=config["range_floor"],
+        )
+        return cls(
+            backbone,
+            tuning,
+            StateEncoder.from_config(config["encoder"]),
+            normalizer,
+            InstructionTokenizer(config["tokenizer_bytes"], config["instruction_tokens"]),
+            config["cameras"],
+            config["steps"],
+        )
+
+    def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+        """Give the flow-matching loss: the error of the velocity noise − action at random times.
+
+        Args:
+            batch: Observation names (B, n, ...), "instruction" (B, n) texts, "action" (B, H, d) in
+                [-1, 1], "valid" (B, H).
+            generator: Source of times and noise.
+        """
+        prompt, state = self._see(batch)
+        actions = torch.as_tensor(batch["action"]).to(state)
+        expected = (len(state), self.horizon, self.action_dimension)
+        if actions.shape != expected:
+            raise PolicyError(
+                "the batch's action chunks have another shape",
+                got=tuple(actions.shape),
+                expected=expected,
+                hint="cut windows of policy.horizon steps",
+            )
+        data = self._padded(self.action_normalizer.normalize(actions), self.backbone.action_width)
+        noise = standard_normal(data.shape, data, generator)
+        uniform = torch.rand(len(data), generator=generator, device=generator.device)
+        time = self.backbone.training_time(uniform).to(data)
+        share = time[:, None, None]
+        noisy = share * noise + (1 - share) * data
+        error = self.backbone.velocity(prompt, state, noisy, time) - (noise - data)
+        valid = torch.as_tensor(batch["valid"]).to(data.device)
+        return masked_mean_square(error[..., : self.action_dimension], valid)
+
+    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
+        """Integrate the flow from noise (B, H, action_width) at t = 1 to chunks (B, H, d) in ±1.
+
+        Columns that the robot lacks follow the path they had in training, t · noise.
+        """
+        prompt, state = self._see(observation)
+        start = noise.to(state)
+        x, used = start, self.action_dimension
+        for step in range(self.steps):
+            time = torch.full((len(x),), 1 - step / self.steps, device=x.device)
+            velocity = self.backbone.velocity(prompt, state, x, time)
+            velocity = torch.cat([velocity[..., :used], start[..., used:]], -1)
+            x = x - velocity / self.steps
+        return self.action_normalizer.denormalize(x[..., :used]).clamp(-1, 1)
+
+    def _see(self, observation: Mapping[str, Any]) -> tuple[Any, Tensor]:
+        """Run the vision-language part: the prompt, and the state (B, state_width)."""
+        if INSTRUCTION not in observation:
+            raise PolicyError(
+                "the observation lacks the instruction",
+                got=sorted(observation),
+                expected=INSTRUCTION,
+            )
+        features = self.encoder(observation)
+        texts = np.asarray(observation[INSTRUCTION]).reshape(len(features), -1)[:, -1]
+        tokens, mask = self.tokenizer([str(text) for text in texts])
+        images = None
+        if self.cameras:
+            size = self.backbone.image_size
+            images = stacked_images(observation, self.cameras, size, features.device)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._trains_prompt):
+            prompt = self.backbone.prompt(tokens, mask, images)
+        return prompt, self._padded(features, self.backbone.state_width)
+
+    @property
+    def _trains_prompt(self) -> bool:
+        """Whether anything outside of the action expert takes a gradient."""
+        return any(
+            parameter.requires_grad and not name.startswith(self.backbone.expert_modules)
+            for name, parameter in self.backbone.named_parameters()
+        )
+
+    @staticmethod
+    def _padded(values: Tensor, width: int) -> Tensor:
+        return functional.pad(values, (0, width - values.shape[-1]))
+
+
+def around(
+    backbone: VLABackbone,
+    tokenizer: bytes,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    keys: Mapping[str, int],
+    *,
+    generator: torch.Generator,
+    observation_steps: int,
+    tuning: Mapping[str, Any],
+    instruction_tokens: int,
+    cameras: Iterable[str] = (),
+    identity: Iterable[str] = (),
+    steps: int = 10,
+    range_floor: float = 0.02,
+    observation_tail: float = 0.0,
+) -> VLAPolicy:
+    """Make a policy around a backbone, its normalisers fitted on demonstrations.
+
+    Args:
+        backbone: The model.
+        tokenizer: The content of its `tokenizer.json`.
+        arrays: Recorded columns, each (n, ...): the `keys`, "action" (n, d) and the images.
+        keys: State name → width, in order.
+        generator: Source of the adapters' initial weights.
+        observation_steps: Length of the history of states.
+        tuning: Mode and, for "lora", rank and alpha; see `Tuning`.
+        instruction_tokens: Number of tokens that an instruction is padded to.
+        cameras: Names of the cameras, in the model's order.
+        identity: State keys that are not normalised.
+        steps: Euler steps of the flow when acting.
+        range_floor: See `Normalizer`.
+        observation_tail: The `tail` of the observations' `Normalizer`.
+    """
+    normalizer = Normalizer(keys, identity=identity, range_floor=range_floor, tail=observation_tail)
+    encoder = StateEncoder(keys, normalizer, observation_steps=observation_steps)
+    width = int(arrays["action"].shape[-1])
+    actions = Normalizer({"action": width}, range_floor=range_floor)
+    text = InstructionTokenizer.of_file(tokenizer, instruction_tokens)
+    if text.vocabulary > backbone.vocabulary:
+        raise PolicyError(
+            "the tokeniser is not the model's",
+            got=f"{text.vocabulary} tokens",
+            expected=f"at most {backbone.vocabulary}",
+            hint="name the model's own with policy.tokenizer=PATH",
+        )
+    changed = Tuning(**tuning)
+    changed.apply(backbone, int(torch.randint(2**31, (), generator=generator)))
+    return VLAPolicy(
+        backbone,
+        changed,
+        encoder.fit(arrays),
+        actions.fit(arrays),
+        text,
+        {f"images/{name}": _image_shape(f"images/{name}", arrays) for name in cameras},
+        steps,
+    )
+
+
+def create(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    keys: Mapping[str, int],
+    *,
+    path: str | None,
+    tokenizer: str | None,
+    dtype: str,
+    horizon: int,
+    **options: Any,
+) -> VLAPolicy:
+    """Make a policy from a π0's weights: the `_target_` of configs/policy/vla.yaml.
+
+    Args:
+        arrays: See `around`, as for `keys` and the options.
+        keys: State name → width.
+        path: A folder in the layout of transformers, or the id of a repository on the hub.
+        tokenizer: Folder or repository with `tokenizer.json`; None for that of `path`.
+        dtype: "float32" or "bfloat16".
+        horizon: Actions of a chunk.
+        **options: See `around`.
+    """
+    if path is None:
+        raise PolicyError(
+            "the VLA has no weights",
+            got="policy.path=null",
+            expected="a folder, or the id of a repository on the hub",
+            hint="name them with policy.path=PATH; policy=vla_tiny needs none",
+        )
+    backbone = policies.vla_pi0.PI0.load(path, dtype, horizon)
+    return around(backbone, read_tokenizer(tokenizer or path), arrays, keys, **options)
+
+
+def _check_width(name: str, got: int, most: int) -> None:
+    if got > most:
+        raise PolicyError(
+            f"the {name} is wider than the model's",
+            got=f"{got} columns",
+            expected=f"at most {most}",
+            hint="name fewer observation.states, or take a model with a larger max_state_dim"
+            if name == "state"
+            else "take a model with a larger max_action_dim",
+        )
+
+
+def _image_shape(name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
+    if name not in arrays:
+        raise PolicyError(
+            f"the demonstrations lack the camera {name!r}",
+            got=sorted(key for key in arrays if key.startswith("images/")),
+            expected=name,
+            hint="record them with this camera, or name others in policy.cameras",
+        )
+    return tuple(arrays[name].shape[1:])

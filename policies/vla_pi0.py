@@ -1,0 +1,227 @@
+"""π0 (Black et al. 2024) as Hugging Face transformers has it, behind the contract of a backbone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from policies.errors import PolicyError
+from policies.extras import require
+from policies.vla_backbone import VLABackbone, register
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LINEAR = "(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """What the vision-language part computed: keys and values of each layer."""
+
+    cache: Any
+    mask: Tensor
+    length: int
+
+
+@register
+class PI0(VLABackbone):
+    """PaliGemma with a Gemma action expert that attends to its keys and values.
+
+    Args:
+        model: A `transformers.PI0ForConditionalGeneration`.
+
+    Raises:
+        PolicyError: Its times are not drawn as t = scale · Beta(α, 1) + offset.
+    """
+
+    kind: ClassVar[str] = "pi0"
+    expert_modules: ClassVar[tuple[str, ...]] = (
+        "model.model.dit.",
+        "model.embed_action_time.",
+        "model.action_out_proj.",
+    )
+    projection_modules: ClassVar[tuple[str, ...]] = (
+        "model.embed_action_time.",
+        "model.action_out_proj.",
+    )
+    adapted: ClassVar[str] = rf"model\.model\.(dit|vlm\.language_model)\..*\.{_LINEAR}"
+
+    def __init__(self, model: Any) -> None:
+        """Read the widths from the model's configuration; see the class for the arguments."""
+        super().__init__()
+        # The expert is given embedded actions; its own table of tokens would only take memory.
+        model.model.dit.embed_tokens = None
+        self.model = model.eval()
+        config = model.config
+        if config.time_sampling_beta_beta != 1.0:
+            raise PolicyError(
+                "the model's training times have another distribution",
+                got=f"time_sampling_beta_beta {config.time_sampling_beta_beta}",
+                expected=1.0,
+            )
+        self.state_width = int(config.max_state_dim)
+        self.action_width = int(config.max_action_dim)
+        self.horizon = int(config.chunk_size)
+        self.vocabulary = int(config.vlm_config.text_config.vocab_size)
+        vision = config.vlm_config.vision_config
+        self.image_size = int(vision.image_size)
+        self._image_tokens = (vision.image_size // vision.patch_size) ** 2
+
+    @classmethod
+    def load(cls, path: str, dtype: str, horizon: int) -> PI0:
+        """Load published or own weights, from safetensors only.
+
+        Args:
+            path: A folder that `save_pretrained` wrote, or the id of a repository on the hub.
+            dtype: "float32" or "bfloat16".
+            horizon: Actions of a chunk; no weight depends on it.
+
+        Raises:
+            PolicyError: There is no such model, or its tensors are not those of a π0.
+        """
+        transformers = _transformers()
+        verbosity = transformers.logging.get_verbosity()
+        try:
+            transformers.logging.set_verbosity_error()  # what is wrong is said once, below
+            with torch.random.fork_rng(devices=[]):  # tensors that are missing are drawn
+                model, report = transformers.PI0ForConditionalGeneration.from_pretrained(
+                    path,
+                    dtype=_dtype(dtype),
+                    chunk_size=int(horizon),
+                    use_safetensors=True,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise PolicyError(
+                f"no π0 can be loaded from {path!r}",
+                got=" ".join(str(error).split())[:300],
+                expected="a folder with config.json and safetensors, or the id of a repository",
+                hint="name it with policy.path=PATH; ids of the hub need a connection",
+            ) from error
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+        _check_tensors(path, report)
+        return cls(model)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's configuration, all of its parts included."""
+        content: dict[str, Any] = json.loads(self.model.config.to_json_string(use_diff=False))
+        return content
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> PI0:
+        """Make a π0 of the configured shape and dtype, with arbitrary weights."""
+        return cls(make_model(config))
+
+    def prompt(self, tokens: Tensor, mask: Tensor, images: Tensor | None) -> _Prompt:
+        """See `VLABackbone.prompt`."""
+        model, numbers = self.model.model, mask.long()
+        if images is None:
+            # A batch has few texts, and each of them is the same prompt.
+            texts = torch.cat([tokens, numbers], 1)
+            different, which = torch.unique(texts, dim=0, return_inverse=True)
+            tokens, seen = different.chunk(2, 1)
+            cache = self._read(model.get_input_embeddings()(tokens), seen)
+            cache.batch_select_indices(which)
+            return _Prompt(cache, numbers, numbers.shape[1])
+        batch, cameras = images.shape[:2]
+        count = cameras * self._image_tokens
+        places = tokens.new_full((batch, count), self.model.config.vlm_config.image_token_id)
+        numbers = torch.cat([numbers.new_ones(batch, count), numbers], 1)
+        present = torch.ones(batch, cameras, dtype=torch.bool, device=images.device)
+        embedded = model.embed_prefix(
+            torch.cat([places, tokens], 1), images.to(self.model.dtype), present
+        )
+        return _Prompt(self._read(embedded, numbers), numbers, numbers.shape[1])
+
+    def velocity(self, prompt: _Prompt, state: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
+        """See `VLABackbone.velocity`."""
+        dtype = self.model.dtype
+        output = self.model(
+            state=state.to(dtype),
+            noise=noisy.to(dtype),
+            timestep=time,
+            attention_mask=prompt.mask,
+            past_key_values=prompt.cache,
+        )
+        # The model has appended the noisy actions; a negative number is what is taken away.
+        prompt.cache.crop(prompt.length - prompt.cache.get_seq_length())
+        velocity: Tensor = output.logits.float()
+        return velocity
+
+    def _read(self, embedded: Tensor, mask: Tensor) -> Any:
+        """Give the keys and values of embedded prompts (B, L, width) with their mask (B, L)."""
+        return self.model.model.vlm(
+            inputs_embeds=embedded,
+            attention_mask=mask,
+            position_ids=mask.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(mask),  # one block that sees all of itself
+            use_cache=True,
+        ).past_key_values
+
+    def training_time(self, uniform: Tensor) -> Tensor:
+        """Scale · Beta(α, 1) + offset, by the inverse of its distribution function."""
+        config = self.model.config
+        drawn = uniform ** (1 / config.time_sampling_beta_alpha)
+        time: Tensor = config.time_sampling_scale * drawn + config.time_sampling_offset
+        return time
+
+
+def make_model(config: Mapping[str, Any], seed: int = 0) -> Any:
+    """Make a `PI0ForConditionalGeneration` with random weights.
+
+    Args:
+        config: Keys of `transformers.PI0Config`; "dtype" is that of the weights.
+        seed: Seed of the weights.
+    """
+    transformers = _transformers()
+    content = dict(config)
+    dtype = _dtype(str(content.pop("dtype", None) or "float32"))
+    # The constructors draw from the global generator, which is not theirs to move.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return transformers.PI0ForConditionalGeneration._from_config(
+            transformers.PI0Config(**content), dtype=dtype
+        )
+
+
+def _transformers() -> ModuleType:
+    transformers = require("transformers", "vla")
+    if not hasattr(transformers, "PI0ForConditionalGeneration"):
+        raise PolicyError(
+            "this transformers knows no π0",
+            got=f"transformers {transformers.__version__}",
+            expected="5.23 or newer",
+            hint="pip install 'robot_rl[vla]'",
+        )
+    return transformers
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise PolicyError("unknown dtype of a VLA", got=name, expected=sorted(DTYPES))
+    return DTYPES[name]
+
+
+def _check_tensors(path: str, report: Mapping[str, Any]) -> None:
+    """Refuse weights that are not exactly the model's; transformers itself would only warn."""
+    unused = "model.dit.embed_tokens."
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith(unused))
+    unexpected = sorted(report["unexpected_keys"])
+    other_shape = sorted(str(entry[0]) for entry in report["mismatched_keys"])
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": other_shape}
+    if any(problems.values()):
+        raise PolicyError(
+            f"the weights in {path!r} are not those of its config.json",
+            got="; ".join(f"{len(v)} {k}: {', '.join(v[:8])}" for k, v in problems.items() if v),
+            expected="every tensor of PI0ForConditionalGeneration, and no other",
+            hint="take config.json and weights from one model in the layout of transformers",
+        )

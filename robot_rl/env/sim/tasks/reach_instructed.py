@@ -1,0 +1,117 @@
+"""`reach_instructed`: bring the TCP to the one of two markers that the instruction names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mujoco
+import numpy as np
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env import rotations
+from robot_rl.env.sim.task import SimTask, Vector
+from robot_rl.env.sim.tasks.reach import HOME
+from robot_rl.errors import RobotRLError
+
+_MARKERS = 2
+
+
+class ReachInstructed(SimTask):
+    """Reach the named marker within `tolerance` [m], in any orientation.
+
+    Both markers are observed, always in the order of `colours`; which one is wanted is drawn with
+    the episode, and nothing but `instruction` tells it.
+
+    Args:
+        name: See `SimTask`.
+        instruction: Text of an episode's instruction, with `{colour}` where the name belongs.
+        time_limit_steps: See `SimTask`.
+        colours: Name → RGB in 0 ... 1 of each of the two markers.
+        position_range: Half width of the cube of markers about the home position [m].
+        separation: Smallest distance between the markers [m].
+        tolerance: Distance that counts as reached [m].
+
+    Raises:
+        RobotRLError: Not two colours, or an instruction that does not name one.
+    """
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (_MARKERS, 7)),
+        Field("state/relative_positions", "float32", (_MARKERS, 3)),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        instruction: str,
+        time_limit_steps: int,
+        colours: Mapping[str, Sequence[float]],
+        position_range: float,
+        separation: float,
+        tolerance: float,
+    ) -> None:
+        """See the class."""
+        if len(colours) != _MARKERS or "{colour}" not in instruction:
+            raise RobotRLError(
+                "the task needs two colours and an instruction that names one",
+                got=f"colours {list(colours)}, instruction {instruction!r}",
+                expected="two colours, and {colour} in the instruction",
+            )
+        self._colours = dict(colours)
+        self._instructions = [instruction.format(colour=colour) for colour in colours]
+        super().__init__(name, self._instructions[0], time_limit_steps)
+        self._position_range = position_range
+        self._separation = separation
+        self._tolerance = tolerance
+        self._positions = np.tile(HOME[:3], (_MARKERS, 1))
+        self._wanted = 0
+
+    def build(self, spec: mujoco.MjSpec) -> None:
+        """Add two markers that nothing collides with."""
+        for colour, rgb in self._colours.items():
+            marker = spec.worldbody.add_body(name=colour)
+            marker.add_geom(
+                type=mujoco.mjtGeom.mjGEOM_SPHERE,
+                size=[0.012, 0, 0],
+                rgba=[*rgb, 1.0],
+                contype=0,
+                conaffinity=0,
+            )
+
+    def reset(self, rng: np.random.Generator) -> Vector:
+        """Draw both markers and which is wanted; the arm starts at home."""
+        span = self._position_range
+        while True:
+            offsets = rng.uniform(-span, span, (_MARKERS, 3))
+            if np.linalg.norm(offsets[0] - offsets[1]) >= self._separation:
+                break
+        self._positions = HOME[:3] + offsets
+        for colour, position in zip(self._colours, self._positions, strict=True):
+            self.world.set_body_pose(colour, _pose(position))
+        self._wanted = int(rng.integers(_MARKERS))
+        self.instruction = self._instructions[self._wanted]
+        return HOME
+
+    def goal_pose(self) -> Vector:
+        """The named marker (7,), the hand pointing down."""
+        return _pose(self._positions[self._wanted])
+
+    def observe(self) -> Observation:
+        """Pose of each marker, and the way (m, base frame) to it."""
+        poses = np.stack([_pose(position) for position in self._positions])
+        return {
+            "state/object_poses": poses.astype(np.float32),
+            "state/relative_positions": self._remaining().astype(np.float32),
+        }
+
+    def succeeded(self) -> bool:
+        """Within the tolerance of the named marker."""
+        return bool(np.linalg.norm(self._remaining()[self._wanted]) <= self._tolerance)
+
+    def _remaining(self) -> Vector:
+        way: Vector = self._positions - self.world.tcp_pose()[:3]
+        return way
+
+
+def _pose(position: Vector) -> Vector:
+    return np.concatenate([position, rotations.DOWNWARD])

@@ -1,0 +1,74 @@
+"""Two markers, and an instruction that says which."""
+
+import numpy as np
+import pytest
+from scenes import PERFECT, configuration, environment, expert_episode
+
+from robot_rl.env.factory import make_expert
+from robot_rl.errors import RobotRLError
+from robot_rl.progress import WorkProgress
+from robot_rl.run import RunDirectory
+from robot_rl.stages.collect import collect
+from robot_rl.stages.pretrain import pretrain
+
+TASK = "reach_instructed"
+COLOURS = ("red", "blue")
+
+
+def test_the_instruction_names_the_marker_that_is_rewarded():
+    env = environment(TASK, *PERFECT)
+    expert = make_expert(configuration(f"task={TASK}", *PERFECT), env)
+    named = []
+    for seed in range(8):
+        _, steps = expert_episode(env, expert, seed)
+        assert steps[-1].terminated
+        distances = np.linalg.norm(steps[-1].observation["state/relative_positions"], axis=1)
+        colour = COLOURS[int(distances.argmin())]
+        assert env.task.instruction == f"move the gripper to the {colour} marker"
+        named.append(colour)
+    assert set(named) == set(COLOURS)
+
+
+def test_the_other_marker_is_not_rewarded_and_nothing_observed_tells_which():
+    env, other = environment(TASK, *PERFECT), environment(TASK, *PERFECT)
+    expert = make_expert(configuration(f"task={TASK}", *PERFECT), env)
+    expert.reset(np.random.default_rng(0))
+    observation, _ = env.reset(seed=0)
+    other.reset(seed=0)
+    env.task._wanted = 1 - env.task._wanted  # the same scene with the other wish
+    same = env.task.observe()
+    for name, value in same.items():
+        np.testing.assert_array_equal(value, observation[name])
+    succeeded = []
+    for _ in range(env.task.time_limit_steps - 1):
+        action = expert.act(np.random.default_rng(0))
+        succeeded.append((env.step(action)[2], other.step(action)[2]))
+        if succeeded[-1][0]:
+            break
+    assert succeeded[-1] == (True, False)
+    assert not any(right for _, right in succeeded)
+
+
+def test_each_demonstration_keeps_its_own_instruction(tmp_path):
+    config = configuration(f"task={TASK}", "demonstrations=5")
+    dataset = collect(config, RunDirectory(tmp_path), WorkProgress(5))
+    env = environment(TASK)
+    for seed, text in zip(dataset.seeds, dataset.instructions, strict=True):
+        env.reset(seed=int(seed))
+        assert text == env.task.instruction
+    assert len(set(dataset.instructions)) == 2
+
+
+def test_demonstrations_without_instructions_cannot_teach_to_follow_them(tmp_path):
+    config = configuration(
+        "task=reach", "task.environment.instruction=''", "policy=vla_tiny", "demonstrations=1"
+    )
+    run = RunDirectory(tmp_path)
+    collect(config, run, WorkProgress(1))
+    with pytest.raises(RobotRLError, match=r"got: episode 0 of .* instruction ''.*next: record"):
+        pretrain(config, run)
+
+
+def test_a_task_without_a_choice_is_refused():
+    with pytest.raises(RobotRLError, match="two colours and an instruction that names one"):
+        environment(TASK, "task.environment.instruction='move to the marker'")

@@ -1,0 +1,42 @@
+"""A vision-language-action policy through the real processes, frozen under a residual."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_runs import TINY, lines
+
+from policies import checkpoint
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
+from robot_rl.replay import StoreReader
+
+
+@pytest.mark.slow  # six processes that load transformers: about a minute
+def test_a_residual_is_trained_on_a_frozen_vla(tmp_path, robot_rl_command):
+    words = [word for word in TINY if word != "task=reach"]
+    done = robot_rl_command(
+        "train",
+        *words,
+        "task=reach_instructed",
+        "policy=vla_tiny",
+        "environment_steps=200",
+        "cloning.updates=20",
+        "cloning.batch_size=16",
+        timeout=230,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (tmp_path / "runs" / "latest").resolve()
+    assert [e["policy"] for e in lines(run / "evaluations.jsonl")] == ["bc", "rl", "rl", "rl"]
+    assert json.loads((run / "summary.json").read_text())["environment_steps"] == 200
+    assert checkpoint.load(run / "checkpoints/last/policy").policy.base.kind == "vla"
+    env = make_env(compose(["task=reach_instructed"]))
+    reader = StoreReader(run / "store")
+    episodes = reader.episodes("reach_instructed")
+    reader.close()
+    assert {episode.source for episode in episodes} == {"demo", "policy"}
+    for episode in episodes:
+        env.reset(seed=episode.metadata["seed"])
+        assert episode.metadata["instruction"] == env.task.instruction
+    assert len({episode.metadata["instruction"] for episode in episodes}) == 2
