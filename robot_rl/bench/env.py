@@ -10,7 +10,9 @@ from omegaconf import DictConfig
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.sim.task import ScriptedExpert
+from robot_rl.env.sim.robot import SimRobot
+from robot_rl.env.task import Expert
+from robot_rl.errors import RobotRLError
 
 _ROUNDS = 5
 _STEPS = 1000
@@ -41,13 +43,19 @@ def run(config: DictConfig) -> dict[str, object]:
 def _rate(config: DictConfig, steps: int) -> tuple[float, float]:
     """Control steps per second of wall time, and physics steps per second of simulated time."""
     env = make_env(config)
+    if not isinstance(env.robot, SimRobot):
+        raise RobotRLError(
+            "bench env measures the simulated arm",
+            got=f"robot={config.choices.robot}",
+            expected="robot=sim",
+        )
     expert = make_expert(config, env)
     rates = [steps / _round(env, expert, number, steps) for number in range(_ROUNDS)]
     env.close()
-    return float(np.median(rates)), expert.task.world.physics_rate_hz
+    return float(np.median(rates)), env.robot.world.physics_rate_hz
 
 
-def _round(env: RobotEnv, expert: ScriptedExpert, number: int, steps: int) -> float:
+def _round(env: RobotEnv, expert: Expert, number: int, steps: int) -> float:
     rng = np.random.default_rng(number)
     spent = 0.0
     over = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +18,7 @@ from policies.vision import observed_keys
 from robot_rl import devices
 from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import make_env, observed_widths
 
 _UPDATES = 200
 _WARM_UP = 20
@@ -66,7 +65,7 @@ def _measure(config: DictConfig) -> float:
     rng = np.random.default_rng(0)
     env = make_env(config)
     shapes = {f.name: f.shape for f in env.schema.fields}
-    widths = {name: math.prod(shapes[name]) for name in config.observation.states}
+    widths = observed_widths(config, env.schema)
     vision = None
     if config.observation.vision is not None:
         cameras = {name: shape for name, shape in shapes.items() if name.startswith("images/")}

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from robot_rl import devices
+from robot_rl.data.schema import RowSchema
 from robot_rl.env.rate import make_clock
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.sim.task import ScriptedExpert
+from robot_rl.env.task import Expert
+from robot_rl.errors import RobotRLError
 
 
 def make_env(config: Mapping[str, Any]) -> RobotEnv:
@@ -19,8 +23,24 @@ def make_env(config: Mapping[str, Any]) -> RobotEnv:
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
 
-def make_expert(config: Mapping[str, Any], env: RobotEnv) -> ScriptedExpert:
-    """Make the scripted expert of the configured task, looking at `env`'s true state."""
-    expert = devices.make(config["task"]["expert"], task=env.task)
-    assert isinstance(expert, ScriptedExpert)
+def make_expert(config: Mapping[str, Any], env: RobotEnv) -> Expert:
+    """Make the scripted expert of the configured task, looking at `env`'s true state.
+
+    Raises:
+        RobotRLError: The task has none.
+    """
+    if config["task"]["expert"] is None:
+        raise RobotRLError(
+            f"the task {env.task.name!r} has no scripted expert",
+            got="task.expert=null",
+            hint="name demonstrations with dataset=PATH, or an expert with task.expert",
+        )
+    expert: Expert = devices.make(config["task"]["expert"], task=env.task)
     return expert
+
+
+def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:
+    """Keys and widths of what the policy sees: `observation.states`, or all of `state/`."""
+    every = (name for name in schema.observation_names if name.startswith("state/"))
+    names = config["observation"]["states"] or every
+    return {str(name): int(np.prod(schema.dtype[str(name)].shape)) for name in names}

@@ -19,9 +19,9 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     """A task on a robot.
 
     Observations are flat dictionaries keyed by the field names of `schema`. Actions are float32
-    (d,) in [-1, 1]. The reward is 1 at success and 0 otherwise; success terminates, the time
-    limit truncates. ``info`` carries ``success``, ``clamped``, ``executed_action`` (what was
-    sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], ``lateness`` of the
+    (d,) in [-1, 1]. The task gives the reward and ends episodes; its time limit truncates, unless
+    the last step terminates. ``info`` carries ``success``, ``clamped``, ``executed_action`` (what
+    was sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], ``lateness`` of the
     tick after the action [s], and ``decision_seconds`` from the tick before it to its sending.
 
     Args:
@@ -77,10 +77,11 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         observation = self._observe()
         stamp_observation = self.clock.now_ns()
         self._step += 1
-        success = self.task.succeeded()
-        truncated = not success and self._step >= self.task.time_limit_steps
+        outcome = self.task.outcome()
+        over = outcome.truncated or self._step >= self.task.time_limit_steps
+        truncated = over and not outcome.terminated
         info = {
-            "success": success,
+            "success": outcome.success,
             "clamped": applied.clamped,
             "executed_action": applied.action,
             "stamp_observation": stamp_observation,
@@ -88,7 +89,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             "lateness": lateness,
             "decision_seconds": decision_seconds,
         }
-        return observation, float(success), success, truncated, info
+        return observation, outcome.reward, outcome.terminated, truncated, info
 
     def close(self) -> None:
         """Hold the robot and release it."""

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
+from robot_rl.env.robot import Action
+
+
+class Outcome(NamedTuple):
+    """What the last step brought.
+
+    Attributes:
+        reward: Its reward.
+        terminated: The episode is over and nothing can follow: no bootstrapping.
+        truncated: The episode is cut, the task's own time limit apart, which `RobotEnv` keeps.
+        success: Whether the goal is reached now.
+    """
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    success: bool
 
 
 class Task(Protocol):
@@ -31,5 +48,15 @@ class Task(Protocol):
     def observe(self) -> Observation:
         """The task's own part of the observation, keyed by `observation_fields`."""
 
-    def succeeded(self) -> bool:
-        """Whether the goal is reached now."""
+    def outcome(self) -> Outcome:
+        """Judge the step that has just been taken."""
+
+
+class Expert(Protocol):
+    """Demonstrates a task from its true state, with all the randomness from given generators."""
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Begin an episode."""
+
+    def act(self, rng: np.random.Generator) -> Action:
+        """The action (d,) in [-1, 1] for the present state."""

@@ -16,7 +16,7 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rollout import rollout, training_seed
-from robot_rl.env.sim.task import ScriptedExpert
+from robot_rl.env.task import Expert
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
@@ -48,7 +48,7 @@ class ExpertController:
         action_dimension: Number of action columns d.
     """
 
-    def __init__(self, expert: ScriptedExpert, action_dimension: int) -> None:
+    def __init__(self, expert: Expert, action_dimension: int) -> None:
         """See the class."""
         self._expert = expert
         self._rng = np.random.default_rng(0)

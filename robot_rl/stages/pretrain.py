@@ -22,7 +22,7 @@ from robot_rl.compute import compute_device, explained_memory
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.windows import WindowSampler
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory
@@ -69,7 +69,7 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     dataset = open_demonstrations(config, run)
     schema = dataset.schema
     generator = torch.Generator().manual_seed(int(config.seed))
-    states = {name: int(np.prod(schema.dtype[name].shape)) for name in config.observation.states}
+    states = observed_widths(config, schema)
     vision = None
     if config.observation.vision is not None:
         vision = _train_image_encoder(config, dataset, states, generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,23 +14,34 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action, Applied
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
-from robot_rl.env.sim.task import SimTask
+from robot_rl.env.sim.gripper import GripperMotor
+from robot_rl.env.sim.task import ARM_ACTIONS, GRIPPER_ACTION, SimTask
 from robot_rl.env.sim.world import World
+from robot_rl.env.task import Task
+from robot_rl.errors import RobotRLError
 from robot_rl.resources import find_resource
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 
-ACTION_NAMES = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 FINGER_STROKE = 0.08
 
 
+class _Command(NamedTuple):
+    """What the arm and the gripper are to do."""
+
+    target: npt.NDArray[np.float64]
+    opening: float
+
+
 class SimRobot:
-    """A 7-joint arm in MuJoCo, driven by Cartesian increments.
+    """A 7-joint arm in MuJoCo, driven by Cartesian increments, and its gripper.
 
     Args:
         world: The compiled scene.
         limits: What the arm may be asked for.
         home_joints: Joint angles (7,) [rad] near which start poses are solved.
-        finger_opening: Distance between the fingers [m], fixed: the tasks hold their tool.
+        finger_opening: Distance between the fingers at the start [m]; without a gripper column
+            they stay there, and are not measured.
+        action_names: Columns of the action; see `SimTask`.
         action_delay_steps: Control steps that pass before an action takes effect; models the
             latency of a real arm on the stepped clock.
         cameras: What it sees with.
@@ -44,7 +56,6 @@ class SimRobot:
         Field("state/joint_velocities", "float32", (7,)),
         Field("state/gripper_position", "float32", (1,)),
     )
-    action_names = ACTION_NAMES
 
     def __init__(
         self,
@@ -52,6 +63,7 @@ class SimRobot:
         limits: CartesianLimits,
         home_joints: Sequence[float],
         finger_opening: float,
+        action_names: tuple[str, ...] = ARM_ACTIONS,
         action_delay_steps: int = 0,
         cameras: Sequence[SimCamera] = (),
     ) -> None:
@@ -63,27 +75,35 @@ class SimRobot:
         self.observation_fields = (*self.state_fields, *images)
         self.limiter = CartesianLimiter(limits, rotations.DOWNWARD)
         self._home_joints = np.array(home_joints)
+        self.action_names = action_names
+        self._columns = [ARM_ACTIONS.index(n) for n in action_names if n != GRIPPER_ACTION]
+        self._has_gripper = GRIPPER_ACTION in action_names
         self._finger_opening = finger_opening
+        self._opening = finger_opening
         self._delay = action_delay_steps
-        self._pending: deque[npt.NDArray[np.float64]] = deque()
+        self._pending: deque[_Command] = deque()
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Put the arm at rest with the TCP at `start_pose` (7,) in the base frame."""
         self.world.reset(start_pose, self._home_joints)
         self.world.set_finger_opening(self._finger_opening)
         self.limiter.reset(start_pose)
-        self._pending = deque([start_pose] * self._delay)
+        self._opening = self._finger_opening
+        self._pending = deque([_Command(start_pose, self._opening)] * self._delay)
         for camera in self.cameras:
             camera.reset(rng)
 
     def apply(self, action: Action) -> Applied:
-        """Move the impedance target by an action (6,); see `CartesianLimiter`."""
+        """Move the impedance target by an action (d,), see `CartesianLimiter`, and the gripper."""
+        motion = np.zeros(len(ARM_ACTIONS))
+        motion[self._columns] = action[: len(self._columns)]
         force = math.sqrt(float(np.square(self.world.tcp_wrench()[:3]).sum()))
-        target, clamped = self.limiter.advance(
-            action.astype(np.float64), self.world.tcp_pose(), force
-        )
-        self._pending.append(target)
-        self.world.set_target(self._pending.popleft())
+        target, clamped = self.limiter.advance(motion, self.world.tcp_pose(), force)
+        opening = self._finger_opening
+        if self._has_gripper:
+            opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
+        self._pending.append(_Command(target, opening))
+        self._send(self._pending.popleft())
         return Applied(action, clamped)
 
     def advance(self, period: float) -> None:
@@ -93,6 +113,7 @@ class SimRobot:
     def observe(self) -> Observation:
         """The measured state; the lead is target minus measured pose, m and rad, base frame."""
         world = self.world
+        opening = world.finger_opening() if self._has_gripper else self._finger_opening
         pose = world.tcp_pose()
         target = self.limiter.target
         turn = rotations.multiply(target[3:], rotations.conjugate(pose[3:]))
@@ -104,7 +125,7 @@ class SimRobot:
             "state/target_lead": lead,
             "state/joint_positions": world.joint_positions(),
             "state/joint_velocities": world.joint_velocities(),
-            "state/gripper_position": np.array([1.0 - self._finger_opening / FINGER_STROKE]),
+            "state/gripper_position": np.array([1.0 - opening / FINGER_STROKE]),
         }
         seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
         for camera in self.cameras:
@@ -118,10 +139,13 @@ class SimRobot:
         return self._bystander.color("front")
 
     def hold(self) -> None:
-        """Stop where the arm is; actions that have not taken effect yet are dropped."""
-        pose = self.limiter.reset(self.world.tcp_pose())
-        self._pending = deque([pose] * self._delay)
-        self.world.set_target(pose)
+        """Stop where the arm is; actions that have not taken effect yet are dropped.
+
+        The gripper keeps what it was told last: it may be holding something.
+        """
+        stay = _Command(self.limiter.reset(self.world.tcp_pose()), self._opening)
+        self._pending = deque([stay] * self._delay)
+        self._send(stay)
 
     def close(self) -> None:
         """Release the cameras; the world goes with its last reference."""
@@ -130,12 +154,18 @@ class SimRobot:
         if self._bystander is not None:
             self._bystander.close()
 
+    def _send(self, command: _Command) -> None:
+        self.world.set_target(command.target)
+        self.world.set_finger_target(command.opening)
+        self._opening = command.opening
+
 
 def make_sim_robot(
-    task: SimTask,
+    task: Task,
     model: str,
     home_joints: Sequence[float],
     limits: CartesianLimits,
+    gripper: GripperMotor,
     action_delay_steps: int,
     cameras: Sequence[CameraOptions] = (),
 ) -> SimRobot:
@@ -146,10 +176,30 @@ def make_sim_robot(
         model: Path of the arm's MJCF, beginning with `hardware/`.
         home_joints: See `SimRobot`.
         limits: See `SimRobot`.
+        gripper: What moves the fingers where the task's action has a gripper column.
         action_delay_steps: See `SimRobot`.
         cameras: What it sees with.
+
+    Raises:
+        RobotRLError: The task is not a simulated one.
     """
+    if not isinstance(task, SimTask):
+        raise RobotRLError(
+            f"the simulated arm cannot do the task {task.name!r}",
+            got=type(task).__name__,
+            expected="a task of robot_rl.env.sim",
+            hint="add robot=gym for a Gymnasium environment",
+        )
     world = World(find_resource(model), task.build)
+    if GRIPPER_ACTION in task.action_names:
+        gripper.install(world.model)
     task.attach(world)
-    seeing = [SimCamera(world, options) for options in cameras]
-    return SimRobot(world, limits, home_joints, task.finger_opening, action_delay_steps, seeing)
+    return SimRobot(
+        world,
+        limits,
+        home_joints,
+        task.finger_opening,
+        task.action_names,
+        action_delay_steps,
+        [SimCamera(world, options) for options in cameras],
+    )

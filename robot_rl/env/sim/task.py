@@ -14,9 +14,15 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action
 from robot_rl.env.sim.world import World
+from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]
+
+# Motion of the target in the base frame: translation, then rotation vector.
+ARM_ACTIONS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
+# Absolute: -1 open, +1 closed.
+GRIPPER_ACTION = "gripper"
 
 
 class SimTask(ABC):
@@ -26,10 +32,18 @@ class SimTask(ABC):
         name: Name of the task, recorded with every episode.
         instruction: What the robot is to do, in words.
         time_limit_steps: Control steps after which an episode is truncated.
+
+    Attributes:
+        observation_fields: What `observe` returns.
+        action_names: Columns of the action: some of `ARM_ACTIONS` in their order (the target does
+            not move along the others), then `GRIPPER_ACTION` where the task uses the gripper.
+            Without that column the fingers stay `finger_opening` apart.
+        finger_opening: Distance between the fingers at the start of an episode [m].
     """
 
     observation_fields: ClassVar[tuple[Field, ...]]
-    finger_opening: float = 0.0
+    action_names: ClassVar[tuple[str, ...]] = ARM_ACTIONS
+    finger_opening: ClassVar[float] = 0.0
 
     def __init__(self, name: str, instruction: str, time_limit_steps: int) -> None:
         """See the class."""
@@ -72,6 +86,11 @@ class SimTask(ABC):
     def succeeded(self) -> bool:
         """Whether the goal is reached, from the true state."""
 
+    def outcome(self) -> Outcome:
+        """The sparse reward: 1 and the end of the episode at success, 0 before."""
+        success = self.succeeded()
+        return Outcome(float(success), terminated=success, truncated=False, success=success)
+
     @abstractmethod
     def goal_pose(self) -> Vector:
         """The true TCP pose (7,) at which the task is done: for experts, never observed."""
@@ -110,6 +129,12 @@ class ScriptedExpert(ABC):
         imperfections: See `Imperfections`.
         translation_step: Metres that an action of 1 moves the target.
         rotation_step: Radians that an action of 1 turns the target.
+
+    Attributes:
+        error: The present error about the goal's position (3,), base frame [m].
+        yaw_error: The present error about the goal's yaw [rad].
+        speed: The episode's pace, as a share of the largest action.
+        gripper: What the gripper is told, -1 open to +1 closed.
     """
 
     def __init__(
@@ -127,6 +152,7 @@ class ScriptedExpert(ABC):
         self.error = np.zeros(3)
         self.yaw_error = 0.0
         self.speed = 1.0
+        self.gripper = -1.0
 
     def reset(self, rng: np.random.Generator) -> None:
         """Draw this episode's error and pace."""
@@ -135,6 +161,7 @@ class ScriptedExpert(ABC):
         self.yaw_error = float(rng.normal(0.0, flaws.yaw_offset))
         self.speed = float(rng.uniform(flaws.speed_low, flaws.speed_high))
         self._pause = 0
+        self.gripper = -1.0
 
     def act(self, rng: np.random.Generator) -> Action:
         """The expert's action (d,) in [-1, 1] for the present state."""
@@ -143,9 +170,10 @@ class ScriptedExpert(ABC):
             self._pause = flaws.hesitation_steps
         if self._pause > 0:
             self._pause -= 1
-            wanted = np.zeros(6)
+            motion = np.zeros(6)
         else:
-            wanted = self.motion(self.waypoint(rng))
+            motion = self.motion(self.waypoint(rng))
+        wanted = self._columns(motion)
         noisy = wanted + rng.normal(0.0, flaws.action_noise, wanted.shape)
         return np.clip(noisy, -1.0, 1.0).astype(np.float32)
 
@@ -154,7 +182,7 @@ class ScriptedExpert(ABC):
         """Where the TCP should be next: a pose (7,) in the base frame."""
 
     def motion(self, waypoint: Vector) -> Vector:
-        """The action (6,) towards a TCP pose (7,), at the episode's pace."""
+        """The motion (6,) towards a TCP pose (7,), at the episode's pace, in action units."""
         pose = self.task.world.tcp_pose()
         turn = rotations.multiply(waypoint[3:], rotations.conjugate(pose[3:]))
         translation = _shortened((waypoint[:3] - pose[:3]) / self._steps[0], self.speed)
@@ -165,6 +193,12 @@ class ScriptedExpert(ABC):
         """Notice being stuck, look again, and come closer to the truth."""
         self.error = self.error * self.imperfections.correction
         self.yaw_error *= self.imperfections.correction
+
+    def _columns(self, motion: Vector) -> Vector:
+        """The task's action columns (d,) of a motion (6,) and the gripper."""
+        values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
+        values[GRIPPER_ACTION] = self.gripper
+        return np.array([values[name] for name in self.task.action_names])
 
 
 def _shortened(vector: Vector, length: float) -> Vector:

@@ -18,6 +18,9 @@ from robot_rl.errors import RobotRLError
 Vector = npt.NDArray[np.float64]
 
 ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
+# Names of the joints, and of the geoms, of the two fingers.
+FINGERS = ("finger_left", "finger_right")
+GRIPPER_ACTUATOR = "gripper"
 _TOOL_ROOT = "hand"
 _WXYZ = [3, 0, 1, 2]
 _XYZW = [1, 2, 3, 0]
@@ -52,6 +55,8 @@ class World:
         joints = [self.model.joint(name).id for name in ARM_JOINTS]
         self._qpos = self.model.jnt_qposadr[joints]
         self._dofs = self.model.jnt_dofadr[joints]
+        self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
+        self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
         self._tool_bodies = _subtree(self.model, self.model.body(_TOOL_ROOT).id)
         self._wrench = np.zeros(6)
 
@@ -102,11 +107,24 @@ class World:
         self.model.body_pos[body] = pose[:3]
         self.model.body_quat[body] = pose[3:][_WXYZ]
 
+    def set_start_pose(self, name: str, pose: Vector) -> None:
+        """Let a free body start at a pose (7,) in the base frame from the next reset on."""
+        first = int(self.model.joint(name).qposadr[0])
+        self.model.qpos0[first : first + 3] = pose[:3]
+        self.model.qpos0[first + 3 : first + 7] = pose[3:][_WXYZ]
+
+    def finger_opening(self) -> float:
+        """Distance between the fingers [m]."""
+        return float(self.data.qpos[self._finger_qpos].sum())
+
     def set_finger_opening(self, opening: float) -> None:
         """Place both fingers `opening` metres apart and keep them there."""
-        for name in ("finger_left", "finger_right"):
-            self.data.qpos[self.model.joint(name).qposadr[0]] = 0.5 * opening
-        self.data.ctrl[self.model.actuator("gripper").id] = 0.5 * opening
+        self.data.qpos[self._finger_qpos] = 0.5 * opening
+        self.set_finger_target(opening)
+
+    def set_finger_target(self, opening: float) -> None:
+        """Let the gripper move towards a distance `opening` between the fingers [m]."""
+        self.data.ctrl[self._gripper] = 0.5 * opening
 
     def reset(self, pose: Vector, joint_guess: Vector) -> None:
         """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (7,)."""
