@@ -15,6 +15,7 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float64]
 
 _CONJUGATION = np.array([-1.0, -1.0, -1.0, 1.0])
+_X_AXIS = np.array([1.0, 0.0, 0.0])
 
 # Fingers towards the table: x of the tool forward, z down. Half a turn about x.
 DOWNWARD: Vector = np.array([1.0, 0.0, 0.0, 0.0])
@@ -93,3 +94,9 @@ def relative(frame: Vector, pose: Vector) -> Vector:
 def about_z(angle: float) -> Vector:
     """Quaternion xyzw of a rotation about z [rad]."""
     return np.array([0.0, 0.0, math.sin(0.5 * angle), math.cos(0.5 * angle)])
+
+
+def heading(quaternion: Vector) -> float:
+    """Angle about z of the rotated x axis [rad]: the yaw of what stands upright or upside down."""
+    x, y, _ = rotate(quaternion, _X_AXIS).tolist()
+    return math.atan2(y, x)

@@ -45,7 +45,7 @@ def test_the_hole_is_wider_than_the_peg_by_the_clearance(task):
     model = env.robot.world.model
     peg = model.geom("peg")
     np.testing.assert_allclose(2 * peg.size[:2], PEG_WIDTH)
-    walls = {name: model.geom(f"wall_{name}") for name in ("front", "back", "left", "right")}
+    walls = {name: model.geom(f"socket_{name}") for name in ("front", "back", "left", "right")}
     for axis, low, high in ((0, "back", "front"), (1, "right", "left")):
         upper = walls[high].pos[axis] - walls[high].size[axis]
         lower = walls[low].pos[axis] + walls[low].size[axis]

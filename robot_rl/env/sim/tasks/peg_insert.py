@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import mujoco
 import numpy as np
 
@@ -43,7 +45,7 @@ class PegInsert(SimTask):
         friction: Sliding friction between peg and socket.
     """
 
-    observation_fields = (
+    observation_fields: ClassVar[tuple[Field, ...]] = (
         Field("state/object_poses", "float32", (1, 7)),
         Field("state/relative_pose", "float32", (6,)),
         Field("state/relative_position_fine", "float32", (3,)),
@@ -82,68 +84,16 @@ class PegInsert(SimTask):
         self._observed = self._socket
 
     def build(self, spec: mujoco.MjSpec) -> None:
-        """Add the peg to the hand and the socket, four walls and a floor, to the table."""
-        box = mujoco.mjtGeom.mjGEOM_BOX
-        friction = [self._friction, 0.005, 0.0001]
-        hand = spec.body("hand")
+        """Add the peg to the hand and the socket to the table."""
         tcp = spec.site("tcp").pos
         centre = tcp + np.array([0.0, 0.0, PEG_BELOW_TCP - PEG_LENGTH / 2])
-        peg = hand.add_body(name="peg", pos=centre, gravcomp=1)
-        peg.add_geom(
-            name="peg",
-            type=box,
-            size=[PEG_WIDTH / 2, PEG_WIDTH / 2, PEG_LENGTH / 2],
-            mass=0.1,
-            rgba=[0.85, 0.45, 0.1, 1],
-            contype=1,
-            conaffinity=2,
-            friction=friction,
-            **_CONTACT,
-        )
-        socket = spec.worldbody.add_body(name="socket", pos=SOCKET_CENTRE)
-        wall = (SOCKET_WIDTH - PEG_WIDTH - self._clearance) / 4
-        reach = SOCKET_WIDTH / 2 - wall
-        inner = SOCKET_WIDTH / 2 - 2 * wall
-        boxes = {
-            "wall_front": ([reach, 0], [wall, SOCKET_WIDTH / 2]),
-            "wall_back": ([-reach, 0], [wall, SOCKET_WIDTH / 2]),
-            "wall_left": ([0, reach], [inner, wall]),
-            "wall_right": ([0, -reach], [inner, wall]),
-        }
-        for name, (centre_xy, half_xy) in boxes.items():
-            socket.add_geom(
-                name=name,
-                type=box,
-                pos=[*centre_xy, -HOLE_DEPTH / 2],
-                size=[*half_xy, HOLE_DEPTH / 2],
-                rgba=[0.3, 0.45, 0.65, 1],
-                contype=2,
-                conaffinity=1,
-                friction=friction,
-                **_CONTACT,
-            )
-        floor = (SOCKET_HEIGHT - HOLE_DEPTH) / 2
-        socket.add_geom(
-            name="floor",
-            type=box,
-            pos=[0, 0, -HOLE_DEPTH - floor],
-            size=[SOCKET_WIDTH / 2, SOCKET_WIDTH / 2, floor],
-            rgba=[0.2, 0.3, 0.45, 1],
-            contype=2,
-            conaffinity=1,
-        )
+        peg = spec.body("hand").add_body(name="peg", pos=centre, gravcomp=1)
+        peg.add_geom(**peg_geom(self._friction), contype=1, conaffinity=2)
+        add_socket(spec, "socket", SOCKET_CENTRE, self._clearance, self._friction)
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw the socket's pose, the error it is seen with, and the start pose."""
-        shift = rng.uniform(-self._position_range, self._position_range, 2)
-        yaw = rng.uniform(-self._yaw_range, self._yaw_range)
-        position = SOCKET_CENTRE + np.array([*shift, 0.0])
-        self._socket = np.concatenate([position, rotations.about_z(yaw)])
-        seen = position + rng.uniform(-self._position_noise, self._position_noise, 3)
-        seen_yaw = yaw + rng.uniform(-self._yaw_noise, self._yaw_noise)
-        self._observed = np.concatenate([seen, rotations.about_z(seen_yaw)])
-        self.world.set_body_pose("socket", self._socket)
-
+        self._place_socket(rng)
         tip = SOCKET_CENTRE + np.array([0.0, 0.0, self._start_height])
         tip = tip + rng.uniform(-self._start_noise, self._start_noise, 3)
         return np.concatenate([tip + np.array([0.0, 0.0, PEG_BELOW_TCP]), rotations.DOWNWARD])
@@ -151,6 +101,10 @@ class PegInsert(SimTask):
     def tip_pose(self) -> Vector:
         """Pose (7,) of the peg's lower end, z up, in the base frame."""
         return rotations.compose(self.world.tcp_pose(), _TIP_IN_TCP)
+
+    def seen_tip_pose(self) -> Vector:
+        """The tip's pose (7,) as the arm knows it: here exactly, as the hand holds the peg."""
+        return self.tip_pose()
 
     def socket_pose(self) -> Vector:
         """The true pose (7,) of the socket: for experts and tests, never observed."""
@@ -163,7 +117,7 @@ class PegInsert(SimTask):
 
     def observe(self) -> Observation:
         """The socket as seen, and the tip's pose (m, rad) in the frame of the socket as seen."""
-        offset = rotations.relative(self._observed, self.tip_pose())
+        offset = rotations.relative(self._observed, self.seen_tip_pose())
         position = offset[:3]
         pose = np.concatenate([position, rotations.to_rotation_vector(offset[3:])])
         return {
@@ -176,6 +130,80 @@ class PegInsert(SimTask):
         """The tip is deep enough inside the hole."""
         x, y, z = rotations.relative(self._socket, self.tip_pose())[:3]
         return bool(z <= -self._success_depth and max(abs(x), abs(y)) < PEG_WIDTH / 2)
+
+    def _place_socket(self, rng: np.random.Generator) -> None:
+        shift = rng.uniform(-self._position_range, self._position_range, 2)
+        yaw = rng.uniform(-self._yaw_range, self._yaw_range)
+        position = SOCKET_CENTRE + np.array([*shift, 0.0])
+        self._socket = np.concatenate([position, rotations.about_z(yaw)])
+        seen = position + rng.uniform(-self._position_noise, self._position_noise, 3)
+        seen_yaw = yaw + rng.uniform(-self._yaw_noise, self._yaw_noise)
+        self._observed = np.concatenate([seen, rotations.about_z(seen_yaw)])
+        self.world.set_body_pose("socket", self._socket)
+
+
+def peg_geom(friction: float) -> dict[str, Any]:
+    """The peg's geom, whose frame is at the peg's centre, but for what it collides with."""
+    return {
+        "name": "peg",
+        "type": mujoco.mjtGeom.mjGEOM_BOX,
+        "size": [PEG_WIDTH / 2, PEG_WIDTH / 2, PEG_LENGTH / 2],
+        "mass": 0.1,
+        "rgba": [0.85, 0.45, 0.1, 1],
+        "friction": _friction(friction),
+        **_CONTACT,
+    }
+
+
+def add_socket(
+    spec: mujoco.MjSpec, name: str, centre: Vector, clearance: float, friction: float
+) -> None:
+    """Add a block with a square hole to the table: four walls and a floor.
+
+    Args:
+        spec: The model.
+        name: Name of the body; those of its geoms begin with it.
+        centre: Position (3,) of the centre of its upper face, base frame [m].
+        clearance: Width of the hole minus width of the peg [m].
+        friction: Sliding friction of its walls.
+    """
+    box = mujoco.mjtGeom.mjGEOM_BOX
+    socket = spec.worldbody.add_body(name=name, pos=centre)
+    wall = (SOCKET_WIDTH - PEG_WIDTH - clearance) / 4
+    reach = SOCKET_WIDTH / 2 - wall
+    inner = SOCKET_WIDTH / 2 - 2 * wall
+    boxes = {
+        "front": ([reach, 0], [wall, SOCKET_WIDTH / 2]),
+        "back": ([-reach, 0], [wall, SOCKET_WIDTH / 2]),
+        "left": ([0, reach], [inner, wall]),
+        "right": ([0, -reach], [inner, wall]),
+    }
+    for side, (centre_xy, half_xy) in boxes.items():
+        socket.add_geom(
+            name=f"{name}_{side}",
+            type=box,
+            pos=[*centre_xy, -HOLE_DEPTH / 2],
+            size=[*half_xy, HOLE_DEPTH / 2],
+            rgba=[0.3, 0.45, 0.65, 1],
+            contype=2,
+            conaffinity=1,
+            friction=_friction(friction),
+            **_CONTACT,
+        )
+    floor = (SOCKET_HEIGHT - HOLE_DEPTH) / 2
+    socket.add_geom(
+        name=f"{name}_floor",
+        type=box,
+        pos=[0, 0, -HOLE_DEPTH - floor],
+        size=[SOCKET_WIDTH / 2, SOCKET_WIDTH / 2, floor],
+        rgba=[0.2, 0.3, 0.45, 1],
+        contype=2,
+        conaffinity=1,
+    )
+
+
+def _friction(sliding: float) -> list[float]:
+    return [sliding, 0.005, 0.0001]
 
 
 class PegInsertExpert(ScriptedExpert):
@@ -231,8 +259,12 @@ class PegInsertExpert(ScriptedExpert):
         height = -HOLE_DEPTH if self._descending else self._hover
         lift = np.concatenate([[0.0, 0.0, height], rotations.about_z(0.0)])
         target = rotations.compose(believed, lift)
+        return self.tcp_with_tip_at(target)
+
+    def tcp_with_tip_at(self, tip: Vector) -> Vector:
+        """TCP pose (7,) that brings the tip to a pose (7,)."""
         return rotations.compose(
-            target, np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [-1.0, 0.0, 0.0, 0.0]])
+            tip, np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [-1.0, 0.0, 0.0, 0.0]])
         )
 
     def _notice_stuck(self, height: float) -> None:

@@ -1,0 +1,247 @@
+"""`push_t`: push a T-shaped block over the table to a target pose."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env import rotations
+from robot_rl.env.sim.task import Imperfections, ScriptedExpert, SimTask, Vector
+
+BAR = (0.03, 0.12)
+STEM = (0.09, 0.03)
+HEIGHT = 0.03
+# The T's frame is at its centroid; x points from the bar along the stem.
+_BAR_X = -STEM[0] * STEM[1] / (BAR[0] * BAR[1] + STEM[0] * STEM[1]) * (BAR[0] + STEM[0]) / 2
+_STEM_X = _BAR_X + (BAR[0] + STEM[0]) / 2
+REAR_X = _BAR_X - BAR[0] / 2
+PUSHER_RADIUS = 0.0075
+PUSHER_LENGTH = 0.06
+PUSHER_BELOW_TCP = 0.055
+PUSHER_CLEARANCE = 0.005
+GOAL = np.array([0.54, 0.0, HEIGHT / 2])
+_START = np.array([0.33, 0.0, PUSHER_CLEARANCE + PUSHER_BELOW_TCP])
+
+
+class PushT(SimTask):
+    """Push a T flat on the table, with a round pusher in the gripper, to a fixed target pose.
+
+    The action is planar: x and y of the pusher. Success is a pose within `tolerance` and
+    `angle_tolerance` of the target. The T starts in front of the target with its bar towards the
+    pusher; pushing it too far cannot be mended from behind.
+
+    Args:
+        name: See `SimTask`.
+        instruction: See `SimTask`.
+        time_limit_steps: See `SimTask`.
+        distance_low: Least distance of the T from the target along x at the start [m].
+        distance_high: Largest such distance [m].
+        lateral_range: Half range of the T's start along y [m].
+        yaw_range: Half range of the T's yaw at the start [rad].
+        position_noise: Half range of the observation error per axis, fixed per episode [m].
+        yaw_noise: Half range of the observed yaw's error [rad].
+        fine_scale: Distance d of the fine observations tanh(position / d) [m].
+        angle_scale: Angle of the fine observation tanh(yaw / angle) [rad].
+        start_noise: Half range of the pusher's start position per axis [m].
+        tolerance: Distance from the target that counts as reached [m].
+        angle_tolerance: Angle that counts as reached [rad].
+        mass: Of the T [kg].
+        friction: Sliding friction between T and pusher; on the table it is 1.
+    """
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (1, 7)),
+        Field("state/relative_pose", "float32", (3,)),
+        Field("state/relative_pose_fine", "float32", (3,)),
+        Field("state/pusher_position", "float32", (2,)),
+        Field("state/pusher_position_fine", "float32", (2,)),
+    )
+    action_names = ("x", "y")
+    finger_opening = 2 * PUSHER_RADIUS
+
+    def __init__(
+        self,
+        name: str,
+        instruction: str,
+        time_limit_steps: int,
+        distance_low: float,
+        distance_high: float,
+        lateral_range: float,
+        yaw_range: float,
+        position_noise: float,
+        yaw_noise: float,
+        fine_scale: float,
+        angle_scale: float,
+        start_noise: float,
+        tolerance: float,
+        angle_tolerance: float,
+        mass: float,
+        friction: float,
+    ) -> None:
+        """See the class."""
+        super().__init__(name, instruction, time_limit_steps)
+        self._distances = (distance_low, distance_high)
+        self._lateral_range = lateral_range
+        self._yaw_range = yaw_range
+        self._position_noise = position_noise
+        self._yaw_noise = yaw_noise
+        self._scale = np.array([fine_scale, fine_scale, angle_scale])
+        self._start_noise = start_noise
+        self._tolerance = tolerance
+        self._angle_tolerance = angle_tolerance
+        self._mass = mass
+        self._friction = friction
+        self._position_error = np.zeros(3)
+        self._yaw_error = rotations.about_z(0.0)
+
+    def build(self, spec: mujoco.MjSpec) -> None:
+        """Add the pusher to the hand, the T, and a marker of the target."""
+        tcp = spec.site("tcp").pos
+        centre = tcp + np.array([0.0, 0.0, PUSHER_BELOW_TCP - PUSHER_LENGTH / 2])
+        pusher = spec.body("hand").add_body(name="pusher", pos=centre, gravcomp=1)
+        # A capsule: against a box it touches in few points, and cheaply.
+        pusher.add_geom(
+            name="pusher",
+            type=mujoco.mjtGeom.mjGEOM_CAPSULE,
+            size=[PUSHER_RADIUS, PUSHER_LENGTH / 2 - PUSHER_RADIUS, 0],
+            mass=0.05,
+            rgba=[0.85, 0.45, 0.1, 1],
+            contype=1,
+            conaffinity=2,
+            friction=[self._friction, 0.005, 0.0001],
+        )
+        block = spec.worldbody.add_body(name="t_block", pos=GOAL)
+        block.add_freejoint(name="t_block")
+        block.add_site(name="t_block")
+        marker = spec.worldbody.add_body(name="target_marker", pos=[GOAL[0], GOAL[1], 0.0])
+        area = BAR[0] * BAR[1] + STEM[0] * STEM[1]
+        for part, x, size in (("bar", _BAR_X, BAR), ("stem", _STEM_X, STEM)):
+            block.add_geom(
+                name=part,
+                type=mujoco.mjtGeom.mjGEOM_BOX,
+                pos=[x, 0, 0],
+                size=[size[0] / 2, size[1] / 2, HEIGHT / 2],
+                mass=self._mass * size[0] * size[1] / area,
+                rgba=[0.3, 0.45, 0.65, 1],
+                contype=3,
+                conaffinity=3,
+                friction=[self._friction, 0.005, 0.0001],
+            )
+            marker.add_geom(
+                type=mujoco.mjtGeom.mjGEOM_BOX,
+                pos=[x, 0, 0],
+                size=[size[0] / 2, size[1] / 2, 0.0005],
+                rgba=[0.2, 0.7, 0.3, 1],
+                contype=0,
+                conaffinity=0,
+            )
+
+    def reset(self, rng: np.random.Generator) -> Vector:
+        """Draw the T's start pose, the error it is seen with, and the pusher's start."""
+        away = np.array([-rng.uniform(*self._distances), 0.0, 0.0])
+        away[1] = rng.uniform(-self._lateral_range, self._lateral_range)
+        yaw = rng.uniform(-self._yaw_range, self._yaw_range)
+        self.world.set_start_pose("t_block", np.concatenate([GOAL + away, rotations.about_z(yaw)]))
+        noise = self._position_noise
+        self._position_error = np.array([*rng.uniform(-noise, noise, 2), 0.0])
+        self._yaw_error = rotations.about_z(rng.uniform(-self._yaw_noise, self._yaw_noise))
+        start = _START + np.array([*rng.uniform(-self._start_noise, self._start_noise, 2), 0.0])
+        return np.concatenate([start, rotations.DOWNWARD])
+
+    def block_pose(self) -> Vector:
+        """The true pose (7,) of the T: for experts and tests, never observed."""
+        return self.world.site_pose("t_block")
+
+    def goal_pose(self) -> Vector:
+        """TCP pose (7,) with the pusher at the middle of the bar of a T that is on target."""
+        x = GOAL[0] + REAR_X - PUSHER_RADIUS
+        return np.concatenate([[x, GOAL[1], _START[2]], rotations.DOWNWARD])
+
+    def remaining(self) -> Vector:
+        """The T's true pose from the target: x, y [m], yaw [rad] (3,), base frame."""
+        return _from_goal(self.block_pose())
+
+    def observe(self) -> Observation:
+        """The T as seen.
+
+        `relative_pose` is its x, y [m] and yaw [rad] from the target, `pusher_position` the
+        pusher's x and y [m] in the frame of the T.
+        """
+        block = self.block_pose()
+        seen = np.concatenate(
+            [block[:3] + self._position_error, rotations.multiply(self._yaw_error, block[3:])]
+        )
+        pose = _from_goal(seen)
+        pusher = rotations.relative(seen, self.world.tcp_pose())[:2]
+        face = np.array([REAR_X - PUSHER_RADIUS, 0.0])  # fine where the pusher touches the bar
+        return {
+            "state/object_poses": seen[None].astype(np.float32),
+            "state/relative_pose": pose.astype(np.float32),
+            "state/relative_pose_fine": np.tanh(pose / self._scale).astype(np.float32),
+            "state/pusher_position": pusher.astype(np.float32),
+            "state/pusher_position_fine": np.tanh((pusher - face) / self._scale[:2]).astype(
+                np.float32
+            ),
+        }
+
+    def succeeded(self) -> bool:
+        """Within both tolerances of the target."""
+        x, y, yaw = self.remaining()
+        return bool(np.hypot(x, y) <= self._tolerance and abs(yaw) <= self._angle_tolerance)
+
+
+class PushTExpert(ScriptedExpert):
+    """Pushes the bar from behind and steers with the point where it touches.
+
+    Pushing at a distance c to the left of the centroid turns the T to the right, about c/r² per
+    metre (r: the T's radius of friction), so that the T's path can be steered like a car's. The
+    expert's error is one about where the target is.
+
+    Args:
+        task: The task.
+        imperfections: See `Imperfections`.
+        translation_step: See `ScriptedExpert`.
+        rotation_step: See `ScriptedExpert`.
+        lateral_gain: Distance from the centroid for each metre beside the target's axis.
+        yaw_gain: The same for each radian of yaw [m/rad].
+        reach: Largest distance from the centroid at which it pushes [m].
+        gap: How far it goes back to move along the bar [m].
+    """
+
+    def __init__(
+        self,
+        task: PushT,
+        imperfections: Imperfections,
+        translation_step: float,
+        rotation_step: float,
+        lateral_gain: float,
+        yaw_gain: float,
+        reach: float,
+        gap: float,
+    ) -> None:
+        """See the class."""
+        super().__init__(task, imperfections, translation_step, rotation_step)
+        self._t_task = task
+        self._gains = (lateral_gain, yaw_gain)
+        self._reach = reach
+        self._gap = gap
+
+    def waypoint(self, rng: np.random.Generator) -> Vector:
+        """Behind the bar where the push should be, or forward when the pusher is there."""
+        x, y, yaw = self._t_task.remaining() - np.array([*self.error[:2], self.yaw_error])
+        wanted = self._gains[0] * y + self._gains[1] * yaw
+        wanted = float(np.clip(wanted, -self._reach, self._reach))
+        block = self._t_task.block_pose()
+        pusher = rotations.relative(block, self.task.world.tcp_pose())
+        touching = REAR_X - PUSHER_RADIUS
+        if abs(pusher[1] - wanted) > self._gap:
+            place = np.array([touching - self._gap, wanted])
+        else:
+            place = np.array([touching + min(self._gap, max(-x, 0.0)), wanted])
+        target = rotations.compose(block, np.array([*place, 0.0, 0.0, 0.0, 0.0, 1.0]))
+        return np.concatenate([target[:2], self.task.goal_pose()[2:]])
+
+
+def _from_goal(block: Vector) -> Vector:
+    return np.array([*(block[:2] - GOAL[:2]), rotations.heading(block[3:])])
