@@ -236,9 +236,12 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
+        text = " ".join(str(error).split())
+        pair = f"task={config.choices.task} is for another robot than robot={config.choices.robot}"
         raise ConfigError(
             "a value of the configuration refers to another that does not exist",
-            got=" ".join(str(error).split()),
+            got=text,
+            hint=f"{pair}: choose one of them alone" if "'robot." in text else None,
         ) from error
     return {str(key): value for key, value in dict(plain).items()}  # type: ignore[arg-type]
 

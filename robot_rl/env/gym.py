@@ -1,0 +1,297 @@
+"""Any Gymnasium environment by its id, behind the same seam as a robot.
+
+`GymRobot` steps the environment, `GymTask` judges by what it returned: its own reward, its own
+termination and truncation, and the success that its info reports.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env import rotations
+from robot_rl.env.robot import Action, Applied
+from robot_rl.env.sim.gl import choose_backend
+from robot_rl.env.task import Outcome, Task
+from robot_rl.errors import RobotRLError
+
+# What environments call success in their info; the first that is there counts.
+SUCCESS_KEYS = ("success", "is_success", "succeed")
+_SEEDS = 2**31
+
+
+class GymError(RobotRLError):
+    """A Gymnasium environment that cannot be made, or has spaces that rows cannot hold."""
+
+
+class GymTask:
+    """The task of a Gymnasium environment: all of it is the environment's own.
+
+    Args:
+        name: Name of the task, recorded with every episode.
+        instruction: What the robot is to do, in words.
+        time_limit_steps: Steps after which an episode is truncated; None: the environment's own
+            `max_episode_steps`.
+    """
+
+    observation_fields: tuple[Field, ...] = ()
+
+    def __init__(self, name: str, instruction: str, time_limit_steps: int | None) -> None:
+        """See the class."""
+        self.name = name
+        self.instruction = instruction
+        self.time_limit_steps = time_limit_steps or 0
+        self._robot: GymRobot | None = None
+
+    def attach(self, robot: GymRobot) -> None:
+        """Take the robot whose environment this is the task of, and its time limit.
+
+        Raises:
+            GymError: Neither the configuration nor the environment has a limit.
+        """
+        self._robot = robot
+        self.time_limit_steps = self.time_limit_steps or robot.max_episode_steps or 0
+        if not self.time_limit_steps:
+            raise GymError(
+                f"the environment {robot.id!r} has no time limit",
+                expected="a number of steps",
+                hint="set task.environment.time_limit_steps",
+            )
+
+    @property
+    def robot(self) -> GymRobot:
+        """The robot that steps the environment.
+
+        Raises:
+            GymError: There is none yet.
+        """
+        if self._robot is None:
+            raise GymError(
+                f"the task {self.name!r} has no environment", hint="run it with robot=gym"
+            )
+        return self._robot
+
+    def reset(self, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+        """Nothing to draw: the environment places its robot itself, wherever this pose is."""
+        return np.concatenate([np.zeros(3), rotations.about_z(0.0)])
+
+    def observe(self) -> Observation:
+        """Nothing: all that the environment shows is the robot's observation."""
+        return {}
+
+    def outcome(self) -> Outcome:
+        """What the environment said of the last step."""
+        return self.robot.last_outcome
+
+
+class GymRobot:
+    """Steps a Gymnasium environment as if it were a robot.
+
+    Its observation space is a Box, which becomes `state/observation`, or a Dict, whose entries
+    become `state/<key>`; keys of nested Dicts are joined by `_`. Numbers become float32 (n,),
+    flattened; uint8 (height, width, 3) becomes `images/<key>`. Its action space is a bounded Box;
+    actions in [-1, 1] are scaled to its bounds.
+
+    Args:
+        task: A `GymTask`.
+        id: Id of the environment; with `module:id`, or `namespace/id` and a module of that name,
+            the module is imported first, so that it can register its environments.
+        arguments: Keyword arguments of the environment.
+        action_scale: Share of the action space's range about its middle that is used, for each
+            of its columns; a column with 0 stays in the middle and is no column of the action.
+            None uses all of the range. For environments whose actions are in metres.
+        success_key: Name in the info that reports success; None: the first of `SUCCESS_KEYS` that
+            is there. An environment that reports none has succeeded when it terminates with a
+            positive reward.
+
+    Raises:
+        GymError: See there.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        id: str,
+        arguments: Mapping[str, Any],
+        action_scale: Sequence[float] | None,
+        success_key: str | None,
+    ) -> None:
+        """See the class."""
+        if not isinstance(task, GymTask):
+            raise GymError(
+                f"a Gymnasium environment cannot do the task {task.name!r}",
+                got=type(task).__name__,
+                hint="leave task=... out, or give task=gym",
+            )
+        self.id = id
+        self._success_key = success_key
+        self._env = _make(id, arguments)
+        self._columns = _columns(id, self._env.observation_space)
+        self._low, self._high = _bounds(id, self._env.action_space)
+        self._scale = _scale(action_scale, self._low.size)
+        self._used = np.flatnonzero(self._scale)
+        self.action_names = tuple(f"action_{index}" for index in self._used)
+        self.observation_fields = tuple(field for _, field in self._columns)
+        self.last_observation: Any = None
+        self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
+        self._action = np.zeros(self._low.size)
+        task.attach(self)
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The environment's own time limit."""
+        spec = self._env.spec
+        return None if spec is None else spec.max_episode_steps
+
+    def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
+        """Reset the environment with a seed from `rng`; it starts where it likes."""
+        seed = int(rng.integers(_SEEDS))
+        with _seeded_global_generator(seed):
+            self.last_observation, _ = self._env.reset(seed=seed)
+        self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
+
+    def apply(self, action: Action) -> Applied:
+        """Take an action (d,) in [-1, 1] for the coming step."""
+        self._action[self._used] = action
+        return Applied(action, clamped=False)
+
+    def advance(self, period: float) -> None:
+        """Step the environment once; how long that is, it knows itself."""
+        share = 0.5 * (1.0 + self._scale * self._action)
+        wanted = self._low + share * (self._high - self._low)
+        space = self._env.action_space
+        action = wanted.reshape(space.shape).astype(space.dtype)
+        seen, reward, terminated, truncated, info = self._env.step(action)
+        self.last_observation = seen
+        success = self._success(info, bool(terminated), float(reward))
+        self.last_outcome = Outcome(float(reward), bool(terminated), bool(truncated), success)
+
+    def observe(self) -> Observation:
+        """What the environment returned last."""
+        return {
+            field.name: np.array(_at(self.last_observation, path), field.dtype).reshape(field.shape)
+            for path, field in self._columns
+        }
+
+    def hold(self) -> None:
+        """Nothing moves between steps."""
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _success(self, info: Mapping[str, Any], terminated: bool, reward: float) -> bool:
+        if self._success_key is not None and self._success_key not in info:
+            raise GymError(
+                f"the info of {self.id} has no {self._success_key!r}",
+                got=sorted(info),
+                hint="set robot.success_key to one of them, or to null",
+            )
+        keys = SUCCESS_KEYS if self._success_key is None else (self._success_key,)
+        for key in keys:
+            if key in info:
+                return bool(info[key])
+        return terminated and reward > 0.0
+
+
+def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Make the environment, with one error for all that can be missing."""
+    choose_backend()  # some make a renderer even where no image is asked for
+    namespace, slash, _ = id.partition("/")
+    try:
+        if slash and ":" not in id and id not in gymnasium.registry:
+            importlib.import_module(namespace)
+        return gymnasium.make(id, disable_env_checker=True, **arguments)
+    except ImportError as error:  # also what a missing display or library makes of it
+        raise GymError(
+            f"the environment {id!r} cannot be imported",
+            got=error,
+            hint="install its package; those of the examples come with: pip install robot_rl[gym]",
+        ) from error
+    except gymnasium.error.Error as error:
+        raise GymError(
+            f"there is no environment {id!r}",
+            got=error,
+            expected="an id that Gymnasium knows, or module:id, where importing the module adds it",
+        ) from error
+    except TypeError as error:
+        raise GymError(
+            f"the environment {id!r} does not take these arguments",
+            got=f"{dict(arguments)}: {error}",
+            hint="correct robot.arguments",
+        ) from error
+
+
+def _columns(
+    id: str, space: spaces.Space[Any], path: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], Field]]:
+    """Where each column is in the observation, and what it is."""
+    if isinstance(space, spaces.Dict):
+        parts = space.spaces.items()
+        return [column for key, part in parts for column in _columns(id, part, (*path, key))]
+    name = "_".join(path) or "observation"
+    shape = space.shape
+    if isinstance(space, spaces.Box) and shape is not None:
+        if space.dtype != np.uint8 or len(shape) < 2:
+            return [(path, Field(f"state/{name}", "float32", (int(np.prod(shape)),)))]
+        if len(shape) == 3 and shape[2] == 3:
+            return [(path, Field(f"images/{name}", "uint8", shape))]
+    raise GymError(
+        f"the observation {name!r} of {id} is not supported",
+        got=space,
+        expected="a Box of numbers, or a Box of uint8 (height, width, 3), in any Dict",
+        hint="wrap the environment, and register what you made",
+    )
+
+
+def _bounds(
+    id: str, space: spaces.Space[Any]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    if isinstance(space, spaces.Box) and space.is_bounded():
+        return space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
+    raise GymError(
+        f"the action space of {id} is not supported",
+        got=space,
+        expected="a Box with finite bounds",
+        hint="wrap the environment, for example with gymnasium.wrappers.RescaleAction",
+    )
+
+
+def _scale(scale: Sequence[float] | None, count: int) -> npt.NDArray[np.float64]:
+    values = np.ones(count) if scale is None else np.asarray(scale, np.float64)
+    fits = values.shape == (count,) and ((values >= 0.0) & (values <= 1.0)).all()
+    if not (fits and values.any()):
+        raise GymError(
+            "robot.action_scale does not fit the action space",
+            got=scale,
+            expected=f"{count} numbers in [0, 1], not all 0",
+        )
+    return values
+
+
+def _at(observation: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        observation = observation[key]
+    return observation
+
+
+@contextmanager
+def _seeded_global_generator(seed: int) -> Iterator[None]:
+    """Let an environment that draws from NumPy's global generator follow the episode's seed too.
+
+    gym_hil places its cube so; without this, no evaluation of it could be repeated.
+    """
+    state = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
