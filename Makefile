@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  rm -rf $(VENV); "$$chosen" -m venv $(VENV); \
 	fi
 	@echo "make: installing robot_rl and its pinned dependencies into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 install: $(STAMP)

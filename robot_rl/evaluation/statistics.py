@@ -173,8 +173,8 @@ class EvaluationResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of this line."""
-        return asdict(self)
+        """Return the JSON object of this line, equal to what is read back from it."""
+        return {**asdict(self), "failures": list(self.failures)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> EvaluationResult:

@@ -104,6 +104,7 @@ def test_an_evaluation_summarises_its_episodes():
         wall_seconds=1.5,
     )
     content = json.loads(json.dumps(result.to_json()))
+    assert content == result.to_json()  # else a final evaluation would be recorded twice
     low, high = clopper_pearson(3, 4)
     assert content == {
         "environment_steps": 0,
