@@ -133,10 +133,10 @@ class SimRobot:
         return seen
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """What a bystander sees: uint8 (240, 320, 3) RGB, from the front camera."""
+        """What a bystander sees: uint8 (240, 320, 3) RGB, from the overview camera."""
         if self._bystander is None:
             self._bystander = SceneRenderer(self.world, 320, 240)
-        return self._bystander.color("front")
+        return self._bystander.color("overview")
 
     def hold(self) -> None:
         """Stop where the arm is; actions that have not taken effect yet are dropped.
