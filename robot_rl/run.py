@@ -3,6 +3,7 @@
     runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the newest
         config.yaml                    the resolved configuration
         demonstrations.zarr/           episodes
+        exploration.zarr/              with cameras: episodes for the image encoder
         store/                         the replay store (LMDB)
         spool/actor-1.ring             steps of an actor that are not in the store yet
         checkpoints/bc/                the cloned policy
@@ -121,6 +122,11 @@ class RunDirectory:
     def demonstrations(self) -> Path:
         """The zarr group of the run's demonstrations."""
         return self.path / "demonstrations.zarr"
+
+    @property
+    def exploration(self) -> Path:
+        """The zarr group of the episodes in which an image encoder's training explored."""
+        return self.path / "exploration.zarr"
 
     @property
     def store(self) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,19 +12,19 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
-from policies.policy import INSTRUCTION, ChunkPolicy
+from policies.policy import INSTRUCTION
 from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl import devices
-from robot_rl.algorithms.behavior_cloning import Metrics, train
-from robot_rl.algorithms.visual_cloning import REMAINING_MOTION, SeeingPolicy, remaining_motion
-from robot_rl.compute import compute_device, explained_memory
+from robot_rl.algorithms.behavior_cloning import train
+from robot_rl.compute import explained_memory
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory
+from robot_rl.stages.cloning import show, untrained, windows
+from robot_rl.stages.vision import train_image_encoder
 
 
 def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
@@ -72,18 +71,18 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     states = observed_widths(config, schema)
     vision = None
     if config.observation.vision is not None:
-        vision = _train_image_encoder(config, dataset, states, generator)
+        vision = train_image_encoder(config, run, dataset, states, generator)
     # Cameras that the policy itself looks at, with an image encoder of its own.
     cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
-    sampler = _windows(config, dataset, (*states, *cameras, INSTRUCTION, "action"))
+    sampler = windows(config, dataset, (*states, *cameras, INSTRUCTION, "action"))
     if vision is not None:
         sampler.arrays[FEATURES] = _encoded(dataset, vision)
-    policy = _untrained(config, sampler, observed_keys(states, vision), generator)
+    policy = untrained(config, sampler, observed_keys(states, vision), generator)
     if policy.conditioned:
         _check_instructions(dataset)
     with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
         progress.phase("cloning")
-        shown = partial(_show, progress)
+        shown = partial(show, progress)
         policy = train(policy, sampler, devices.make(config.cloning), int(config.seed), shown)
     behaviour = Behaviour(
         policy,
@@ -100,68 +99,6 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     with run.atomic_folder(CLONED) as folder:
         checkpoint.save(folder / "policy", behaviour)
     return behaviour
-
-
-def _train_image_encoder(
-    config: DictConfig, dataset: EpisodeDataset, states: dict[str, int], generator: torch.Generator
-) -> ImageEncoder:
-    """Train an encoder of the dataset's cameras along with a policy, which is then dropped."""
-    schema = dataset.schema
-    cameras = {
-        f.name: f.shape
-        for f in schema.fields
-        if f.name.startswith("images/") and f.shape[-1:] == (3,)
-    }
-    vision = devices.make(config.observation.vision, cameras=cameras, generator=generator)
-    options = devices.make(config.observation.vision_training)
-    sampler = _windows(config, dataset, (*states, *cameras, "action"))
-    policy = _untrained(config, sampler, observed_keys(states, vision), generator)
-    poses = dataset.arrays(["state/tcp_pose"])["state/tcp_pose"]
-    sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
-    vision.to(compute_device(config))
-    student = SeeingPolicy(policy, vision, options.random_shift, options.motion_weight)
-    torch.set_num_threads(options.threads)
-    with WorkProgress(options.cloning.updates, "updates") as progress:
-        progress.phase("training the image encoder")
-        shown = partial(_show, progress)
-        taught = train(student, sampler, options.cloning, int(config.seed), shown)
-    torch.set_num_threads(1)
-    return taught.vision
-
-
-def _windows(config: DictConfig, dataset: EpisodeDataset, fields: Sequence[str]) -> WindowSampler:
-    """Windows of the successful demonstrations for the configured policy."""
-    policy = config.policy
-    return WindowSampler.of_dataset(
-        dataset,
-        int(policy.observation_steps),
-        int(policy.horizon),
-        fields=fields,
-        only_successful=True,
-    )
-
-
-def _untrained(
-    config: DictConfig, sampler: WindowSampler, keys: dict[str, int], generator: torch.Generator
-) -> ChunkPolicy:
-    """Make the configured policy with normalisers that are fitted on the windows' first rows."""
-    images = {n: column[:1] for n, column in sampler.arrays.items() if n.startswith("images/")}
-    fitted = {
-        name: sampler.arrays[name][sampler.indices]
-        for name in (*keys, "action")
-        if name != FEATURES
-    }
-    policy = devices.make(
-        config.policy,
-        arrays=fitted | images,
-        keys=keys,
-        generator=generator,
-        identity=(FEATURES,) if FEATURES in keys else (),
-    )
-    assert isinstance(policy, ChunkPolicy)
-    if config.get("compile", False):
-        policy.compile()
-    return policy.to(compute_device(config))
 
 
 def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.float16]:
@@ -184,10 +121,6 @@ def _check_instructions(dataset: EpisodeDataset) -> None:
                 expected="what it shows, in words",
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
-
-
-def _show(progress: WorkProgress, update: int, _: Metrics) -> None:
-    progress.update(update)
 
 
 def load_cloned(run: RunDirectory) -> Behaviour:

@@ -24,6 +24,7 @@ from robot_rl.stages.evaluate import evaluate_final, film_final, record_final, u
 from robot_rl.stages.memory import MemorySampler
 from robot_rl.stages.pretrain import create_run, open_demonstrations, pretrain
 from robot_rl.stages.processes import ProcessGroup
+from robot_rl.stages.vision import exploration_steps
 
 _POLL_SECONDS = 0.25
 _TIMES = "times"
@@ -207,6 +208,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) ->
         "longest_success_run": final.longest_success_run,
         "demonstrations": len(open_demonstrations(config, run)),
         "environment_steps": final.environment_steps,
+        "exploration_steps": exploration_steps(run),
         "steps_to_97": first_confirmed(
             [record.environment_steps for record in learned],
             [record.success_rate for record in learned],

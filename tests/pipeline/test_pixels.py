@@ -19,6 +19,7 @@ PIXELS = (
     f"observation.cameras=[{CAMERA}]",
     "observation.vision_training.cloning.updates=5",
     "observation.vision_training.cloning.batch_size=8",
+    "observation.vision_training.exploration_episodes=2",
     "observation.vision.backbone.channels=[4,8]",
     "environment_steps=200",
     "evaluation.episodes=2",
@@ -42,6 +43,10 @@ def test_a_policy_learns_from_features_that_the_rows_carry(tmp_path, robot_rl_co
     run = (tmp_path / "runs/latest").resolve()
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["environment_steps"], summary["gradient_updates"]) == (200, 20 + 125)
+
+    explored = EpisodeDataset(run / "exploration.zarr")
+    assert len(explored) == 2
+    assert summary["exploration_steps"] == explored.episode_ends[-1] - 2
 
     cloned = checkpoint.load(run / "checkpoints/bc/policy")
     learned = checkpoint.load(run / "checkpoints/last/policy")

@@ -1,0 +1,146 @@
+"""Training of the image encoder: on demonstrations, on exploration, and then no more."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from policies.behaviour import Behaviour, Interface
+from policies.policy import ChunkPolicy
+from policies.runner import PolicyRunner
+from policies.vision import ImageEncoder, observed_keys
+from robot_rl import devices
+from robot_rl.algorithms.behavior_cloning import train
+from robot_rl.algorithms.visual_cloning import (
+    REMAINING_MOTION,
+    Explored,
+    SeeingPolicy,
+    VisionTraining,
+    remaining_motion,
+)
+from robot_rl.compute import compute_device
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.data.windows import WindowSampler
+from robot_rl.env.factory import make_env
+from robot_rl.env.rollout import rollout, training_seed
+from robot_rl.progress import WorkProgress
+from robot_rl.run import RunDirectory
+from robot_rl.stages.cloning import show, untrained, windows
+
+# Apart from the streams of collecting (0) and of actors (1 and more, a million for each).
+_SEED_STREAM = (1 << 31) - 1
+_POSE = "state/tcp_pose"
+
+
+def train_image_encoder(
+    config: DictConfig,
+    run: RunDirectory,
+    dataset: EpisodeDataset,
+    states: dict[str, int],
+    generator: torch.Generator,
+) -> ImageEncoder:
+    """Train an encoder of the dataset's cameras along with a policy, which is then dropped.
+
+    An encoder that has seen successes alone is off by centimetres wherever else the robot comes
+    to. So the policy then explores for some episodes, with noise, and training goes on with what
+    the cameras saw there; how the episodes ended does not matter.
+
+    Args:
+        config: The configuration.
+        run: Where `exploration.zarr` is written.
+        dataset: The demonstrations.
+        states: Name → width of the state keys that the policy sees beside the features.
+        generator: Source of the initial weights.
+    """
+    cameras = {
+        f.name: f.shape
+        for f in dataset.schema.fields
+        if f.name.startswith("images/") and f.shape[-1:] == (3,)
+    }
+    vision = devices.make(config.observation.vision, cameras=cameras, generator=generator)
+    vision.to(compute_device(config))
+    options: VisionTraining = devices.make(config.observation.vision_training)
+    sampler = windows(config, dataset, (*states, *cameras, "action"))
+    poses = dataset.arrays([_POSE])[_POSE]
+    sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
+    policy = untrained(config, sampler, observed_keys(states, vision), generator)
+    student = SeeingPolicy(policy, vision, options)
+    taught = _train(config, student, sampler, options, "training the image encoder")
+    if options.exploration_episodes:
+        taught.requires_grad_(True)  # the average, which took none
+        explored = _explore(config, run, taught, options)
+        student = SeeingPolicy(taught.policy, taught.vision, options, explored)
+        taught = _train(config, student, sampler, options, "training it on the exploration too")
+    return taught.vision
+
+
+def exploration_steps(run: RunDirectory) -> int:
+    """Environment steps that were taken for the image encoder."""
+    if not run.exploration.exists():
+        return 0
+    dataset = EpisodeDataset(run.exploration)
+    return int(dataset.episode_ends[-1]) - len(dataset) if len(dataset) else 0
+
+
+def _train(
+    config: DictConfig,
+    student: SeeingPolicy,
+    sampler: WindowSampler,
+    options: VisionTraining,
+    words: str,
+) -> SeeingPolicy:
+    torch.set_num_threads(options.threads)
+    with WorkProgress(options.cloning.updates, "updates") as progress:
+        progress.phase(words)
+        shown = partial(show, progress)
+        taught = train(student, sampler, options.cloning, int(config.seed), shown)
+    torch.set_num_threads(1)
+    return taught
+
+
+def _explore(
+    config: DictConfig, run: RunDirectory, taught: SeeingPolicy, options: VisionTraining
+) -> Explored:
+    """Let the policy act with noise, record all episodes, and give what the cameras saw."""
+    stepped = OmegaConf.merge(config, {"clock": "stepped"})
+    assert isinstance(stepped, DictConfig)
+    env = make_env(stepped)
+    assert isinstance(taught.policy, ChunkPolicy)
+    behaviour = Behaviour(
+        taught.policy,
+        Interface(env.schema.task, env.schema.control_rate_hz, env.schema.action_names),
+        execute_steps=int(config.execute_steps),
+        vision=taught.vision,
+    ).exploring("mean", "uniform", options.exploration_noise)
+    runner = PolicyRunner(behaviour)
+    seeds = (training_seed(int(config.seed), _SEED_STREAM, n) for n in itertools.count())
+    count = options.exploration_episodes
+    with (
+        EpisodeWriter(run.exploration, env.schema) as writer,
+        WorkProgress(count, "episodes") as progress,
+    ):
+        progress.phase("exploring")
+        # A recording that was interrupted goes on where it stopped.
+        remaining = itertools.islice(seeds, len(writer), count)
+        for result in rollout(
+            [env], runner, remaining, recorder=RowBuilder(env.schema, SOURCE_POLICY)
+        ):
+            rows = [{f.name: row[f.name] for f in env.schema.fields} for row in result.rows]
+            writer.append(
+                rows,
+                seed=result.seed,
+                instruction=env.task.instruction,
+                success=result.success,
+                source=SOURCE_POLICY,
+            )
+            progress.episode(result.success)
+            progress.update(len(writer))
+    env.close()
+    dataset = EpisodeDataset(run.exploration)
+    arrays = dataset.arrays([_POSE, *taught.vision.cameras])
+    return Explored(arrays.pop(_POSE), arrays, dataset.episode_ends)
