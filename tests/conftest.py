@@ -43,3 +43,8 @@ def robot_rl_command(tmp_path: Path) -> Command:
         )
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest test, else one core would wait for the other at the end."""
+    items.sort(key=lambda item: item.path.name != "test_learning.py")
