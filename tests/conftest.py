@@ -31,7 +31,7 @@ def checkout() -> Path:
 def robot_rl_command(tmp_path: Path) -> Command:
     """Run `robot-rl` as a user does, in an empty working directory."""
 
-    def run(*words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "robot_rl.cli", *words],
             cwd=tmp_path,

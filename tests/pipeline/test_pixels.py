@@ -38,7 +38,7 @@ def rows_of(run):
 
 
 def test_a_policy_learns_from_features_that_the_rows_carry(tmp_path, robot_rl_command):
-    done = robot_rl_command("train", *PIXELS, timeout=220)
+    done = robot_rl_command("train", *PIXELS, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     run = (tmp_path / "runs/latest").resolve()
     summary = json.loads((run / "summary.json").read_text())

@@ -24,7 +24,7 @@ def test_a_residual_is_trained_on_a_frozen_vla(tmp_path, robot_rl_command):
         "environment_steps=200",
         "cloning.updates=20",
         "cloning.batch_size=16",
-        timeout=230,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     run = (tmp_path / "runs" / "latest").resolve()

@@ -29,7 +29,7 @@ TINY = (
     "evaluation.slots=8",
     "evaluation.videos=2",
 )
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 
 
 class Train:
