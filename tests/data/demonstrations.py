@@ -10,7 +10,7 @@ from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
 
 FRONT_SHAPE, WRIST_SHAPE = (64, 80, 3), (33, 47, 3)
-PLACES = (("front", FRONT_SHAPE, 150), ("left/wrist", WRIST_SHAPE, 170))
+PLACES = (("front", FRONT_SHAPE, 110), ("left/wrist", WRIST_SHAPE, 130))
 RATE = 12.5
 INSTRUCTIONS = ("insert the peg", "", "put it in — légèrement")
 LENGTHS = (7, 1, 12)
@@ -62,7 +62,7 @@ def make_rows(episode: int, schema: RowSchema, scene: np.ndarray) -> list[Row]:
         row["stamp_observation"] = np.int64(1_790_000_000_123_456_789 + step * 80_000_000)
         row["stamp_action"] = row["stamp_observation"] + 1_234_567
         for name, (height, width, _), top in PLACES:
-            left = 200 + 20 * episode + 8 * step
+            left = 690 + 20 * episode + 8 * step
             row[f"images/{name}"] = scene[top : top + height, left : left + width].copy()
         rows.append(row)
     return rows
