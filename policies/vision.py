@@ -169,21 +169,6 @@ class ImageEncoder(nn.Module):
         return image.to(self.motion.weight.device)
 
 
-def create(
-    cameras: Mapping[str, Sequence[int]],
-    generator: torch.Generator,
-    backbone: Mapping[str, Any],
-    hidden: int,
-    features: int,
-    motion_scale: Sequence[float],
-    fine_scale: float,
-) -> ImageEncoder:
-    """The `_target_` of `vision` in configs/observation; see `ImageEncoder`."""
-    return ImageEncoder(
-        cameras, backbone, hidden, features, motion_scale, fine_scale, generator=generator
-    )
-
-
 def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
     """Shift each image by up to `most` pixels, repeating the edge (DrQ, Kostrikov et al. 2021).
 

@@ -118,6 +118,13 @@ def compose_for_run(overrides: Sequence[str], run_config: DictConfig) -> DictCon
     return result
 
 
+def on_stepped_clock(config: DictConfig) -> DictConfig:
+    """The same configuration in simulated time, for what keeps no pace with the wall clock."""
+    stepped = OmegaConf.merge(config, {"clock": "stepped"})
+    assert isinstance(stepped, DictConfig)
+    return stepped
+
+
 def compare_run(
     config: DictConfig, run_config: DictConfig, *, may_differ: Iterable[str] = MAY_DIFFER
 ) -> None:

@@ -18,7 +18,6 @@ from robot_rl.algorithms.behavior_cloning import CloningOptions
 from robot_rl.env import rotations
 
 REMAINING_MOTION = "remaining_motion"
-_POSE = "state/tcp_pose"
 
 Array = npt.NDArray[Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from robot_rl.signals import ENDS_WITH_INPUT
+from robot_rl.stages.processes import child_environment
 
 
 class KilledServer:
@@ -63,9 +62,8 @@ class KilledServer:
 
     def _killed_once(self) -> bool:
         """Run the server until it is killed; return whether it was to end instead."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
         with subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=child_environment()
         ) as process:
             ends = self._stop.wait(self._every)
             process.terminate() if ends else process.kill()

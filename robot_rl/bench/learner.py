@@ -15,10 +15,10 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.networks import seeded
 from policies.vision import observed_keys
-from robot_rl import devices
 from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, observed_widths
+from robot_rl.stages.vision import make_image_encoder
 
 _UPDATES = 200
 _WARM_UP = 20
@@ -64,12 +64,10 @@ def _pixels(config: DictConfig) -> list[str]:
 def _measure(config: DictConfig) -> float:
     rng = np.random.default_rng(0)
     env = make_env(config)
-    shapes = {f.name: f.shape for f in env.schema.fields}
     widths = observed_widths(config, env.schema)
     vision = None
     if config.observation.vision is not None:
-        cameras = {name: shape for name, shape in shapes.items() if name.startswith("images/")}
-        vision = devices.make(config.observation.vision, cameras=cameras, generator=seeded(0))
+        vision = make_image_encoder(config, env.schema, seeded(0))
     widths = observed_keys(widths, vision)
     env.close()
     dimension = env.schema.action_dimension
@@ -79,7 +77,7 @@ def _measure(config: DictConfig) -> float:
     }
     action = rng.uniform(-1, 1, (size, dimension)).astype(np.float32)
     base = DiffusionPolicy.create({**columns, "action": action}, widths, generator=seeded(0))
-    interface = Interface(config.task.name, 10.0, env.schema.action_names)
+    interface = Interface(config.task.name, float(config.control_rate_hz), env.schema.action_names)
     cloned = Behaviour(base, interface, vision=vision)
     algorithm = make_algorithm(config.algorithm, cloned, seed=0)
     batch = _batch(columns, action, rng)

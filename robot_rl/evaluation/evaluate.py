@@ -7,11 +7,12 @@ import time
 from typing import Literal
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.compute import compute_device
+from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import rollout
@@ -34,8 +35,7 @@ class Evaluator:
         episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
         count = min(int(config.evaluation.slots), int(episodes))
         # Episodes side by side share no wall clock: they run in simulated time.
-        stepped = OmegaConf.merge(config, {"clock": "stepped"})
-        assert isinstance(stepped, DictConfig)
+        stepped = on_stepped_clock(config)
         self._envs: list[RobotEnv] = [make_env(stepped) for _ in range(count)]
 
     def evaluate(

@@ -17,6 +17,9 @@ from robot_rl.evaluation.statistics import EvaluationResult, StatisticsError
 
 Record = dict[str, Any]
 
+# Folder of a run with the films of its final evaluation, and the list of them in it.
+VIDEOS, CLIPS = "videos", "clips.json"
+
 
 class ReportError(RobotRLError):
     """The run directory cannot be reported on."""

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Learning, Series
-from robot_rl.evaluation.records import Record, RunRecords, read_run
+from robot_rl.evaluation.records import CLIPS, VIDEOS, Record, RunRecords, read_run
 from robot_rl.evaluation.statistics import EvaluationResult, clopper_pearson, first_confirmed
 
 _ROLLING_EPISODES = 20
@@ -84,7 +84,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "rolling": _ROLLING_EPISODES,
         "learning_curve_wide": _curve(learning, 9.6, 3.7) if drawn else None,
         "learning_curve_narrow": _curve(learning, 3.75, 3.3) if drawn else None,
-        "clips": _clips(run.directory / "videos"),
+        "clips": _clips(run.directory / VIDEOS),
         "charts": _charts(run),
         "evaluations": [_row(e) for e in run.evaluations],
         "facts": _facts(run),
@@ -95,7 +95,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
 
 def _clips(folder: Path) -> list[dict[str, Any]]:
     """The films that an evaluation has left, as parts of the page."""
-    listed = folder / "clips.json"
+    listed = folder / CLIPS
     if not listed.exists():
         return []
     clips = []

@@ -18,8 +18,8 @@ from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import Controller, rollout
+from robot_rl.evaluation.records import CLIPS
 
-CLIPS = "clips.json"
 Picture = npt.NDArray[np.uint8]
 
 _CODEC, _OPTIONS = "libx264", {"crf": "26", "preset": "veryfast"}

@@ -7,14 +7,16 @@ import threading
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from robot_rl.blocks import Blocks
+from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.records import VIDEOS
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learner import learned_steps
 from robot_rl.machine import yield_to_control_loop
@@ -106,10 +108,8 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
         return
     first = int(config.evaluation.final_seed)
     seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
-    stepped = OmegaConf.merge(config, {"clock": "stepped"})
-    assert isinstance(stepped, DictConfig)
-    env = make_env(stepped)
-    folder = run.path / "videos"
+    env = make_env(on_stepped_clock(config))
+    folder = run.path / VIDEOS
     try:
         videos.save_clips(videos.film(env, load_newest(run)[0], seeds, folder), folder)
     except CameraError as problem:

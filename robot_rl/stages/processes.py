@@ -134,14 +134,12 @@ class ProcessGroup:
     def _spawn(
         self, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]
     ) -> subprocess.Popen[bytes]:
-        # One computing thread each: with several, processes that share cores stall one another.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
         return subprocess.Popen(
             [sys.executable, "-m", "robot_rl.cli", *arguments],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=child_environment(),
             start_new_session=True,
             pass_fds=(*self._inherited, *(other.input_descriptor for other in others)),
         )
@@ -197,6 +195,12 @@ class ProcessGroup:
         written = (self._logs / f"{name}.log").read_bytes()[self._children[name].log_start :]
         lines = written.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("robot-rl: ") if lines else "it printed nothing"
+
+
+def child_environment() -> dict[str, str]:
+    """Environment variables of a process that a run, or a bench of one, starts."""
+    # One computing thread each: with several, processes that share cores stall one another.
+    return {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
 
 
 def _release(child: _Child) -> None:

@@ -6,10 +6,9 @@ import itertools
 from functools import partial
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour, Interface
-from policies.policy import ChunkPolicy
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder, observed_keys
 from robot_rl import devices
@@ -22,9 +21,10 @@ from robot_rl.algorithms.visual_cloning import (
     remaining_motion,
 )
 from robot_rl.compute import compute_device
+from robot_rl.config import on_stepped_clock
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
-from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.data.schema import SOURCE_POLICY, RowSchema
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
 from robot_rl.env.rollout import rollout, training_seed
@@ -57,15 +57,10 @@ def train_image_encoder(
         states: Name → width of the state keys that the policy sees beside the features.
         generator: Source of the initial weights.
     """
-    cameras = {
-        f.name: f.shape
-        for f in dataset.schema.fields
-        if f.name.startswith("images/") and f.shape[-1:] == (3,)
-    }
-    vision = devices.make(config.observation.vision, cameras=cameras, generator=generator)
+    vision = make_image_encoder(config, dataset.schema, generator)
     vision.to(compute_device(config))
     options: VisionTraining = devices.make(config.observation.vision_training)
-    sampler = windows(config, dataset, (*states, *cameras, "action"))
+    sampler = windows(config, dataset, (*states, *vision.cameras, "action"))
     poses = dataset.arrays([_POSE])[_POSE]
     sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
     policy = untrained(config, sampler, observed_keys(states, vision), generator)
@@ -77,6 +72,20 @@ def train_image_encoder(
         student = SeeingPolicy(taught.policy, taught.vision, options, explored)
         taught = _train(config, student, sampler, options, "training it on the exploration too")
     return taught.vision
+
+
+def make_image_encoder(
+    config: DictConfig, schema: RowSchema, generator: torch.Generator
+) -> ImageEncoder:
+    """Make the configured image encoder, untrained, for the colour cameras of a schema."""
+    cameras = {
+        f.name: f.shape
+        for f in schema.fields
+        if f.name.startswith("images/") and f.shape[-1:] == (3,)
+    }
+    encoder = devices.make(config.observation.vision, cameras=cameras, generator=generator)
+    assert isinstance(encoder, ImageEncoder)
+    return encoder
 
 
 def exploration_steps(run: RunDirectory) -> int:
@@ -107,10 +116,7 @@ def _explore(
     config: DictConfig, run: RunDirectory, taught: SeeingPolicy, options: VisionTraining
 ) -> Explored:
     """Let the policy act with noise, record all episodes, and give what the cameras saw."""
-    stepped = OmegaConf.merge(config, {"clock": "stepped"})
-    assert isinstance(stepped, DictConfig)
-    env = make_env(stepped)
-    assert isinstance(taught.policy, ChunkPolicy)
+    env = make_env(on_stepped_clock(config))
     behaviour = Behaviour(
         taught.policy,
         Interface(env.schema.task, env.schema.control_rate_hz, env.schema.action_names),
