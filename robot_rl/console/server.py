@@ -1,0 +1,179 @@
+"""The console's web server: one page, its websocket, and the 3-D viewers behind it.
+
+Text messages are JSON, those to a page with a `type` and those from it with a `do`; binary ones are
+camera images, see `pictures.message`. A page keeps nothing itself: when it is reloaded, it is told
+everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from robot_rl.console.client import LoopClient
+from robot_rl.console.endpoint import ConsoleError
+from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.feeds import Feeds, Scene
+from robot_rl.console.gate import Gate
+from robot_rl.console.pages import Page, Pages
+from robot_rl.console.player import SPEEDS, EpisodePlayer
+from robot_rl.console.requests import Requests
+from robot_rl.console.viewer import ViewerProxy
+from robot_rl.run import RunDirectory
+
+_PAGE = Path(__file__).parent / "page"
+_MOST_MESSAGE_BYTES = 4096
+_PING_SECONDS = 5.0
+_SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+class ConsoleServer:
+    """Serves the console of one run.
+
+    Args:
+        run: The run directory.
+        facts: What a page shows and does not change: `task`, `run`, `rate`, `actions`.
+        endpoint_file: Where the control loop says how it is reached.
+        library: The stored episodes.
+        scenes: `live` and `replay`; empty for robots without a model.
+        gate: Who may come in.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        facts: dict[str, Any],
+        endpoint_file: Path,
+        library: EpisodeLibrary,
+        scenes: dict[str, Scene],
+        gate: Gate,
+    ) -> None:
+        """See the class."""
+        self._scenes, self._gate = scenes, gate
+        self._pages = Pages()
+        self._client = LoopClient(endpoint_file)
+        self._player = EpisodePlayer()
+        self._feeds = Feeds(run, self._client, self._player, self._pages, scenes)
+        self._requests = Requests(self._client, library, self._player, self._pages)
+        self._pages.tell("facts", {**facts, "scenes": sorted(scenes), "speeds": SPEEDS})
+
+    async def serve(
+        self,
+        host: str,
+        port: int,
+        encryption: ssl.SSLContext | None,
+        stop: asyncio.Event,
+        ready: Callable[[int], None],
+    ) -> None:
+        """Serve until `stop` is set.
+
+        Args:
+            host: Where to listen.
+            port: On which port; 0 takes any free one.
+            encryption: The certificate, where there is one.
+            stop: Ends it.
+            ready: Called with the port when browsers can come.
+
+        Raises:
+            ConsoleError: The port cannot be had.
+            RobotRLError: What works beside the requests has failed.
+        """
+        proxies = {name: ViewerProxy(scene.port) for name, scene in self._scenes.items()}
+        runner = web.AppRunner(self._application(proxies), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        works = [self._client.run(), self._player.run(), *self._feeds.works(), stop.wait()]
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            site = web.TCPSite(runner, host, port, ssl_context=encryption)
+            await _start(site, host, port)
+            ready(runner.addresses[0][1])
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for proxy in proxies.values():
+                await proxy.close()
+            await runner.cleanup()
+
+    def _application(self, proxies: dict[str, ViewerProxy]) -> web.Application:
+        app = web.Application(middlewares=[self._gate.middleware])
+        app.router.add_get("/", _secured(self._index))
+        app.router.add_get("/socket", self._socket)
+        for name in sorted(path.name for path in _PAGE.iterdir()):
+            app.router.add_get(f"/{name}", _secured(self._file))
+        for name, proxy in proxies.items():
+            app.router.add_get(f"/scene/{name}", proxy.handle)
+            app.router.add_get(f"/scene/{name}/{{path:.*}}", proxy.handle)
+        return app
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(_PAGE / "index.html")
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(_PAGE / request.path.removeprefix("/"))
+
+    async def _socket(self, request: web.Request) -> web.StreamResponse:
+        """One open page."""
+        socket = web.WebSocketResponse(heartbeat=_PING_SECONDS, max_msg_size=_MOST_MESSAGE_BYTES)
+        await socket.prepare(request)
+        page = Page(socket)
+        self._pages.add(page)
+        writing = asyncio.create_task(page.write())
+        asking: set[asyncio.Task[None]] = set()
+        try:
+            async for message in socket:
+                if message.type != WSMsgType.TEXT:
+                    continue
+                # Beside one another: a stop does not wait for the list of episodes before it.
+                task = asyncio.create_task(self._requests.answer(page, _parsed(message.data)))
+                asking.add(task)
+                task.add_done_callback(asking.discard)
+        finally:
+            self._pages.remove(page)
+            self._requests.left(page)
+            writing.cancel()
+            await asyncio.gather(writing, *asking, return_exceptions=True)
+        return socket
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _secured(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = await handler(request)
+        response.headers.update(_SECURITY_HEADERS)
+        return response
+
+    return answer
+
+
+async def _start(site: web.TCPSite, host: str, port: int) -> None:
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConsoleError(
+            f"the console cannot listen on {host}:{port}",
+            got=error.strerror or error,
+            hint="choose another port with console.port=PORT, or any free one with console.port=0",
+        ) from error
