@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,8 @@ from policies.runner import Acted, Concluded, PolicyRunner
 from robot_rl.blocks import ScheduleError
 from robot_rl.compute import CPU, compute_device
 from robot_rl.connection import ServerPlace, flush
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.watched import WatchedEnv
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
@@ -135,7 +137,8 @@ def act(
     """
     torch.set_num_threads(1)
     env = make_env(config)
-    operated = make_intervention(config, env, make_inbox(config))
+    inbox = make_inbox(config)
+    operated = make_intervention(config, env, inbox)
     place = ServerPlace.of(config, run)
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)
@@ -150,18 +153,21 @@ def act(
         device = compute_device(config)
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
+        link = ConsoleLink(run, inbox, number)
+        watched = WatchedEnv(operated, operated, link, _episodes_before(run, number))
         stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
-        seeds = _seeds(int(config.seed), stream, client, operated, stop)
+        seeds = _seeds(int(config.seed), stream, client, operated, watched, stop)
 
         def send(row: Row, episode: EpisodeResult) -> None:
             begins = episode.steps == 0 and not row["is_last"]
             facts = {"seed": episode.seed, "instruction": env.task.instruction}
             client.append(row, {"task": env.schema.task, **facts} if begins else None)
+            watched.note_progress(controller.run_steps, int(row["policy_version"]))
 
         try:
             if step < total:
                 for result in rollout(
-                    [operated],
+                    [watched],
                     controller,
                     seeds,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
@@ -171,7 +177,7 @@ def act(
                     yield controller.run_steps, result
         finally:
             source.close()
-            operated.close()
+            watched.close()
         flush(client, stop)
 
 
@@ -182,7 +188,7 @@ def run(config: DictConfig) -> None:
         KeyboardInterrupt: The actor was asked to stop, and has sent all of its rows.
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
-    number = sum(e.get("actor", 1) == _number(config) for e in directory.read_jsonl(_EPISODES))
+    number = _episodes_before(directory, _number(config))
     # Plain lines between episodes: a display that redraws itself would disturb the control loop.
     progress = WorkProgress(int(config.environment_steps), console=Console(force_terminal=False))
     progress.phase("acting")
@@ -199,6 +205,11 @@ def run(config: DictConfig) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
     print(f"actor: done, {number} episodes in all", flush=True)
+
+
+def _episodes_before(run: RunDirectory, actor: int) -> int:
+    """Episodes that earlier processes of an actor have finished."""
+    return sum(episode.get("actor", 1) == actor for episode in run.read_jsonl(_EPISODES))
 
 
 @contextmanager
@@ -279,23 +290,40 @@ def _weight_source(
 
 
 def _seeds(
-    run_seed: int, stream: int, client: ReplayClient, env: Intervention, stop: threading.Event
+    run_seed: int,
+    stream: int,
+    client: ReplayClient,
+    env: Intervention,
+    watched: WatchedEnv,
+    stop: threading.Event,
 ) -> Iterator[int]:
     """Seeds of the episodes; the next one is given once an episode may begin.
 
     A whole episode must have room in the spool, and the operator must not have halted the robot.
     """
+
+
+    def note(text: str) -> None:
+        print(f"actor: {text}", flush=True)
+        watched.note_waiting(text)
+
+    def stopped() -> bool:
+        watched.look()
+        return stop.is_set()
+
     number = 0
     while not stop.is_set():
-        _wait_for_room(client, env.task.time_limit_steps + 1, stop)
-        env.wait_until_free(stop.is_set, lambda text: print(f"actor: {text}", flush=True))
+        _wait_for_room(client, env.task.time_limit_steps + 1, note, stop)
+        env.wait_until_free(stopped, note)
         if stop.is_set():
             return
         yield training_seed(run_seed, stream, number)
         number += 1
 
 
-def _wait_for_room(client: ReplayClient, rows: int, stop: threading.Event) -> None:
+def _wait_for_room(
+    client: ReplayClient, rows: int, note: Callable[[str], None], stop: threading.Event
+) -> None:
     """Pause before an episode until all of its rows have room, however long that takes.
 
     Raises:
@@ -303,16 +331,15 @@ def _wait_for_room(client: ReplayClient, rows: int, stop: threading.Event) -> No
     """
     if client.has_room(rows):
         return
-    print(
-        f"actor: pausing before the next episode, whose {rows} rows have no room in the spool:"
+    note(
+        f"pausing before the next episode, whose {rows} rows have no room in the spool:"
         f" {client.unacknowledged} rows are not in the store yet"
-        f" ({client.problem or 'the replay server is slower than the actor'})",
-        flush=True,
+        f" ({client.problem or 'the replay server is slower than the actor'})"
     )
     while not client.has_room(rows):
         if stop.wait(_ROOM_SECONDS):
             raise Stopped
-    print("actor: there is room again, going on", flush=True)
+    note("there is room again, going on")
 
 
 def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]:

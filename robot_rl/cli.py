@@ -130,6 +130,15 @@ STAGES: dict[str, Stage] = {
         run_key="run",
         default_run="latest",
     ),
+    "console": Stage(
+        "robot_rl.stages.console:run",
+        "The operator's console of a run, in a browser.",
+        "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
+        " pause, take over and stop. It may be opened and closed at any time, and finds the actor"
+        " by itself, whichever process that is. Ctrl-C closes it; the run goes on.",
+        run_key="run",
+        default_run="latest",
+    ),
     "evaluate": Stage(
         "robot_rl.stages.evaluate:run",
         "Measure the success rate of a run's last checkpoint.",

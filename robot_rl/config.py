@@ -30,6 +30,7 @@ CONFIG_NAME = "config.yaml"
 MAY_DIFFER = (
     "actor",
     "choices.replay",
+    "console",
     "device",
     "environment_steps",
     "evaluation",

@@ -90,6 +90,11 @@ class ConsoleLink:
         self._thread = threading.Thread(target=self._serve, name="console-link", daemon=True)
         self._thread.start()
 
+    @property
+    def open_consoles(self) -> int:
+        """How many consoles listen at present."""
+        return len(self._leases)
+
     def publish(self, snapshot: Snapshot) -> None:
         """Make this the newest snapshot, which replaces one that was not sent yet.
 

@@ -63,6 +63,7 @@ class Situation:
         decision_seconds: From the tick to the sending of the last action [s].
         lateness_seconds: How late the last tick was reached [s].
         instruction: What the robot is told to do.
+        action_names: Columns of the actions.
         action: What was sent last, (d,) in [-1, 1].
         policy_action: What the policy wanted, (d,) in [-1, 1].
         stamp_observation: Time of the observation on the system clock [ns].
@@ -83,6 +84,7 @@ class Situation:
     decision_seconds: float = 0.0
     lateness_seconds: float = 0.0
     instruction: str = ""
+    action_names: tuple[str, ...] = ()
     action: tuple[float, ...] = ()
     policy_action: tuple[float, ...] = ()
     stamp_observation: int = 0
@@ -147,6 +149,7 @@ def _situation(content: dict[str, Any]) -> Situation:
     known = {f.name: content[f.name] for f in fields(Situation)}
     known["activity"] = Activity(known["activity"])
     known["in_control"] = InControl(known["in_control"])
+    known["action_names"] = tuple(map(str, known["action_names"]))
     known["action"] = tuple(map(float, known["action"]))
     known["policy_action"] = tuple(map(float, known["policy_action"]))
     return Situation(**known)

@@ -82,6 +82,11 @@ class Intervention(RobotEnvWrapper):
         self._waits_for: set[OperatorEvent] = set()
         self._unread: list[OperatorEvent] = []
 
+    @property
+    def waits_for(self) -> frozenset[OperatorEvent]:
+        """What the operator must say before anything moves again."""
+        return frozenset(self._waits_for)
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:

@@ -77,7 +77,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self.robot.reset(start_pose, self.np_random)
         self.clock.start()
         self._step = 0
-        return self._observe(), {
+        return self.observe(), {
             "success": False,
             "stamp_observation": self.clock.now_ns(),
         }
@@ -94,7 +94,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         stamp_action = self.clock.now_ns()
         self.robot.advance(self.clock.period)
         lateness = self.clock.wait()
-        observation = self._observe()
+        observation = self.observe()
         stamp_observation = self.clock.now_ns()
         self._step += 1
         outcome = self.task.outcome()
@@ -116,7 +116,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self.robot.hold()
         self.robot.close()
 
-    def _observe(self) -> Observation:
+    def observe(self) -> Observation:
+        """What can be observed now, beside the steps: between episodes, for a person."""
         seen = self.robot.observe()
         return {**seen, **self.task.observe()} if self._task_state else seen
 
@@ -132,6 +133,10 @@ class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action
         """See the class."""
         super().__init__(env)
         self._inner = env
+
+    def observe(self) -> Observation:
+        """See `RobotEnv.observe`."""
+        return self._inner.observe()
 
     @property
     def robot(self) -> Robot:

@@ -34,11 +34,14 @@ class SimTask(ABC):
             not move along the others), then `GRIPPER_ACTION` where the task uses the gripper.
             Without that column the fingers stay `finger_opening` apart.
         finger_opening: Distance between the fingers at the start of an episode [m].
+        observed_objects: Names of the bodies, or of sites on them, whose poses are the rows of
+            `state/object_poses`; for those who draw the scene.
     """
 
     observation_fields: ClassVar[tuple[Field, ...]]
     action_names: ClassVar[tuple[str, ...]] = ARM_ACTIONS
     finger_opening: ClassVar[float] = 0.0
+    observed_objects: tuple[str, ...] = ()
 
     def __init__(self, name: str, instruction: str, time_limit_steps: int) -> None:
         """See the class."""

@@ -50,6 +50,7 @@ class PegInsert(SimTask):
         Field("state/relative_pose", "float32", (6,)),
         Field("state/relative_position_fine", "float32", (3,)),
     )
+    observed_objects = ("socket",)
     finger_opening = PEG_WIDTH
 
     def __init__(

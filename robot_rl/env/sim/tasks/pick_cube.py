@@ -50,6 +50,7 @@ class PickCube(SimTask):
         Field("state/relative_position_fine", "float32", (3,)),
         Field("state/lift", "float32", (1,)),
     )
+    observed_objects = ("cube",)
     action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
     finger_opening = 0.08
 

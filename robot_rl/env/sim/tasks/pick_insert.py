@@ -60,6 +60,7 @@ class PickInsert(PegInsert):
         Field("state/grasp_position", "float32", (3,)),
         Field("state/grasp_position_fine", "float32", (3,)),
     )
+    observed_objects = ("socket", "tip")
     action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
     finger_opening = 0.08
 

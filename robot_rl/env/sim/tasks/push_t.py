@@ -57,6 +57,7 @@ class PushT(SimTask):
         Field("state/pusher_position", "float32", (2,)),
         Field("state/pusher_position_fine", "float32", (2,)),
     )
+    observed_objects = ("t_block",)
     action_names = ("x", "y")
     finger_opening = 2 * PUSHER_RADIUS
 

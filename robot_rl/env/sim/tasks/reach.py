@@ -29,6 +29,7 @@ class Reach(SimTask):
         Field("state/object_poses", "float32", (1, 7)),
         Field("state/relative_pose", "float32", (6,)),
     )
+    observed_objects = ("goal",)
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class ReachInstructed(SimTask):
                 expected="two colours, and {colour} in the instruction",
             )
         self._colours = dict(colours)
+        self.observed_objects = tuple(colours)
         self._instructions = [instruction.format(colour=colour) for colour in colours]
         super().__init__(name, self._instructions[0], time_limit_steps)
         self._position_range = position_range

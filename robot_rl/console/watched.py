@@ -1,0 +1,137 @@
+"""The environment as the operator's console watches it: every moment of it becomes a snapshot."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.snapshot import Activity, InControl, Situation, Snapshot
+from robot_rl.data.schema import Observation
+from robot_rl.env.intervention import Intervention
+from robot_rl.env.robot import Action
+from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.operator import OperatorEvent
+
+_LOOK_SECONDS = 0.1
+
+
+class WatchedEnv(RobotEnvWrapper):
+    """Publishes what happens in an environment to the consoles of its link.
+
+    Nothing is measured, copied or sent here: while no console is open a step costs one look at a
+    flag, and while one is, the making of a small object.
+
+    Args:
+        env: The environment, with all other wrappers.
+        operated: The wrapper in it that listens to the operator.
+        link: Where snapshots go.
+        episodes: Episodes before the first one of this process.
+    """
+
+    def __init__(
+        self,
+        env: RobotEnv | RobotEnvWrapper,
+        operated: Intervention,
+        link: ConsoleLink,
+        episodes: int = 0,
+    ) -> None:
+        """See the class."""
+        super().__init__(env)
+        self._operated, self._link = operated, link
+        self._episode = episodes
+        self._steps = self._intervened_steps = 0
+        self._total_reward = 0.0
+        self._run_steps = self._policy_version = 0
+        self._newest = Snapshot()
+        self._look_at = 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode."""
+        self._show(self._newest.observation, activity=Activity.RESETTING)
+        observation, info = super().reset(seed=seed, options=options)
+        self._episode += 1
+        self._steps = self._intervened_steps = 0
+        self._total_reward = 0.0
+        self._show(observation, activity=Activity.ACTING, in_control=InControl.POLICY)
+        return observation, info
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Step, and let the consoles see it."""
+        observation, reward, terminated, truncated, info = super().step(action)
+        intervened = bool(info["intervened"])
+        self._steps += 1
+        self._intervened_steps += intervened
+        self._total_reward += float(reward)
+        if self._link.open_consoles or self._operated.waits_for:
+            halted = self._halted()
+            self._show(
+                observation,
+                activity=halted or Activity.ACTING,
+                in_control=_in_control(halted, intervened),
+                reward=float(reward),
+                success=bool(info["success"]),
+                decision_seconds=float(info["decision_seconds"]),
+                lateness_seconds=float(info["lateness"]),
+                action=tuple(np.asarray(info["executed_action"]).tolist()),
+                policy_action=tuple(np.asarray(action).tolist()),
+                stamp_observation=int(info["stamp_observation"]),
+            )
+        return observation, float(reward), terminated, truncated, info
+
+    def note_progress(self, run_steps: int, policy_version: int) -> None:
+        """Take in what only the actor knows: steps of the run, and the policy that acts."""
+        self._run_steps, self._policy_version = run_steps, policy_version
+
+    def note_waiting(self, reason: str) -> None:
+        """Say why no episode begins."""
+        activity = self._halted() or Activity.WAITING
+        self._show(self._newest.observation, activity=activity, reason=reason)
+
+    def look(self) -> None:
+        """Between episodes: observe now and then, so that the console goes on showing the robot."""
+        now = time.monotonic()
+        if self._link.open_consoles and now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            activity = self._halted() or Activity.WAITING
+            reason = self._newest.situation.reason
+            self._show(self.observe(), activity=activity, reason=reason)
+
+    def close(self) -> None:
+        """Say so, hang up, and close the environment."""
+        self._show(self._newest.observation, activity=Activity.ENDED)
+        self._link.close()
+        super().close()
+
+    def _show(self, observation: Observation, **facts: Any) -> None:
+        situation = Situation(
+            episode=self._episode,
+            episode_step=self._steps,
+            time_limit_steps=self.task.time_limit_steps,
+            total_reward=self._total_reward,
+            intervened_steps=self._intervened_steps,
+            run_steps=self._run_steps,
+            policy_version=self._policy_version,
+            instruction=self.task.instruction,
+            action_names=self.schema.action_names,
+            **facts,
+        )
+        self._newest = Snapshot(situation, observation)
+        self._link.publish(self._newest)
+
+    def _halted(self) -> Activity | None:
+        """How the operator has halted the robot, if so."""
+        waits_for = self._operated.waits_for
+        if OperatorEvent.CLEAR_ERRORS in waits_for:
+            return Activity.STOPPED
+        return Activity.PAUSED if waits_for else None
+
+
+def _in_control(halted: Activity | None, intervened: bool) -> InControl:
+    if halted is not None:
+        return InControl.NOBODY
+    return InControl.OPERATOR if intervened else InControl.POLICY

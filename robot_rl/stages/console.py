@@ -1,0 +1,107 @@
+"""`robot-rl console`: the operator's console of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl import devices
+from robot_rl.console.endpoint import ConsoleError, endpoint_file
+from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.env.sim.task import SimTask
+from robot_rl.machine import yield_to_control_loop
+from robot_rl.resources import find_resource
+from robot_rl.run import RunDirectory
+from robot_rl.signals import ending_signals
+
+
+def run(config: DictConfig) -> None:
+    """Serve the console of the run `config.run` until asked to end.
+
+    Raises:
+        ConsoleError: A package is missing, the port cannot be had, or the host needs a token.
+    """
+    directory = RunDirectory.open(config.run, config.runs_directory)
+    # Whatever the clock is: the browser can wait, and the control loop cannot.
+    yield_to_control_loop("realtime")
+    try:
+        import aiohttp  # noqa: F401
+        import viser  # noqa: F401
+    except ImportError as error:
+        raise ConsoleError(
+            "the console needs packages that are not installed",
+            got=error,
+            hint="pip install 'robot_rl[console]'",
+        ) from error
+    asyncio.run(_serve(config, directory))
+
+
+async def _serve(config: DictConfig, run: RunDirectory) -> None:
+    from robot_rl.console import gate
+    from robot_rl.console.server import ConsoleServer
+
+    settings = config.console
+    host, actor = str(settings.host), int(config.actor)
+    token = gate.read_token(settings.token_file)
+    gate.check_host(host, token)
+    encryption = gate.certificate(host, settings.certificate, run.path / "console")
+    stop = asyncio.Event()
+    for number in ending_signals():
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    dataset = Path(config.dataset) if config.dataset else None
+    server = ConsoleServer(
+        run,
+        _facts(config, run),
+        endpoint_file(run, actor),
+        EpisodeLibrary(run, dataset),
+        _scenes(config),
+        gate.Gate(token, secure=encryption is not None),
+    )
+
+    def ready(port: int) -> None:
+        # The token itself stays out of terminals and log files.
+        query = f"?token=TOKEN, with the token that is in {settings.token_file}" if token else ""
+        scheme = "http" if encryption is None else "https"
+        shown = f"[{host}]" if ":" in host else host
+        print(f"console: {scheme}://{shown}:{port}/{query}", flush=True)
+
+    await server.serve(host, int(settings.port), encryption, stop, ready)
+
+
+def _facts(config: DictConfig, run: RunDirectory) -> dict[str, Any]:
+    return {
+        "task": str(config.task.name),
+        "run": f"{run.path.parent.name}/{run.path.name}",
+        "actor": int(config.actor),
+        "rate": float(config.control_rate_hz),
+        "clock": str(config.clock),
+    }
+
+
+def _scenes(config: DictConfig) -> dict[str, Any]:
+    """The 3-D scenes of a robot that has a model; none of another."""
+    if not config.robot.get("model"):
+        return {}
+    import viser
+
+    from robot_rl.console.feeds import LIVE, REPLAY, Scene
+    from robot_rl.console.scene import RobotScene
+    from robot_rl.console.viewer import free_port
+
+    plain = OmegaConf.to_container(config.task.environment, resolve=True)
+    task = devices.make(plain)  # type: ignore[arg-type]
+    scenes = {}
+    for name in (LIVE, REPLAY):
+        port = free_port()
+        server = viser.ViserServer("127.0.0.1", port, verbose=False)
+        drawn = RobotScene(
+            server,
+            find_resource(config.robot.model),
+            task if isinstance(task, SimTask) else None,
+            config.robot.home_joints,
+        )
+        scenes[name] = Scene(drawn.show, port)
+    return scenes
