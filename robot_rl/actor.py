@@ -302,7 +302,6 @@ def _seeds(
     A whole episode must have room in the spool, and the operator must not have halted the robot.
     """
 
-
     def note(text: str) -> None:
         print(f"actor: {text}", flush=True)
         watched.note_waiting(text)

@@ -33,8 +33,9 @@ _SILENCE_SECONDS = 3 * ALIVE_SECONDS
 
 
 class LoopClient:
-    """Follows the control loop of a run, whichever process runs it: one that is started later, or
-    again after it was killed, is found by itself.
+    """Follows the control loop of a run, whichever process runs it.
+
+    One that is started later, or again after it was killed, is found by itself.
 
     Args:
         file: Where the loop says how it is reached, see `endpoint_file`.

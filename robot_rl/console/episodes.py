@@ -124,9 +124,10 @@ class EpisodeLibrary:
             return []
         reader = StoreReader(self._store)
         try:
-            found = [_of_record(n, record) for n in reader.tables() for record in reader.episodes(n)]
+            tables = {name: reader.episodes(name) for name in reader.tables()}
         finally:
             reader.close()
+        found = [_of_record(name, record) for name, of in tables.items() for record in of]
         return sorted(found, key=lambda episode: episode.number)
 
     def _in_dataset(self) -> list[ListedEpisode]:

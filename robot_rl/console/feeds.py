@@ -40,7 +40,7 @@ class Scene:
 
 
 class Feeds:
-    """Tells the pages what happens. Of what comes faster than it can be told only the newest counts.
+    """Tells the pages what happens. Of what comes faster than that, the newest counts.
 
     Args:
         run: The run directory.

@@ -1,7 +1,7 @@
 """Who may use the console: everybody on this machine, beyond it who has the token.
 
-Each request passes here, those that open a websocket included, and those to the 3-D viewer, which has
-no check of its own and listens on loopback only.
+Each request passes here, those that open a websocket included, and those to the 3-D viewers, which
+have no check of their own and listen on loopback only.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def check_host(host: str, token: str | None) -> None:
         raise ConsoleError(
             "beyond this machine the console is opened with a token only: it moves the robot",
             got=f"console.host={host} without console.token_file",
-            hint="openssl rand -hex 16 > token; add console.token_file=token. Or keep the console on"
-            " loopback and come through ssh: ssh -L 8080:127.0.0.1:8080 ROBOT",
+            hint="openssl rand -hex 16 > token; add console.token_file=token. Or keep the console"
+            " on loopback and come through ssh: ssh -L 8080:127.0.0.1:8080 ROBOT",
         )
 
 

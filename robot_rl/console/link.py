@@ -1,7 +1,7 @@
 """The control loop's end of the console: operator input comes in, snapshots go out.
 
-The loop only swaps a reference. A thread beside it listens on loopback, passes what operators say to
-the loop's inbox, and sends the newest snapshot to each console that has asked within the last
+The loop only swaps a reference. A thread beside it listens on loopback, passes what operators say
+to the loop's inbox, and sends the newest snapshot to each console that has asked within the last
 seconds; while there is none it sleeps.
 
     console → loop   secret, kind, JSON with "at"   hello | event {"id", "event"}
@@ -218,7 +218,9 @@ def _check_age(at: float, most_seconds: float) -> None:
     age = time.monotonic() - float(at)
     if age > most_seconds:
         raise ConsoleError(
-            "what the operator said came too late", got=f"{age:.2f} s", expected=f"<= {most_seconds} s"
+            "what the operator said came too late",
+            got=f"{age:.2f} s",
+            expected=f"<= {most_seconds} s",
         )
 
 

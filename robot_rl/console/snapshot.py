@@ -107,7 +107,9 @@ class Snapshot:
         values = self.observation
         layout = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]
         header = {"situation": asdict(self.situation), "arrays": layout}
-        bytes_of = (np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values.values())
+        bytes_of = (
+            np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values.values()
+        )
         return [json.dumps(header).encode(), *(data.data for data in bytes_of)]
 
     @classmethod

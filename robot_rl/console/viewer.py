@@ -1,4 +1,4 @@
-"""The 3-D viewer inside the console: viser on a port of loopback, passed on under the console's own.
+"""The 3-D viewers inside the console: viser on ports of loopback, passed on by the console's own.
 
 Viser has no access control, so that browsers never reach it directly.
 """
