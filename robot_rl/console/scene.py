@@ -119,6 +119,10 @@ class RobotScene:
     def _draw_surroundings(self) -> None:
         scene = self._server.scene
         scene.set_up_direction("+z")
+        # Operators' laptops draw this too: no shadows, no reflections.
+        scene.configure_default_lights(cast_shadow=False)
+        scene.configure_environment_map(hdri=None)
+        scene.add_light_ambient("/light", intensity=1.2)
         scene.add_grid(
             "/table",
             width=1.6,

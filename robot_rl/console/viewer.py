@@ -11,17 +11,19 @@ import socket
 import aiohttp
 from aiohttp import web
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _HOP_HEADERS = frozenset(
     ("connection", "content-encoding", "content-length", "keep-alive", "transfer-encoding")
 )
 _MOST_MESSAGE_BYTES = 64 << 20
+# Viser's own panel and notices; the console has the buttons.
+_ONLY_THE_SCENE = b"<style>.mantine-Paper-root{display:none!important}</style>"
 
 
 def free_port() -> int:
     """A port of loopback that nobody uses at the moment."""
     with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
@@ -34,7 +36,7 @@ class ViewerProxy:
 
     def __init__(self, port: int) -> None:
         """See the class."""
-        self._address = f"http://{_LOOPBACK}:{port}"
+        self._address = f"http://{LOOPBACK}:{port}"
         self._session: aiohttp.ClientSession | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -46,7 +48,10 @@ class ViewerProxy:
         path = request.match_info["path"]
         async with self._session.get(f"{self._address}/{path}") as answer:
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_HEADERS}
-            return web.Response(status=answer.status, headers=headers, body=await answer.read())
+            body = await answer.read()
+            if answer.content_type == "text/html":
+                body = body.replace(b"</head>", _ONLY_THE_SCENE + b"</head>", 1)
+            return web.Response(status=answer.status, headers=headers, body=body)
 
     async def close(self) -> None:
         """Hang up."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +91,16 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
 
     from robot_rl.console.feeds import LIVE, REPLAY, Scene
     from robot_rl.console.scene import RobotScene
-    from robot_rl.console.viewer import free_port
+    from robot_rl.console.viewer import LOOPBACK, free_port
 
     plain = OmegaConf.to_container(config.task.environment, resolve=True)
     task = devices.make(plain)  # type: ignore[arg-type]
     scenes = {}
     for name in (LIVE, REPLAY):
         port = free_port()
-        server = viser.ViserServer("127.0.0.1", port, verbose=False)
+        with redirect_stdout(io.StringIO()):  # its banner names a port that nobody is to open
+            server = viser.ViserServer(LOOPBACK, port, verbose=False)
+        server.gui.configure_theme(show_logo=False, show_share_button=False)
         drawn = RobotScene(
             server,
             find_resource(config.robot.model),

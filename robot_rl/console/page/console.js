@@ -65,13 +65,13 @@ const actions = {
 };
 
 for (const [id, act] of Object.entries(actions)) {
-  $(id).addEventListener("click", () => {
-    act();
+  // A stop counts from the moment of pressing; its click is for those who press Enter.
+  if (id === "stop") $(id).addEventListener("pointerdown", act);
+  $(id).addEventListener("click", event => {
+    if (id !== "stop" || event.detail === 0) act();
     $(id).blur();  // so that Enter does not say it again by accident
   });
 }
-// A stop counts from the moment of pressing.
-$("stop").addEventListener("pointerdown", () => say("stop"));
 for (const view of ["live", "episodes"]) $(`tab-${view}`).addEventListener("click", () => show(view));
 
 const keys = {
