@@ -1,0 +1,176 @@
+"""What an operator tells the robot's loop: events and motion, from whichever source they come.
+
+Keyboard, SpaceMouse, console, ROS services and the simulated operator write to an `OperatorInbox`
+from their own threads; the loop that moves the robot polls it once a tick and never waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.errors import RobotRLError
+
+Motion = npt.NDArray[np.float64]
+_Item = TypeVar("_Item")
+
+JOG_TIMEOUT_S = 0.25
+_MOST_UNREAD = 256
+
+
+class OperatorError(RobotRLError):
+    """Something that no operator can have meant, or that no loop listens to."""
+
+
+class OperatorEvent(StrEnum):
+    """What an operator can say, beside moving the robot; members equal their text."""
+
+    SUCCESS = "success"  # the episode has reached its goal, and ends
+    FAILURE = "failure"  # the episode has failed, and ends
+    DISCARD = "discard"  # the running episode is not to be kept
+    UNDO = "undo"  # the last recorded episode is not to be kept
+    START = "start"  # begin the next episode
+    RESET = "reset"  # end the episode and bring the robot back to the start
+    PAUSE = "pause"  # begin no further episode
+    RESUME = "resume"  # go on after a pause
+    TAKE_OVER = "take_over"  # the operator acts from now on, even without motion
+    HAND_BACK = "hand_back"  # the policy acts again
+    STOP = "stop"  # hold still until `clear_errors`
+    CLEAR_ERRORS = "clear_errors"  # motion is allowed again after a stop
+
+
+class OperatorInput(NamedTuple):
+    """What the operator did since the last poll.
+
+    Attributes:
+        events: In the order in which they came.
+        motion: (6,) float64 in [-1, 1], translation and rotation vector in the base frame, in
+            units of the largest action; zero without motion.
+        gripper: What the gripper was told anew, -1 open to +1 closed; None leaves it as it is.
+        moving: Whether the operator moves the arm or has told the gripper something.
+    """
+
+    events: tuple[OperatorEvent, ...]
+    motion: Motion
+    gripper: float | None
+    moving: bool
+
+
+class _Jog(NamedTuple):
+    motion: Motion
+    seconds: float  # on the inbox's clock
+
+
+NOTHING = OperatorInput((), np.zeros(6), None, moving=False)
+
+
+class OperatorInbox:
+    """Where all sources of operator input meet. Writers may be any threads, the reader is one.
+
+    Polling takes no lock and does not depend on how many writers there are or on what they do. A
+    motion counts until the same source sends another, and no longer than `jog_timeout_s`: a device
+    that falls silent in the middle of a motion does not keep the robot moving. Of several sources
+    that move the one heard last counts, so that a SpaceMouse at rest does not hinder a console.
+
+    Args:
+        jog_timeout_s: How long a motion counts [s]; infinity where writer and reader take turns
+            in one thread, so that the outcome does not depend on the machine's speed.
+        clock: A steady clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        jog_timeout_s: float = JOG_TIMEOUT_S,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """See the class."""
+        self._timeout = jog_timeout_s
+        self._clock = clock
+        # Single operations on deques and dicts are atomic in Python.
+        self._events: deque[OperatorEvent] = deque()
+        self._grippers: deque[float] = deque()
+        self._jogs: dict[str, _Jog] = {}
+
+    def post(self, event: str) -> None:
+        """Say something to the loop.
+
+        Raises:
+            OperatorError: There is no such event, or so many are unread that no loop can be
+                listening.
+        """
+        try:
+            known = OperatorEvent(event)
+        except ValueError as error:
+            raise OperatorError(
+                "there is no such operator event", got=event, expected=[*map(str, OperatorEvent)]
+            ) from error
+        if len(self._events) >= _MOST_UNREAD:
+            raise OperatorError(
+                "nobody reads what the operator says",
+                got=f"{len(self._events)} events unread, then {known}",
+                hint="see whether the actor or collect still runs",
+            )
+        self._events.append(known)
+
+    def jog(
+        self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "operator"
+    ) -> None:
+        """Move the robot as long as this is repeated, or say that a device is at rest.
+
+        Args:
+            motion: (6,), each in [-1, 1]; see `OperatorInput.motion`.
+            gripper: A new command for the gripper, -1 open to +1 closed; None leaves it.
+            source: Who moves; each source's last word counts.
+
+        Raises:
+            OperatorError: The motion or the gripper is not finite or out of range; nothing of it
+                counts.
+        """
+        values = np.array(motion, np.float64)
+        if values.shape != (6,) or not (np.abs(values) <= 1.0).all():
+            raise OperatorError(
+                f"a motion from {source} is no motion",
+                got=f"shape {values.shape}: {values.tolist()}",
+                expected="6 numbers in [-1, 1]: translation and rotation vector, base frame",
+            )
+        if gripper is not None:
+            if not abs(gripper) <= 1.0:
+                raise OperatorError(
+                    f"{source} told the gripper something that it cannot do",
+                    got=gripper,
+                    expected="a number from -1, open, to +1, closed",
+                )
+            self._grippers.append(float(gripper))
+        self._jogs[source] = _Jog(values, self._clock())
+
+    def poll(self) -> OperatorInput:
+        """What came since the last poll, and the motion as of now. For the one reader."""
+        events = _drained(self._events)
+        grippers = _drained(self._grippers)
+        motion = self._newest_motion()
+        return OperatorInput(
+            events,
+            motion,
+            grippers[-1] if grippers else None,
+            bool(grippers) or bool(motion.any()),
+        )
+
+    def _newest_motion(self) -> Motion:
+        oldest = self._clock() - self._timeout
+        newest = _Jog(NOTHING.motion, -math.inf)
+        for jog in tuple(self._jogs.values()):
+            if jog.seconds >= max(oldest, newest.seconds) and jog.motion.any():
+                newest = jog
+        return newest.motion.copy()
+
+def _drained(queue: deque[_Item]) -> tuple[_Item, ...]:
+    """Take what is there now; what is appended meanwhile stays for the next time."""
+    return tuple(queue.popleft() for _ in range(len(queue)))
