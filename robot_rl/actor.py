@@ -20,7 +20,8 @@ from robot_rl.compute import CPU, compute_device
 from robot_rl.connection import ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
@@ -102,6 +103,12 @@ class ActingController:
         """What belongs to an episode's final observation."""
         return self.runner.conclude(observation, active)
 
+    def observe_override(
+        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
+    ) -> None:
+        """Let the runner plan anew after an operator's action."""
+        self.runner.observe_override(executed, slots)
+
     def _switch(self) -> None:
         published = self._weights.at_step(self.step)
         if published is not None:
@@ -128,6 +135,7 @@ def act(
     """
     torch.set_num_threads(1)
     env = make_env(config)
+    operated = make_intervention(config, env, make_inbox(config))
     place = ServerPlace.of(config, run)
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)
@@ -143,7 +151,7 @@ def act(
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
         stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
-        seeds = _seeds(int(config.seed), stream, client, env.task.time_limit_steps, stop)
+        seeds = _seeds(int(config.seed), stream, client, operated, stop)
 
         def send(row: Row, episode: EpisodeResult) -> None:
             begins = episode.steps == 0 and not row["is_last"]
@@ -153,7 +161,7 @@ def act(
         try:
             if step < total:
                 for result in rollout(
-                    [env],
+                    [operated],
                     controller,
                     seeds,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
@@ -163,7 +171,7 @@ def act(
                     yield controller.run_steps, result
         finally:
             source.close()
-            env.close()
+            operated.close()
         flush(client, stop)
 
 
@@ -271,12 +279,18 @@ def _weight_source(
 
 
 def _seeds(
-    run_seed: int, stream: int, client: ReplayClient, episode_steps: int, stop: threading.Event
+    run_seed: int, stream: int, client: ReplayClient, env: Intervention, stop: threading.Event
 ) -> Iterator[int]:
-    """Seeds of the episodes; the next one is given once a whole episode has room in the spool."""
+    """Seeds of the episodes; the next one is given once an episode may begin.
+
+    A whole episode must have room in the spool, and the operator must not have halted the robot.
+    """
     number = 0
     while not stop.is_set():
-        _wait_for_room(client, episode_steps + 1, stop)
+        _wait_for_room(client, env.task.time_limit_steps + 1, stop)
+        env.wait_until_free(stop.is_set, lambda text: print(f"actor: {text}", flush=True))
+        if stop.is_set():
+            return
         yield training_seed(run_seed, stream, number)
         number += 1
 
@@ -310,7 +324,8 @@ def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]
         "length": result.steps,
         "return": result.total_reward,
         "policy_version": result.policy_version,
-        "intervened_steps": 0,
+        "intervened_steps": result.intervened_steps,
+        "take_overs": result.take_overs,
         "seed": result.seed,
         "median_decision_ms": float(np.median(decisions)),
         "max_decision_ms": float(decisions.max()),

@@ -171,6 +171,7 @@ class OperatorInbox:
                 newest = jog
         return newest.motion.copy()
 
+
 def _drained(queue: deque[_Item]) -> tuple[_Item, ...]:
     """Take what is there now; what is appended meanwhile stays for the next time."""
     return tuple(queue.popleft() for _ in range(len(queue)))

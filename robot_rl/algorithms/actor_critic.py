@@ -27,7 +27,7 @@ from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms import losses
 from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
 from robot_rl.algorithms.critics import CriticEnsemble
-from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.data.schema import SOURCE_POLICY
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class ActorCriticSettings:
         target_entropy: Entropy per action column that the temperature aims at.
         entropy_in_target: Whether the target has SAC's entropy term.
         actor_every: Updates per actor update.
-        imitation_weight: Weight of the imitation loss on demonstration rows; 0 for none.
+        imitation_weight: Weight of the imitation loss on the rows of demonstrations and of an
+            operator's interventions; 0 for none.
         imitation_updates: Updates over which that weight falls linearly to 0.
         imitation_pretraining: Train the actor on the demonstrations in the critic-only phase.
     """
@@ -270,7 +271,8 @@ class ActorCritic(ABC):
         self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
     ) -> Tensor:
         mean = self.act(self.actor.mean(_join(features, base)), base)
-        mask = self.tensor(batch["source"] == SOURCE_DEMONSTRATION)
+        # An operator's corrections are demonstrations of what to do where the policy fails.
+        mask = self.tensor(batch["source"] != SOURCE_POLICY)
         return losses.imitation_loss(mean, action, mask.float())
 
     def _imitation_weight(self) -> float:

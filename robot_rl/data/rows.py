@@ -8,7 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Observation, Row, RowSchema
+from robot_rl.data.schema import (
+    SOURCE_INTERVENTION,
+    SOURCE_POLICY,
+    Observation,
+    Row,
+    RowSchema,
+)
 
 
 class Decision(Protocol):
@@ -65,7 +71,8 @@ class RowBuilder:
 
     Args:
         schema: The columns.
-        source: One of the `SOURCE_…` codes.
+        source: One of the `SOURCE_…` codes. Steps of a policy in which somebody intervened are
+            `SOURCE_INTERVENTION`.
     """
 
     def __init__(self, schema: RowSchema, source: int) -> None:
@@ -93,9 +100,14 @@ class RowBuilder:
             decision: What was decided for all slots.
             slot: The slot that this row is of.
             outcome: Reward, terminated, truncated.
-            info: The environment's info after the action.
+            info: The environment's info after the action; `intervened` where somebody acted in
+                place of the decision.
         """
         reward, terminated, truncated = outcome
+        intervened = bool(info.get("intervened", False))
+        source = self._source
+        if intervened and source == SOURCE_POLICY:
+            source = np.uint8(SOURCE_INTERVENTION)
         return {
             **observation,
             **{name: values[slot] for name, values in decision.features.items()},
@@ -110,6 +122,8 @@ class RowBuilder:
             "truncated": np.bool_(truncated),
             "success": np.bool_(info["success"]),
             "clamped": np.bool_(info["clamped"]),
+            "intervened": np.bool_(intervened),
+            "source": source,
             "stamp_action": np.int64(info["stamp_action"]),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 
 from robot_rl import devices
 from robot_rl.data.schema import RowSchema
+from robot_rl.env.intervention import Intervention
 from robot_rl.env.rate import make_clock
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.task import Expert
 from robot_rl.errors import RobotRLError
+from robot_rl.operator import JOG_TIMEOUT_S, OperatorInbox
 
 
 def make_env(config: Mapping[str, Any]) -> RobotEnv:
@@ -23,8 +26,13 @@ def make_env(config: Mapping[str, Any]) -> RobotEnv:
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
 
-def make_expert(config: Mapping[str, Any], env: RobotEnv) -> Expert:
+def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
+
+    Args:
+        config: The configuration.
+        env: The environment.
+        **replaced: Arguments that replace those of the configuration.
 
     Raises:
         RobotRLError: The task has none.
@@ -35,8 +43,35 @@ def make_expert(config: Mapping[str, Any], env: RobotEnv) -> Expert:
             got="task.expert=null",
             hint="name demonstrations with dataset=PATH, or an expert with task.expert",
         )
-    expert: Expert = devices.make(config["task"]["expert"], task=env.task)
+    expert: Expert = devices.make(config["task"]["expert"], task=env.task, **replaced)
     return expert
+
+
+def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:
+    """Make the inbox of the process that steps the environment of a configuration."""
+    # Simulated time may stand still while a motion ages on the wall clock.
+    return OperatorInbox(math.inf if config["clock"] == "stepped" else JOG_TIMEOUT_S)
+
+
+def make_intervention(
+    config: Mapping[str, Any], env: RobotEnv, inbox: OperatorInbox
+) -> Intervention:
+    """Let whoever writes to `inbox` take over in `env`, the configured `operator` included.
+
+    Raises:
+        RobotRLError: The operator is a simulated one, and the task has no scripted expert.
+    """
+    operator = config["operator"]
+    attendant = None
+    if operator["simulated"] is not None:
+        imperfections = devices.make(operator["imperfections"])
+        attendant = devices.make(
+            operator["simulated"],
+            inbox=inbox,
+            hand=make_expert(config, env, imperfections=imperfections),
+            control_rate_hz=float(config["control_rate_hz"]),
+        )
+    return Intervention(env, inbox, float(operator["hand_back_s"]), attendant)
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:

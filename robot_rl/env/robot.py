@@ -11,6 +11,11 @@ from robot_rl.data.schema import Field, Observation
 
 Action = npt.NDArray[np.float32]
 
+# Motion of the target in the base frame: translation, then rotation vector.
+ARM_ACTIONS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
+# Absolute: -1 open, +1 closed.
+GRIPPER_ACTION = "gripper"
+
 
 class Applied(NamedTuple):
     """What became of an action: what was really sent, and whether a limit changed it."""

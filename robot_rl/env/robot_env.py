@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import gymnasium
 import numpy as np
@@ -13,6 +13,26 @@ from robot_rl.env.rate import Clock
 from robot_rl.env.robot import Action, Robot
 from robot_rl.env.task import Task
 from robot_rl.safety import check_action
+
+
+class EpisodeEnv(Protocol):
+    """What the one loop needs of an environment: a `RobotEnv`, or wrappers around it."""
+
+    @property
+    def task(self) -> Task:
+        """What is to be achieved."""
+
+    @property
+    def clock(self) -> Clock:
+        """What paces the steps."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """See `RobotEnv.reset`."""
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """See `RobotEnv.step`."""
 
 
 class RobotEnv(gymnasium.Env[Observation, Action]):
@@ -99,6 +119,39 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     def _observe(self) -> Observation:
         seen = self.robot.observe()
         return {**seen, **self.task.observe()} if self._task_state else seen
+
+
+class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
+    """A Gymnasium wrapper that shows the parts of the `RobotEnv` within.
+
+    Args:
+        env: A `RobotEnv`, or a wrapper of this kind around one.
+    """
+
+    def __init__(self, env: RobotEnv | RobotEnvWrapper) -> None:
+        """See the class."""
+        super().__init__(env)
+        self._inner = env
+
+    @property
+    def robot(self) -> Robot:
+        """The robot within."""
+        return self._inner.robot
+
+    @property
+    def task(self) -> Task:
+        """What is to be achieved."""
+        return self._inner.task
+
+    @property
+    def clock(self) -> Clock:
+        """What paces the steps."""
+        return self._inner.clock
+
+    @property
+    def schema(self) -> RowSchema:
+        """Columns of the rows."""
+        return self._inner.schema
 
 
 def _space_of(field: Field) -> spaces.Box:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from robot_rl.data.rows import Conclusion, Decision, RowBuilder
 from robot_rl.data.schema import Observation, Row
-from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.robot_env import EpisodeEnv
 
 # Top bit set: no training episode ever has the seed of an evaluation episode.
 _TRAINING_SEED_BIT = 1 << 31
@@ -43,6 +43,11 @@ class Controller(Protocol):
     ) -> Conclusion:
         """What belongs to final observations (slots, …), which are not acted on."""
 
+    def observe_override(
+        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
+    ) -> None:
+        """Hear that an operator's actions (slots given, d) were executed in place of its own."""
+
 
 @dataclass
 class EpisodeResult:
@@ -56,6 +61,8 @@ class EpisodeResult:
         seconds: Its length on the environment's clock [s].
         policy_version: Version of the policy at its first step.
         decision_seconds: For each step, time from the tick to the sending of the action [s].
+        intervened_steps: Actions that an operator took in place of the controller.
+        take_overs: How often an operator began to.
         rows: Its rows, where a recorder but no listener was given.
     """
 
@@ -66,6 +73,8 @@ class EpisodeResult:
     seconds: float = 0.0
     policy_version: int = 0
     decision_seconds: list[float] = field(default_factory=list)
+    intervened_steps: int = 0
+    take_overs: int = 0
     rows: list[Row] = field(default_factory=list)
 
 
@@ -81,22 +90,24 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
 class _Slot:
     """One environment and the episode that runs in it."""
 
-    def __init__(self, env: RobotEnv) -> None:
+    def __init__(self, env: EpisodeEnv) -> None:
         self.env = env
         self.observation: Observation = {}
         self.stamp = 0
         self.result = EpisodeResult(seed=0)
         self.active = False
+        self.intervened = False
 
     def begin(self, seed: int) -> None:
         self.observation, info = self.env.reset(seed=seed)
         self.stamp = int(info["stamp_observation"])
         self.result = EpisodeResult(seed=seed)
         self.active = True
+        self.intervened = False
 
 
 def rollout(
-    envs: Sequence[RobotEnv],
+    envs: Sequence[EpisodeEnv],
     controller: Controller,
     seeds: Iterator[int],
     *,
@@ -126,7 +137,7 @@ def rollout(
         decision = controller.act(_stacked(slots), active)
         stopped = stopped or stop()
         for index, slot in enumerate(slots):
-            if slot.active and _step(index, slot, decision, recorder, on_row, stopped):
+            if slot.active and _step(index, slot, controller, decision, recorder, on_row, stopped):
                 if recorder is not None:
                     _finish(index, slots, controller, recorder, on_row)
                 slot.active = False
@@ -146,6 +157,7 @@ def _begin_next(index: int, slot: _Slot, controller: Controller, seeds: Iterator
 def _step(
     index: int,
     slot: _Slot,
+    controller: Controller,
     decision: Decision,
     recorder: RowBuilder | None,
     on_row: RowListener | None,
@@ -163,6 +175,7 @@ def _step(
             slot.observation, slot.stamp, result.steps, decision, index, outcome, info
         )
         _emit(row, result, on_row)
+    _note_intervention(index, slot, controller, info)
     slot.observation = observation
     slot.stamp = int(info["stamp_observation"])
     result.steps += 1
@@ -171,6 +184,17 @@ def _step(
     result.success = bool(info["success"])
     result.decision_seconds.append(info["decision_seconds"])
     return terminated or truncated
+
+
+def _note_intervention(
+    index: int, slot: _Slot, controller: Controller, info: Mapping[str, Any]
+) -> None:
+    """Count a step of an operator, and let the controller know what was done instead."""
+    before, slot.intervened = slot.intervened, bool(info.get("intervened", False))
+    if slot.intervened:
+        slot.result.intervened_steps += 1
+        slot.result.take_overs += not before
+        controller.observe_override(info["executed_action"][None], [index])
 
 
 def _finish(

@@ -81,6 +81,11 @@ class ExpertController:
         """Nothing: an expert has no base."""
         return self._decision(self._zero)
 
+    def observe_override(
+        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
+    ) -> None:
+        """Nothing: an expert looks at the true state anew at every step."""
+
     def _decision(self, action: npt.NDArray[np.float32]) -> ExpertDecision:
         return ExpertDecision(
             action, self._zero, np.zeros(1, np.int16), np.zeros(1, np.int64), features={}

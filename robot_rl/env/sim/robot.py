@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.robot import Action, Applied
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
 from robot_rl.env.sim.gripper import GripperMotor
-from robot_rl.env.sim.task import ARM_ACTIONS, GRIPPER_ACTION, SimTask
+from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import World
 from robot_rl.env.task import Task
 from robot_rl.errors import RobotRLError

@@ -12,17 +12,12 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.robot import Action
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.env.sim.world import World
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]
-
-# Motion of the target in the base frame: translation, then rotation vector.
-ARM_ACTIONS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
-# Absolute: -1 open, +1 closed.
-GRIPPER_ACTION = "gripper"
 
 
 class SimTask(ABC):
@@ -183,11 +178,15 @@ class ScriptedExpert(ABC):
 
     def motion(self, waypoint: Vector) -> Vector:
         """The motion (6,) towards a TCP pose (7,), at the episode's pace, in action units."""
-        pose = self.task.world.tcp_pose()
-        turn = rotations.multiply(waypoint[3:], rotations.conjugate(pose[3:]))
-        translation = _shortened((waypoint[:3] - pose[:3]) / self._steps[0], self.speed)
-        rotation = _shortened(rotations.to_rotation_vector(turn) / self._steps[1], self.speed)
-        return np.concatenate([translation, rotation])
+        whole = self.motion_between(self.task.world.tcp_pose(), waypoint)
+        parts = [_shortened(part, self.speed) for part in (whole[:3], whole[3:])]
+        return np.concatenate(parts)
+
+    def motion_between(self, start: Vector, end: Vector) -> Vector:
+        """The motion (6,) from one TCP pose (7,) to another, in action units, however large."""
+        turn = rotations.multiply(end[3:], rotations.conjugate(start[3:]))
+        translation = (end[:3] - start[:3]) / self._steps[0]
+        return np.concatenate([translation, rotations.to_rotation_vector(turn) / self._steps[1]])
 
     def correct(self) -> None:
         """Notice being stuck, look again, and come closer to the truth."""

@@ -7,8 +7,9 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.grasping import TopGrasp
-from robot_rl.env.sim.task import ARM_ACTIONS, GRIPPER_ACTION, Imperfections, Vector
+from robot_rl.env.sim.task import Imperfections, Vector
 from robot_rl.env.sim.tasks.peg_insert import (
     HOLE_DEPTH,
     PEG_BELOW_TCP,

@@ -1,0 +1,185 @@
+"""Interventions: an operator acts in place of the policy, and says what else is to happen."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_rl.data.schema import Observation
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
+from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.operator import (
+    Motion,
+    OperatorError,
+    OperatorEvent,
+    OperatorInbox,
+    OperatorInput,
+)
+
+_POLL_SECONDS = 0.02
+_OPEN = -1.0
+# What ends an episode with the robot holding still, and lets none begin before the other is said.
+_HALTS = {
+    OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS,
+    OperatorEvent.PAUSE: OperatorEvent.RESUME,
+}
+_ENDS = (*_HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
+
+
+class Attendant(Protocol):
+    """An operator in the loop's own process, such as the simulated one."""
+
+    def begin(self, seed: int) -> None:
+        """An episode begins."""
+
+    def watch(self) -> None:
+        """Look at the robot before a step, and write to the inbox."""
+
+
+class Intervention(RobotEnvWrapper):
+    """Lets an operator take over, hand back, pause and stop.
+
+    An operator who moves a device takes over at that very step; the policy acts again when nothing
+    has moved for `hand_back_s`. After the event `take_over` it acts again after `hand_back` only.
+    While the operator has the robot and does not move it, the arm holds its target and the gripper
+    keeps its last command.
+
+    `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
+    robot holds where it is. After `stop` nothing moves before `clear_errors`, after `pause`
+    nothing before `resume`: see `wait_until_free`.
+
+    The info of a step has ``intervened``, whether the operator decided, and ``operator``, the
+    `OperatorInput` of that step, for wrappers around this one: a human label, for example. What is
+    said between two episodes is in the info of the next reset.
+
+    Args:
+        env: The environment.
+        inbox: Where the operator writes; this is its one reader.
+        hand_back_s: Time without motion after which the policy acts again [s].
+        attendant: An operator who is asked to look before every step.
+    """
+
+    def __init__(
+        self,
+        env: RobotEnv | RobotEnvWrapper,
+        inbox: OperatorInbox,
+        hand_back_s: float,
+        attendant: Attendant | None = None,
+    ) -> None:
+        """See the class."""
+        super().__init__(env)
+        self._inbox = inbox
+        self._attendant = attendant
+        self._names = self.schema.action_names
+        self._hold_steps = max(1, math.ceil(hand_back_s / self.clock.period - 1e-9))
+        self._kept = False
+        self._moved_steps = 0
+        self._gripper = _OPEN
+        self._waits_for: set[OperatorEvent] = set()
+        self._unread: list[OperatorEvent] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode with the policy acting."""
+        observation, info = super().reset(seed=seed, options=options)
+        said = self._inbox.poll()
+        self._note_halts(said.events)
+        events = (*self._unread, *said.events)
+        self._unread.clear()
+        self._kept, self._moved_steps, self._gripper = False, 0, _OPEN
+        if self._attendant is not None:
+            self._attendant.begin(0 if seed is None else seed)
+        return observation, {**info, "intervened": False, "operator": said._replace(events=events)}
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Send the operator's action, if there is one, else the policy's."""
+        if self._attendant is not None:
+            self._attendant.watch()
+        said = self._inbox.poll()
+        self._note_halts(said.events)
+        over = bool(self._waits_for) or any(event in _ENDS for event in said.events)
+        intervened = self._takes_over(said) or over
+        if over:
+            self.robot.hold()
+            said = said._replace(motion=np.zeros(6), gripper=None)
+        sent = self._operators_action(said) if intervened else action
+        observation, reward, terminated, truncated, info = super().step(sent)
+        if GRIPPER_ACTION in self._names:
+            self._gripper = float(info["executed_action"][self._names.index(GRIPPER_ACTION)])
+        truncated = (truncated or over) and not terminated
+        info |= {"intervened": intervened, "operator": said}
+        return observation, float(reward), terminated, truncated, info
+
+    def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
+        """Wait, between episodes, while the operator has paused or stopped the robot.
+
+        Args:
+            stopped: Asked again and again; when true the waiting ends.
+            note: Told what is waited for.
+        """
+        told: set[OperatorEvent] = set()
+        while self._waits_for and not stopped():
+            if self._waits_for != told:
+                told = set(self._waits_for)
+                note(f"the operator has halted the robot, which waits for: {', '.join(told)}")
+            time.sleep(_POLL_SECONDS)
+            events = self._inbox.poll().events
+            self._note_halts(events)
+            self._unread += events
+        if told and not self._waits_for:
+            note("the operator lets the robot go on")
+
+    def _takes_over(self, said: OperatorInput) -> bool:
+        """Who acts in this step, from what was said and done until now."""
+        for event in said.events:
+            if event is OperatorEvent.TAKE_OVER:
+                self._kept = True
+            elif event is OperatorEvent.HAND_BACK:
+                self._kept, self._moved_steps = False, 0
+        if said.moving:
+            self._moved_steps = self._hold_steps
+            return True
+        holding = self._moved_steps > 0
+        self._moved_steps -= holding
+        return self._kept or holding
+
+    def _note_halts(self, events: Sequence[OperatorEvent]) -> None:
+        for event in events:
+            if event in _HALTS:
+                self._waits_for.add(_HALTS[event])
+            self._waits_for.discard(event)
+
+    def _operators_action(self, said: OperatorInput) -> Action:
+        gripper = self._gripper if said.gripper is None else said.gripper
+        return action_of_motion(self._names, said.motion, gripper)
+
+
+def action_of_motion(names: Sequence[str], motion: Motion, gripper: float) -> Action:
+    """The action of an operator's motion.
+
+    Args:
+        names: Names of the d action columns.
+        motion: (6,) in [-1, 1], base frame.
+        gripper: -1 open to +1 closed, for a column of that name.
+
+    Returns:
+        (d,) float32 in [-1, 1]; 0 in columns that no operator can move.
+
+    Raises:
+        OperatorError: There is a motion, and such a column.
+    """
+    values = dict(zip((*ARM_ACTIONS, GRIPPER_ACTION), (*motion.tolist(), gripper), strict=True))
+    unknown = [name for name in names if name not in values]
+    if unknown and motion.any():
+        raise OperatorError(
+            "an operator cannot move this robot",
+            got=f"the action columns {', '.join(unknown)}",
+            expected=f"some of {', '.join(values)}",
+            hint="robots with other columns can only be driven by a policy",
+        )
+    return np.array([values.get(name, 0.0) for name in names], np.float32)

@@ -1,0 +1,190 @@
+"""A simulated operator: a person who watches the policy, takes over where it fails, and lets go."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
+from robot_rl.env.sim.task import ScriptedExpert
+from robot_rl.operator import OperatorEvent, OperatorInbox
+
+_SEED_STREAM = 6
+_SOURCE = "simulated operator"
+# A step in which the operator would move less than this asks for nothing [share of an action].
+_LEAST_MOTION = 0.2
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How the simulated person sees, notices, hesitates and drives.
+
+    Attributes:
+        look_s: Time between two looks at where the goal is [s].
+        look_noise: Standard deviation of a look's error about the goal's position, per horizontal
+            axis [m].
+        look_yaw_noise: The same of its yaw [rad].
+        patience_s: Time without progress before the person sees that something is wrong [s].
+        progress: Share of the person's own pace, towards where they would go, that is progress.
+        reaction_low_s: Fastest time from seeing that to the first motion [s].
+        reaction_high_s: Slowest.
+        attention: Share of the time in which the person watches.
+        spell_s: Mean time for which they watch before they look elsewhere [s].
+        correction_s: Time of progress after a take-over, after which they let go [s].
+    """
+
+    look_s: float
+    look_noise: float
+    look_yaw_noise: float
+    patience_s: float
+    progress: float
+    reaction_low_s: float
+    reaction_high_s: float
+    attention: float
+    spell_s: float
+    correction_s: float
+
+
+class SimulatedOperator:
+    """Watches like a person, and drives with the hand of the task's scripted expert.
+
+    What it knows is what a person beside the robot knows, and not more:
+
+    * where the tool is, as the arm itself measures it;
+    * where the goal is, from looks that are wrong by `look_noise` and `look_yaw_noise`, each anew,
+      every `look_s`: never the true pose. The fit of a peg is felt by trying, not seen;
+    * objects that are moved, where they are, with the same errors;
+    * not what the policy is about to do, nor its values.
+
+    It compares how the tool has moved in the last `patience_s` with how it would have moved it
+    itself. A policy that stands still, presses beside the hole or goes astray makes no progress;
+    the person notices only while they watch, takes a reaction time, and takes over if there is no
+    progress still. They let go when they have made progress for `correction_s`.
+
+    All is drawn from the episode's seed, and time is counted in control steps: on the stepped
+    clock a run with it is repeatable.
+
+    Args:
+        inbox: What it writes to.
+        hand: The task's expert, with the person's imperfections.
+        habits: See `Habits`.
+        control_rate_hz: Steps per second.
+    """
+
+    def __init__(
+        self, inbox: OperatorInbox, hand: ScriptedExpert, habits: Habits, control_rate_hz: float
+    ) -> None:
+        """See the class."""
+        self._inbox = inbox
+        self._hand = hand
+        self._habits = habits
+        self._rate = control_rate_hz
+        names = hand.task.action_names
+        self._arm = [ARM_ACTIONS.index(name) for name in names if name != GRIPPER_ACTION]
+        self._has_gripper = GRIPPER_ACTION in names
+        self._rng = np.random.default_rng(0)
+        self._judged: deque[tuple[float, float]] = deque()
+        self._pose = hand.task.world.tcp_pose()
+        self._wanted = np.zeros(6)
+        self._watching = True
+        self._driving = False
+        self._next_look = 0
+        self._reaction: int | None = None
+
+    def begin(self, seed: int) -> None:
+        """Watch a new episode; whether they were watching does not change with it."""
+        self._rng = np.random.default_rng([_SEED_STREAM, seed])
+        self._hand.reset(self._rng)
+        self._pose = self._hand.task.world.tcp_pose()
+        self._wanted = np.zeros(6)
+        self._watching = bool(self._rng.random() < self._habits.attention)
+        self._driving = False
+        self._next_look = 0
+        self._forget()
+
+    def watch(self) -> None:
+        """Look at the robot for one step: go on watching, take over, drive, or let go."""
+        self._judge()
+        self._look()
+        action = self._hand.act(self._rng)
+        self._wanted = np.zeros(6)
+        self._wanted[self._arm] = action[: len(self._arm)]
+        if self._driving:
+            self._drive_on()
+        else:
+            self._turn_attention()
+            if self._notices():
+                self._driving = True
+                self._forget()
+                self._inbox.post(OperatorEvent.TAKE_OVER)
+        if self._driving:
+            gripper = float(action[-1]) if self._has_gripper else None
+            self._inbox.jog(self._wanted, gripper, source=_SOURCE)
+
+    def _judge(self) -> None:
+        """Note how far the last step went where the person would have gone, and how far that is."""
+        pose = self._hand.task.world.tcp_pose()
+        moved = self._hand.motion_between(self._pose, pose)[self._arm]
+        wanted = self._wanted[self._arm]
+        length = float(np.sqrt(wanted @ wanted))
+        along = float(moved @ wanted) / max(length, _LEAST_MOTION)
+        self._pose = pose
+        self._judged.append((along, max(length, _LEAST_MOTION)))
+        span = self._habits.correction_s if self._driving else self._habits.patience_s
+        while len(self._judged) > self._steps(span):
+            self._judged.popleft()
+
+    def _makes_progress(self, span_s: float) -> bool | None:
+        """Whether the last steps were progress; None before there are enough of them."""
+        if len(self._judged) < self._steps(span_s):
+            return None
+        along, wanted = np.sum(self._judged, axis=0)
+        return bool(along >= self._habits.progress * wanted)
+
+    def _notices(self) -> bool:
+        """Whether the person sees that there is no progress, and has got their hand to move."""
+        habits = self._habits
+        if not self._watching:
+            self._forget()
+            return False
+        if self._makes_progress(habits.patience_s) is not False:
+            self._reaction = None
+            return False
+        if self._reaction is None:
+            delay = self._rng.uniform(habits.reaction_low_s, habits.reaction_high_s)
+            self._reaction = self._steps(float(delay))
+        self._reaction -= 1
+        return self._reaction < 0
+
+    def _drive_on(self) -> None:
+        if self._makes_progress(self._habits.correction_s):
+            self._driving = False
+            self._forget()
+            self._inbox.post(OperatorEvent.HAND_BACK)
+            self._inbox.jog(np.zeros(6), source=_SOURCE)
+
+    def _look(self) -> None:
+        """See the goal anew, with new errors."""
+        self._next_look -= 1
+        if self._next_look < 0:
+            habits = self._habits
+            self._hand.error = self._rng.normal(0.0, habits.look_noise, 3) * (1.0, 1.0, 0.0)
+            self._hand.yaw_error = float(self._rng.normal(0.0, habits.look_yaw_noise))
+            self._next_look = self._steps(habits.look_s) - 1
+
+    def _turn_attention(self) -> None:
+        """Look elsewhere, or back, now and then."""
+        habits = self._habits
+        leave = 1.0 / self._steps(habits.spell_s)
+        come_back = leave * habits.attention / max(1.0 - habits.attention, 1e-9)
+        if self._rng.random() < (leave if self._watching else come_back):
+            self._watching = habits.attention >= 1.0 or not self._watching
+
+    def _forget(self) -> None:
+        self._judged.clear()
+        self._reaction = None
+
+    def _steps(self, seconds: float) -> int:
+        return max(1, round(seconds * self._rate))
