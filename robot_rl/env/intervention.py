@@ -87,13 +87,13 @@ class Intervention(RobotEnvWrapper):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode with the policy acting."""
         observation, info = super().reset(seed=seed, options=options)
+        if self._attendant is not None:
+            self._attendant.begin(0 if seed is None else seed)
         said = self._inbox.poll()
         self._note_halts(said.events)
         events = (*self._unread, *said.events)
         self._unread.clear()
         self._kept, self._moved_steps, self._gripper = False, 0, _OPEN
-        if self._attendant is not None:
-            self._attendant.begin(0 if seed is None else seed)
         return observation, {**info, "intervened": False, "operator": said._replace(events=events)}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:

@@ -22,7 +22,14 @@ from markupsafe import Markup
 
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Learning, Series
-from robot_rl.evaluation.records import CLIPS, VIDEOS, Record, RunRecords, read_run
+from robot_rl.evaluation.records import (
+    CLIPS,
+    VIDEOS,
+    Record,
+    RunRecords,
+    intervention_rates,
+    read_run,
+)
 from robot_rl.evaluation.statistics import EvaluationResult, clopper_pearson, first_confirmed
 
 _ROLLING_EPISODES = 20
@@ -207,6 +214,11 @@ def _curve(learning: Learning, width: float, height: float) -> Markup:
 
 def _charts(run: RunRecords) -> list[dict[str, Any]]:
     drawn: list[tuple[str, list[Series], str]] = []
+    rates = intervention_rates(run.episodes, _ROLLING_EPISODES)
+    if rates:
+        intervened = Series("by the operator", [r[0] for r in rates], [100 * r[1] for r in rates])
+        title = f"Steps by the operator, last {_ROLLING_EPISODES} episodes"
+        drawn.append((title, [intervened], "%"))
     times = [
         (e.environment_steps, e.mean_seconds_to_success)
         for e in run.periodic()

@@ -12,12 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.blocks import Blocks
 from robot_rl.config import ConfigError, save_resolved
-from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed
 from robot_rl.learner import learned_steps
 from robot_rl.machine import describe_machine
-from robot_rl.progress import WorkProgress
+from robot_rl.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 from robot_rl.stages.collect import collect
 from robot_rl.stages.evaluate import evaluate_final, film_final, record_final, unevaluated
@@ -42,7 +42,10 @@ class _Feed:
     def show(self) -> None:
         episodes = self.run.read_jsonl("episodes")
         for episode in episodes[self.episodes :]:
-            self.progress.episode(bool(episode["success"]))
+            self.progress.episode(
+                bool(episode["success"]),
+                intervened=int(episode["intervened_steps"]) / max(1, int(episode["length"])),
+            )
         self.episodes = len(episodes)
         evaluations = self.run.read_jsonl("evaluations")
         for record in evaluations[self.evaluations :]:
@@ -192,9 +195,11 @@ def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
 
 def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) -> dict[str, Any]:
     """The figures of a finished run: the content of `summary.json`, but for time and memory."""
-    curve = read_run(run.path).periodic()
+    records = read_run(run.path)
+    curve = records.periodic()
     cloned = next((record for record in curve if record.environment_steps == 0), None)
     learned = [record for record in curve if record.environment_steps > 0]
+    intervened = intervention_rates(records.episodes, RECENT_EPISODES)
     return {
         "task": config.task.name,
         "algorithm": config.choices.algorithm,
@@ -209,6 +214,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) ->
         "demonstrations": len(open_demonstrations(config, run)),
         "environment_steps": final.environment_steps,
         "exploration_steps": exploration_steps(run),
+        "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(
             [record.environment_steps for record in learned],
             [record.success_rate for record in learned],
