@@ -10,7 +10,7 @@ import numpy as np
 
 from robot_rl import devices
 from robot_rl.data.schema import RowSchema
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.intervention import Attendant, Intervention
 from robot_rl.env.rate import make_clock
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.task import Expert
@@ -62,16 +62,18 @@ def make_intervention(
         RobotRLError: The operator is a simulated one, and the task has no scripted expert.
     """
     operator = config["operator"]
-    attendant = None
+    attendants: list[Attendant] = []
     if operator["simulated"] is not None:
         imperfections = devices.make(operator["imperfections"])
-        attendant = devices.make(
-            operator["simulated"],
-            inbox=inbox,
-            hand=make_expert(config, env, imperfections=imperfections),
-            control_rate_hz=float(config["control_rate_hz"]),
+        attendants.append(
+            devices.make(
+                operator["simulated"],
+                inbox=inbox,
+                hand=make_expert(config, env, imperfections=imperfections),
+                control_rate_hz=float(config["control_rate_hz"]),
+            )
         )
-    return Intervention(env, inbox, float(operator["hand_back_s"]), attendant)
+    return Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:

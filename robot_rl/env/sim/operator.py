@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.task import ScriptedExpert
 from robot_rl.operator import OperatorEvent, OperatorInbox
@@ -108,8 +109,12 @@ class SimulatedOperator:
         self._forget()
         self._inbox.jog(np.zeros(6), source=_SOURCE)
 
-    def watch(self) -> None:
-        """Look at the robot for one step: go on watching, take over, drive, or let go."""
+    def watch(self, observation: Observation) -> None:
+        """Look at the robot for one step: go on watching, take over, drive, or let go.
+
+        Args:
+            observation: Not used: a person does not see the policy's numbers.
+        """
         self._judge()
         self._look()
         action = self._hand.act(self._rng)
