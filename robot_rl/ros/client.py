@@ -33,9 +33,7 @@ class RosClient:
     def __init__(self, name: str, namespace: str) -> None:
         """See the class."""
         self._context = rclpy.Context()
-        rclpy.init(
-            args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO
-        )
+        rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node(
             f"{name}_{os.getpid()}", namespace=namespace, context=self._context
         )

@@ -35,7 +35,6 @@ from robot_rl.safety import CartesianLimiter
 Vector = npt.NDArray[np.float64]
 
 
-
 @dataclass(frozen=True)
 class SensorLimits:
     """How fresh measurements must be.

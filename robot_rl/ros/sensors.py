@@ -67,9 +67,7 @@ class Sensor:
         self._stamped = stamped
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
-        client.node.create_subscription(
-            kind, topic, self._receive, qos.sensor_subscription(depth)
-        )
+        client.node.create_subscription(kind, topic, self._receive, qos.sensor_subscription(depth))
 
     def age_s(self) -> float:
         """Time since the newest measurement was received [s]; infinite without one."""
