@@ -1,4 +1,4 @@
-"""A ROS node inside a process that has other things to do: its callbacks run in a thread of their own."""
+"""A ROS node inside a process that has other things to do."""
 
 from __future__ import annotations
 

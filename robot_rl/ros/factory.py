@@ -59,7 +59,7 @@ def make_ros_robot(
             f"a robot on ROS topics cannot do the task {task.name!r}",
             got=type(task).__name__,
             expected="robot_rl.env.tracked.Tracked",
-            hint="give the task's configuration a section `tracked`, as configs/task/reach.yaml has",
+            hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
     limiter = CartesianLimiter(limits, rotations.DOWNWARD)
     topics = [CameraTopic(c.name, c.width, c.height, c.depth) for c in cameras]

@@ -1,4 +1,4 @@
-"""`RosRobot`: an arm, its gripper and its cameras on ROS 2 topics, behind the same seam as any robot.
+"""`RosRobot`: an arm, its gripper and its cameras on ROS 2 topics.
 
 Names and units of the topics are those of README.md in this folder. What is measured arrives in a
 thread of its own; the control loop takes what is there, and never waits.
@@ -212,7 +212,7 @@ class RosRobot:
         self._monitor.close()
         self.client.close()
 
-    # -- for tasks and for what brings the arm to its start -------------------------------------------
+    # -- for tasks, and for what brings the arm to its start --------------------------------------
 
     @property
     def tracked(self) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class RosRobot:
         wait_for_all(self.all_sensors, 2, self.limits.start_timeout_s)
         self._assembled()
 
-    # -- how ------------------------------------------------------------------------------------------
+    # -- how --------------------------------------------------------------------------------------
 
     def _subscribe(
         self, task: Tracked, gripper: bool, cameras: Sequence[CameraTopic], track_objects: bool
