@@ -150,7 +150,8 @@ class RealSenseCamera:
 
     def _stamp_ns(self, frame: Any) -> int:
         """When it was taken, on the system clock, if the camera relates its clock to that."""
-        if frame.get_frame_timestamp_domain() == self._rs.timestamp_domain.hardware_clock:
+        hardware = self._rs.timestamp_domain.hardware_clock
+        if self._recording is not None or frame.get_frame_timestamp_domain() == hardware:
             return time.time_ns()
         return round(frame.get_timestamp() * 1e6)
 
