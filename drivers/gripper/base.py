@@ -60,7 +60,11 @@ class Gripper(Protocol):
         """Stop the fingers where they are, with the force that they have; `command` goes on."""
 
     def clear_errors(self) -> None:
-        """Clear a fault after a person has looked at it; the fingers may move."""
+        """Clear a fault after a person has looked at it; the fingers may move.
+
+        Of a gripper that is not connected, the next `connect` does it. May be called by another
+        thread than the one that connects.
+        """
 
     def close(self) -> None:
         """Let go of the device, also when it was never reached."""

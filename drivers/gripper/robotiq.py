@@ -32,8 +32,8 @@ FAULTS = {
     0x0E: "its current was too high",
     0x0F: "its automatic release is done",
 }
-_WAITS_FOR_ACTIVATION = 0x05
-_SILENCE = 0x09  # it is over when we hear of it
+# No activation yet, and silence, which is over when we hear of it.
+_HARMLESS = (0, 0x05, 0x07, 0x09)
 _ACTIVATE, _GO_TO = 0x01, 0x08
 _ACTIVE = 3  # gSTA
 _ACTIVATION_POLL_S = 0.05
@@ -131,6 +131,8 @@ class Robotiq2F:
         self._command_register, self._status_register = command_register, status_register
         self._activation_timeout = activation_timeout_s
         self._was_active = False
+        self._connected = False
+        self._clearing = False
         self._line = threading.Lock()  # one question at a time on the wire
 
     def connect(self) -> None:
@@ -142,15 +144,14 @@ class Robotiq2F:
                 " (group dialout)?",
             )
         status = self.status()
-        self._check(status)
-        if status.state != _ACTIVE:
-            if self._was_active:
-                raise DriverFault(
-                    f"the gripper at {self.address} lost its activation: was it switched off?",
-                    hint="clear_errors activates it, which opens and closes its fingers once",
-                )
+        if not self._clearing:
+            self._check(status)
+        if self._clearing or (status.state != _ACTIVE and not self._was_active):
             self._activate()
-        self._was_active = True
+        elif status.state != _ACTIVE:
+            raise self._not_active("lost its activation: was it switched off?")
+        self._was_active = self._connected = True
+        self._clearing = False
 
     def read(self) -> GripperState:
         """Measure position and grip."""
@@ -158,10 +159,7 @@ class Robotiq2F:
         stamp = time.time_ns()
         self._check(status)
         if status.state != _ACTIVE:
-            raise DriverFault(
-                f"the gripper at {self.address} is not active",
-                hint="clear_errors activates it, which opens and closes its fingers once",
-            )
+            raise self._not_active("is not active")
         share = (status.position - self._open) / (self._closed - self._open)
         return GripperState(stamp, min(max(share, 0.0), 1.0), status.object in (1, 2))
 
@@ -177,11 +175,14 @@ class Robotiq2F:
 
     def clear_errors(self) -> None:
         """Reset and activate the gripper: **its fingers open and close once**."""
-        self._activate()
-        self._was_active = True
+        if self._connected:
+            self._activate()
+        else:
+            self._clearing = True
 
     def close(self) -> None:
         """Close the line; the fingers stay as they are."""
+        self._connected = False
         self._client.close()
 
     def status(self) -> Status:
@@ -204,8 +205,7 @@ class Robotiq2F:
         self._write(_ACTIVATE, 0, 0, 0)
         deadline = time.monotonic() + self._activation_timeout
         while (status := self.status()).state != _ACTIVE:
-            if status.fault != _WAITS_FOR_ACTIVATION:
-                self._check(status)
+            self._check(status)
             if time.monotonic() > deadline:
                 raise DriverTimeout(
                     f"the gripper at {self.address} was not active in time",
@@ -216,13 +216,19 @@ class Robotiq2F:
         self._check(status)
 
     def _check(self, status: Status) -> None:
-        if status.fault not in (0, _SILENCE):
+        if status.fault not in _HARMLESS:
             meaning = FAULTS.get(status.fault, "a fault that the manual does not list")
             raise DriverFault(
                 f"the gripper at {self.address} reports a fault: {meaning}",
                 got=f"gFLT 0x{status.fault:02X}",
                 hint="mend the cause, then clear_errors, which opens and closes its fingers once",
             )
+
+    def _not_active(self, what: str) -> DriverFault:
+        return DriverFault(
+            f"the gripper at {self.address} {what}",
+            hint="clear_errors activates it, which opens and closes its fingers once",
+        )
 
     def _write(self, action: int, position: int, speed: int, force: int) -> None:
         registers = [action << 8, position, speed << 8 | force]

@@ -99,6 +99,8 @@ def test_a_gripper_that_was_switched_off_holds_still_until_a_person_says_so(driv
         driver.connect()
     assert gripper.activations == 1
     driver.clear_errors()
+    driver.close()
+    driver.connect()
     assert gripper.activations == 2
     assert driver.read().position == 0.0
 
@@ -115,7 +117,12 @@ def test_a_fault_is_named_and_stays_until_it_is_cleared(driver, gripper, code, w
     with pytest.raises(DriverFault, match=words):
         driver.connect()
     driver.clear_errors()
+    driver.connect()
     assert driver.read().position == 0.0
+    gripper.fault = code
+    driver.clear_errors()
+    assert driver.read().position == 0.0
+    assert gripper.activations == 3
 
 
 def test_a_fault_during_activation_ends_it(driver, gripper):
@@ -132,7 +139,9 @@ def test_a_fault_during_activation_ends_it(driver, gripper):
 
 
 def test_silence_alone_is_no_fault(driver, gripper):
+    gripper.fault = 0x09  # as after it was switched on
     driver.connect()
+    assert gripper.activations == 1
     gripper.fault = 0x09
     assert driver.read().position == 0.0
 
