@@ -42,6 +42,8 @@ class Arm(Protocol):
         compliance: How it yields to contact: `impedance` (the target is the equilibrium of a
             spring), `force_mode` (the same, made of measured forces), or `position` (not at all).
         joint_names: Names of the joints, in the order of `ArmState`.
+        joint_limits: Lowest and highest joint positions, each (n,) [rad]; both empty where they
+            are left to the controller.
     """
 
     @property
@@ -50,6 +52,10 @@ class Arm(Protocol):
 
     @property
     def joint_names(self) -> tuple[str, ...]:
+        """See the class."""
+
+    @property
+    def joint_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """See the class."""
 
     @property

@@ -95,6 +95,12 @@ class SimArm:
         self.reset(seed)
 
     @property
+    def joint_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Lowest and highest joint positions of the model, each (7,) [rad]."""
+        low, high = self._world.model.jnt_range[: len(ARM_JOINTS)].T
+        return tuple(low.tolist()), tuple(high.tolist())
+
+    @property
     def fingerprint(self) -> str:
         """Of the model, for copies of the world; see `SceneState`."""
         return self._scene.fingerprint

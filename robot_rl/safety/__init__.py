@@ -11,6 +11,7 @@ from robot_rl.safety.limits import (
 )
 from robot_rl.safety.measurement import Measured
 from robot_rl.safety.reset_motion import ResetOptions, ResetOutcome, Resets
+from robot_rl.safety.sole_source import SoleSource
 
 __all__ = [
     "ActionRefused",
@@ -26,6 +27,7 @@ __all__ = [
     "ResetOptions",
     "ResetOutcome",
     "Resets",
+    "SoleSource",
     "check_action",
     "refuse_stiff_contact",
 ]

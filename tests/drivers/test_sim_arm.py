@@ -1,8 +1,6 @@
 """The simulated arm: a world in real time behind the interface of every arm."""
 
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +8,14 @@ import pytest
 from drivers.arm.sim import SimArm
 from drivers.errors import DriverError, DriverFault
 from robot_rl import devices
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
 from robot_rl.env.sim.scene import SceneState, make_world
 from robot_rl.errors import RobotRLError
 
-sys.path.append(str(Path(__file__).parents[1] / "env"))
-from scenes import configuration, environment
-
 
 def arm_config(task):
-    config = configuration(f"task={task}")
+    config = compose([f"task={task}"])
     robot = config["robot"]
     return {
         "_target_": "drivers.arm.sim.SimArm",
@@ -66,7 +63,7 @@ def test_it_goes_where_it_is_told_and_says_when_it_was_there(make_arm):
 
 def test_a_seed_gives_the_scene_of_the_in_process_simulation():
     arm = devices.make(arm_config("peg_insert"))
-    env = environment("peg_insert")
+    env = make_env(compose(["task=peg_insert"]))
     for seed in (0, 7):
         observation, _ = env.reset(seed=seed)
         pose = arm.reset(seed)

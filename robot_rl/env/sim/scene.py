@@ -1,4 +1,4 @@
-"""A task's world, and the part of it that moves: what a copy of the world needs to look the same."""
+"""A task's world, and the part of it that moves: what a copy needs to look the same."""
 
 from __future__ import annotations
 
