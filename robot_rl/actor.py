@@ -159,7 +159,7 @@ def act(
             client.append(row, {"task": env.schema.task, **facts} if begins else None)
 
         try:
-            if step < total:
+            while controller.run_steps < total and not stop.is_set():
                 for result in rollout(
                     [operated],
                     controller,
@@ -168,6 +168,9 @@ def act(
                     on_row=send,
                     stop=lambda: stop.is_set() or controller.run_steps >= total,
                 ):
+                    if result.interrupted is not None:
+                        controller.step -= 1  # the last action has no row, so does not count
+                        print(f"actor: the episode is cut: {result.interrupted}", flush=True)
                     yield controller.run_steps, result
         finally:
             source.close()
@@ -327,6 +330,7 @@ def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]
         "intervened_steps": result.intervened_steps,
         "take_overs": result.take_overs,
         "seed": result.seed,
-        "median_decision_ms": float(np.median(decisions)),
-        "max_decision_ms": float(decisions.max()),
+        "median_decision_ms": float(np.median(decisions)) if decisions.size else None,
+        "max_decision_ms": float(decisions.max()) if decisions.size else None,
+        "interrupted": None if result.interrupted is None else str(result.interrupted),
     }

@@ -37,6 +37,7 @@ MAY_DIFFER = (
     "resume",
     "run",
     "runs_directory",
+    "start_nodes",
 )
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
@@ -119,7 +120,12 @@ def compose_for_run(overrides: Sequence[str], run_config: DictConfig) -> DictCon
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
-    """The same configuration in simulated time, for what keeps no pace with the wall clock."""
+    """The same configuration in simulated time, for what keeps no pace with the wall clock.
+
+    A robot that has only the wall clock keeps it.
+    """
+    if config.robot.get("clock") is not None:
+        return config
     stepped = OmegaConf.merge(config, {"clock": "stepped"})
     assert isinstance(stepped, DictConfig)
     return stepped

@@ -19,8 +19,20 @@ from robot_rl.operator import JOG_TIMEOUT_S, OperatorInbox
 
 
 def make_env(config: Mapping[str, Any]) -> RobotEnv:
-    """Make the environment that `task`, `robot`, `observation` and the clock describe."""
-    task = devices.make(config["task"]["environment"])
+    """Make the environment that `task`, `robot`, `observation` and the clock describe.
+
+    Raises:
+        RobotRLError: The task has not the form that the robot needs.
+    """
+    # A simulated task is in a world; one on topics is told where its objects are.
+    form = config["robot"].get("task", "environment")
+    if form not in config["task"]:
+        raise RobotRLError(
+            f"the task {config['task']['name']!r} cannot be done on this robot",
+            got=f"task.{form} is missing",
+            hint="add it to the task's configuration, as in configs/task/reach.yaml",
+        )
+    task = devices.make(config["task"][form])
     robot = devices.make(config["robot"], task=task)
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
