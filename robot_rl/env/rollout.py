@@ -13,12 +13,8 @@ import numpy.typing as npt
 
 from robot_rl.data.rows import Conclusion, Decision, RowBuilder
 from robot_rl.data.schema import Observation, Row
-<<<<<<< HEAD
-from robot_rl.env.robot_env import EpisodeEnv
-=======
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import RobotEnv
->>>>>>> ba161d76772894f20257fb2c189f7a1cbfc1eca2
+from robot_rl.env.robot_env import EpisodeEnv
 
 # Top bit set: no training episode ever has the seed of an evaluation episode.
 _TRAINING_SEED_BIT = 1 << 31
@@ -70,14 +66,11 @@ class EpisodeResult:
         seconds: Its length on the environment's clock [s].
         policy_version: Version of the policy at its first step.
         decision_seconds: For each step, time from the tick to the sending of the action [s].
-<<<<<<< HEAD
         intervened_steps: Actions that an operator took in place of the controller.
         take_overs: How often an operator began to.
-=======
         interrupted: Why the robot could not go on, if it could not. The last action, whose effect
             nobody saw, then counts for nothing and has no row: the observation before it is the
             final one, as where an episode is truncated.
->>>>>>> ba161d76772894f20257fb2c189f7a1cbfc1eca2
         rows: Its rows, where a recorder but no listener was given.
     """
 
@@ -88,12 +81,9 @@ class EpisodeResult:
     seconds: float = 0.0
     policy_version: int = 0
     decision_seconds: list[float] = field(default_factory=list)
-<<<<<<< HEAD
     intervened_steps: int = 0
     take_overs: int = 0
-=======
     interrupted: RobotInterrupted | None = None
->>>>>>> ba161d76772894f20257fb2c189f7a1cbfc1eca2
     rows: list[Row] = field(default_factory=list)
 
 
@@ -159,13 +149,8 @@ def rollout(
         decision = controller.act(_stacked(slots), active)
         stopped = stopped or stop()
         for index, slot in enumerate(slots):
-<<<<<<< HEAD
             if slot.active and _step(index, slot, controller, decision, recorder, on_row, stopped):
-                if recorder is not None:
-=======
-            if slot.active and _step(index, slot, decision, recorder, on_row, stopped):
                 if recorder is not None and slot.result.steps:
->>>>>>> ba161d76772894f20257fb2c189f7a1cbfc1eca2
                     _finish(index, slots, controller, recorder, on_row)
                 slot.active = False
                 yield slot.result
