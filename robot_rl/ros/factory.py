@@ -11,6 +11,7 @@ from robot_rl.env.task import Task
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.robot import CameraTopic, RosRobot, SensorLimits
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 
@@ -18,6 +19,7 @@ from robot_rl.safety import CartesianLimiter, CartesianLimits
 def make_ros_robot(
     task: Task,
     clock: str,
+    discovery_range: str | None,
     control_rate_hz: float,
     namespace: str,
     joint_names: Sequence[str],
@@ -33,6 +35,7 @@ def make_ros_robot(
     Args:
         task: A `robot_rl.env.tracked.Tracked`.
         clock: Must be `realtime`: a robot does not wait for a simulated clock.
+        discovery_range: See `robot_rl.ros.environment`.
         control_rate_hz: Actions per second.
         namespace: Of the arm's topics.
         joint_names: See `RosRobot`.
@@ -61,6 +64,7 @@ def make_ros_robot(
             expected="robot_rl.env.tracked.Tracked",
             hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
+    prepare_environment(discovery_range)
     limiter = CartesianLimiter(limits, rotations.DOWNWARD)
     topics = [CameraTopic(c.name, c.width, c.height, c.depth) for c in cameras]
     client = RosClient("robot_rl", namespace)
