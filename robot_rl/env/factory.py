@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,21 @@ from robot_rl.errors import RobotRLError
 from robot_rl.operator import JOG_TIMEOUT_S, OperatorInbox
 
 
-def make_env(config: Mapping[str, Any]) -> RobotEnv:
-    """Make the environment that `task`, `robot`, `observation` and the clock describe."""
+def make_env(
+    config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]] = ()
+) -> RobotEnv:
+    """Make the environment that `task`, `robot`, `observation` and the clock describe.
+
+    Args:
+        config: The configuration.
+        further_cameras: Cameras that the robot gets beside its own.
+    """
     task = devices.make(config["task"]["environment"])
-    robot = devices.make(config["robot"], task=task)
+    cameras: dict[str, Any] = {}
+    if further_cameras:
+        every = [*config["robot"].get("cameras", ()), *further_cameras]
+        cameras["cameras"] = [devices.make(camera) for camera in every]
+    robot = devices.make(config["robot"], task=task, **cameras)
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
