@@ -91,6 +91,24 @@ STAGES: dict[str, Stage] = {
         " finished episodes; run=RUN goes on with it.",
         run_key="run",
     ),
+    "collect-reward": Stage(
+        "robot_rl.stages.collect_reward:run",
+        "Record frames of success and of failure for a success classifier.",
+        "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
+        " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
+        " Writes reward.zarr in a new run directory; run=RUN adds to that of RUN.",
+        run_key="run",
+    ),
+    "train-reward": Stage(
+        "robot_rl.stages.train_reward:run",
+        "Train a success classifier on recorded frames and say how far to trust it.",
+        "Holds episodes out, chooses calibration and threshold on them, and writes"
+        " checkpoints/reward, reward.json and reward.html in the run with the examples;"
+        " classifier.test=PATH names another recording to judge it on. Then robot-rl train"
+        " reward=classifier reward.source.path=RUN/checkpoints/reward.",
+        run_key="run",
+        default_run="latest",
+    ),
     "pretrain": Stage(
         "robot_rl.stages.pretrain:run",
         "Clone the demonstrations into a policy.",

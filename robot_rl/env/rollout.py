@@ -64,6 +64,7 @@ class EpisodeResult:
         intervened_steps: Actions that an operator took in place of the controller.
         take_overs: How often an operator began to.
         rows: Its rows, where a recorder but no listener was given.
+        facts: What else there is to record of it, by whoever runs it.
     """
 
     seed: int
@@ -76,6 +77,7 @@ class EpisodeResult:
     intervened_steps: int = 0
     take_overs: int = 0
     rows: list[Row] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
 
 
 RowListener = Callable[[Row, EpisodeResult], None]

@@ -1,1 +1,1 @@
-"""Where rewards come from: the task's detector, a classifier of images, a pose, a person, a model."""
+"""Where rewards come from: the task's detector, a classifier of images, a pose, a person."""

@@ -44,7 +44,6 @@ class SuccessClassifier(nn.Module):
         frames: Consecutive observations that are seen, from 1.
         backbone: ``kind`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the head's layer.
-        dropout: Share of that layer that training leaves out.
         generator: Source of the initial weights.
     """
 
@@ -54,7 +53,6 @@ class SuccessClassifier(nn.Module):
         frames: int,
         backbone: Mapping[str, Any],
         hidden: int,
-        dropout: float,
         *,
         generator: torch.Generator,
     ) -> None:
@@ -68,14 +66,13 @@ class SuccessClassifier(nn.Module):
                 hint="name cameras with classifier.cameras",
             )
         self.frames = int(frames)
-        self._options = {"backbone": dict(backbone), "hidden": int(hidden), "dropout": dropout}
+        self._options = {"backbone": dict(backbone), "hidden": int(hidden)}
         self.backbone = build_backbone(backbone, generator)
         joined = self.backbone.features * len(self.cameras) * self.frames
         self.head = nn.Sequential(
             linear(joined, hidden, generator),
             nn.LayerNorm(hidden),
             nn.ReLU(),
-            nn.Dropout(dropout),
             linear(hidden, 1, generator),
         )
 
@@ -106,8 +103,8 @@ class SuccessClassifier(nn.Module):
             seen = torch.as_tensor(images[name]).to(device)
             count = len(seen)
             flat = seen.reshape(-1, *shape).permute(0, 3, 1, 2)
-            pixels = flat.float().div_(127.5).sub_(1.0).contiguous(
-                memory_format=torch.channels_last
+            pixels = (
+                flat.float().div_(127.5).sub_(1.0).contiguous(memory_format=torch.channels_last)
             )
             parts.append(self.backbone(pixels).reshape(count, -1))
         logits: Tensor = self.head(torch.cat(parts, -1))

@@ -1,4 +1,4 @@
-"""Recorded episodes as examples of success and failure: a label for each frame, split by episode."""
+"""Recorded episodes as examples of success and failure, with a label for each frame."""
 
 from __future__ import annotations
 

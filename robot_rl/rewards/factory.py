@@ -26,6 +26,12 @@ def make_source(config: Config) -> RewardSource:
     return source
 
 
+def reward_cameras(config: Config) -> list[Mapping[str, Any]]:
+    """Cameras that the configured source needs, as `observation.cameras` describes cameras."""
+    reward = config.get("reward")
+    return [] if reward is None else list(reward["cameras"])
+
+
 def make_watched_env(
     config: Config, cameras: Iterable[Mapping[str, Any]]
 ) -> tuple[RobotEnv, frozenset[str]]:

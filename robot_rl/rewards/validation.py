@@ -125,8 +125,8 @@ def weaknesses(result: Validation, limits: Limits) -> list[str]:
         elif rate.bound > limit:
             notes.append(
                 f"{rate.count} of {rate.trials} held-out {what} are taken for success: the rate may"
-                f" be {100 * rate.bound:.1f} %, and {100 * limit:g} % is the limit. Record more that"
-                " look like them."
+                f" be {100 * rate.bound:.1f} %, and {100 * limit:g} % is the limit. Record more"
+                " that look like them."
             )
     missed = result.missed_episodes
     if missed.trials < 5 or missed.count > 0.2 * missed.trials:

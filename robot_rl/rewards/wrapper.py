@@ -15,8 +15,6 @@ from robot_rl.env.task import Outcome
 from robot_rl.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardSource, check_observed
 
-LabelListener = Callable[[bool], None]
-
 
 class RewardWrapper(RobotEnvWrapper):
     """Sets reward, terminated, success and ``info["reward_version"]`` of each step.
@@ -27,12 +25,14 @@ class RewardWrapper(RobotEnvWrapper):
     listener. ``info["task_success"]`` keeps what the task's own detector said, which where there is
     a source of another kind is for records only.
 
+    Attributes:
+        on_late_label: Told of labels that come after the end of an episode, success or not.
+
     Args:
         env: The environment; it must be able to go on after its task's own success.
         source: Who judges.
         hidden: Observation names that are there for the source alone: neither the policy nor the
             rows see them.
-        on_late_label: Told of labels that come after the end of an episode.
 
     Raises:
         RewardError: At a reset: the observation lacks what the source reads.
@@ -44,13 +44,12 @@ class RewardWrapper(RobotEnvWrapper):
         source: RewardSource,
         *,
         hidden: Iterable[str] = (),
-        on_late_label: LabelListener = lambda success: None,
     ) -> None:
         """See the class."""
         super().__init__(env)
         self._source = source
         self._hidden = frozenset(hidden)
-        self._on_late_label = on_late_label
+        self.on_late_label: Callable[[bool], None] = lambda success: None
         self._step = 0
         self._task_success = False
         if self._hidden:
@@ -77,7 +76,7 @@ class RewardWrapper(RobotEnvWrapper):
         observation, info = super().reset(seed=seed, options=options)
         late = _label(info)
         if late is not None and self._step > 0:
-            self._on_late_label(late)
+            self.on_late_label(late)
         check_observed(self._source, observation)
         self._source.reset(observation)
         self._step, self._task_success = 0, False

@@ -183,7 +183,9 @@ def run(config: DictConfig) -> None:
     else:
         directory = RunDirectory.create(config.task.name, config.runs_directory)
         save_resolved(config, directory.path)
-    with directory.claim("train"), WorkProgress(0, "episodes") as progress:
+    options = config.classifier.collection
+    expected = options.negative_episodes + options.positive_frames // options.frames_after_success
+    with directory.claim("train"), WorkProgress(expected, "episodes") as progress:
         progress.phase("collecting examples of success and failure")
         dataset = ExampleCollector(config, directory).collect(progress)
         frames = int(dataset.read("success").sum())
