@@ -187,6 +187,17 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl export runs/latest OUT format=lerobot",
     ),
+    "annotate": Stage(
+        "robot_rl.stages.annotate:run",
+        "Have a progress model judge the episodes of a store.",
+        "STORE is a store or a run directory whose replay server runs; the model listens at"
+        " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
+        " progress, progress_confidence and done; reward.annotation=progress learns from them.",
+        arguments=("STORE", "ADDRESS"),
+        options=(Option("table", None, (), "the store's table, if it has several"),),
+        takes_overrides=False,
+        example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
+    ),
     "import": Stage(
         "robot_rl.stages.interchange:import_dataset",
         "Make an episode dataset of one that robot-rl export wrote.",

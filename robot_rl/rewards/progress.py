@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from robot_rl.data.transfer import Selection
 from robot_rl.replay.annotations import row_keys
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.export import StoreEpisodes
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord
 from robot_rl.rewards.progress_wire import (
@@ -171,9 +169,9 @@ def annotate_progress(
         ProgressError: The rows hold no images, or the model failed.
         ReplayError: The store cannot be read or written.
     """
-    name = _table(store, table)
     reader = StoreReader(store)
     try:
+        name = _table(reader, table)
         cameras = _cameras(reader, name)
         waiting = [
             record
@@ -222,9 +220,15 @@ def judge_episode(
     return scores
 
 
-def _table(store: Path, table: str | None) -> str:
-    with StoreEpisodes(store, table, Selection()) as episodes:
-        return episodes.schema.task if table is None else table
+def _table(reader: StoreReader, table: str | None) -> str:
+    names = sorted(reader.tables())
+    if table is None and len(names) != 1:
+        raise ProgressError(
+            f"the store {reader.path} has {len(names) or 'no'} tables",
+            got=", ".join(names) or None,
+            hint="name one of them with table=NAME",
+        )
+    return names[0] if table is None else table
 
 
 def _cameras(reader: StoreReader, table: str) -> list[str]:
