@@ -20,9 +20,8 @@ from robot_rl.compute import CPU, compute_device
 from robot_rl.connection import ServerPlace, flush
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
-from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
@@ -38,6 +37,9 @@ from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable, StoreFull
 from robot_rl.replay.ring import check_size
+from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
+from robot_rl.rewards.labels import LateLabels
+from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.weights import Published, WeightsPoller, WeightsReceiver
@@ -134,8 +136,10 @@ def act(
             store, with all of its rows.
     """
     torch.set_num_threads(1)
-    env = make_env(config)
-    operated = make_intervention(config, env, make_inbox(config))
+    reward = make_source(config)
+    inner, hidden = make_watched_env(config, reward_cameras(config))
+    operated = make_intervention(config, inner, make_inbox(config))
+    env = RewardWrapper(operated, reward, hidden=hidden)
     place = ServerPlace.of(config, run)
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)
@@ -152,16 +156,19 @@ def act(
         controller = ActingController(runner, source, step, device)
         stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
         seeds = _seeds(int(config.seed), stream, client, operated, stop)
+        labels = LateLabels(place, schema.task, opened, _note)
+        env.on_late_label = labels.tell
 
         def send(row: Row, episode: EpisodeResult) -> None:
             begins = episode.steps == 0 and not row["is_last"]
             facts = {"seed": episode.seed, "instruction": env.task.instruction}
-            client.append(row, {"task": env.schema.task, **facts} if begins else None)
+            about = {"task": schema.task, **facts} if begins else None
+            labels.note_row(client.append(row, about), begins=begins)
 
         try:
             while controller.run_steps < total and not stop.is_set():
                 for result in rollout(
-                    [operated],
+                    [env],
                     controller,
                     seeds,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
@@ -171,10 +178,12 @@ def act(
                     if result.interrupted is not None:
                         controller.step -= 1  # the last action has no row, so does not count
                         print(f"actor: the episode is cut: {result.interrupted}", flush=True)
+                    result.facts |= env.episode_facts
                     yield controller.run_steps, result
         finally:
             source.close()
-            operated.close()
+            env.close()
+            labels.close()
         flush(client, stop)
 
 
@@ -195,6 +204,8 @@ def run(config: DictConfig) -> None:
                 record = _record(number, steps, result)
                 directory.append_jsonl(_EPISODES, {"actor": _number(config), **record})
                 number += 1
+                if result.facts.get("reward_alarm"):
+                    progress.note(f"reward alarm, {result.facts['reward_alarm']}")
                 progress.episode(result.success)
                 progress.update(steps)
         except Stopped:
@@ -209,7 +220,7 @@ def _spooling_client(
     config: DictConfig,
     run: RunDirectory,
     place: ServerPlace,
-    env: RobotEnv,
+    env: RewardWrapper,
     stop: threading.Event,
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
@@ -291,11 +302,15 @@ def _seeds(
     number = 0
     while not stop.is_set():
         _wait_for_room(client, env.task.time_limit_steps + 1, stop)
-        env.wait_until_free(stop.is_set, lambda text: print(f"actor: {text}", flush=True))
+        env.wait_until_free(stop.is_set, _note)
         if stop.is_set():
             return
         yield training_seed(run_seed, stream, number)
         number += 1
+
+
+def _note(text: str) -> None:
+    print(f"actor: {text}", flush=True)
 
 
 def _wait_for_room(client: ReplayClient, rows: int, stop: threading.Event) -> None:
@@ -333,4 +348,5 @@ def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]
         "median_decision_ms": float(np.median(decisions)) if decisions.size else None,
         "max_decision_ms": float(decisions.max()) if decisions.size else None,
         "interrupted": None if result.interrupted is None else str(result.interrupted),
+        **result.facts,
     }

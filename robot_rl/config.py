@@ -29,7 +29,9 @@ CONFIG_NAME = "config.yaml"
 # A run may be continued or evaluated with other values of these; all else made it what it is.
 MAY_DIFFER = (
     "actor",
+    "choices.classifier",
     "choices.replay",
+    "classifier",
     "device",
     "environment_steps",
     "evaluation",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,14 @@ from robot_rl.errors import RobotRLError
 from robot_rl.operator import JOG_TIMEOUT_S, OperatorInbox
 
 
-def make_env(config: Mapping[str, Any]) -> RobotEnv:
+def make_env(
+    config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]] = ()
+) -> RobotEnv:
     """Make the environment that `task`, `robot`, `observation` and the clock describe.
+
+    Args:
+        config: The configuration.
+        further_cameras: Cameras that the robot gets beside its own.
 
     Raises:
         RobotRLError: The task has not the form that the robot needs.
@@ -33,7 +39,11 @@ def make_env(config: Mapping[str, Any]) -> RobotEnv:
             hint="add it to the task's configuration, as in configs/task/reach.yaml",
         )
     task = devices.make(config["task"][form])
-    robot = devices.make(config["robot"], task=task)
+    cameras: dict[str, Any] = {}
+    if further_cameras:
+        every = [*config["robot"].get("cameras", ()), *further_cameras]
+        cameras["cameras"] = [devices.make(camera) for camera in every]
+    robot = devices.make(config["robot"], task=task, **cameras)
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 

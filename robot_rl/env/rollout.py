@@ -72,6 +72,7 @@ class EpisodeResult:
             nobody saw, then counts for nothing and has no row: the observation before it is the
             final one, as where an episode is truncated.
         rows: Its rows, where a recorder but no listener was given.
+        facts: What else there is to record of it, by whoever runs it.
     """
 
     seed: int
@@ -85,6 +86,7 @@ class EpisodeResult:
     take_overs: int = 0
     interrupted: RobotInterrupted | None = None
     rows: list[Row] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
 
 
 RowListener = Callable[[Row, EpisodeResult], None]

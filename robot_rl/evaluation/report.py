@@ -12,16 +12,15 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Learning, Series
+from robot_rl.evaluation.page import write_page
 from robot_rl.evaluation.records import (
     CLIPS,
     VIDEOS,
@@ -61,16 +60,8 @@ def write_report(run_directory: str | Path) -> Path:
         ReportError: There is no such directory, or it holds no record of a run.
     """
     records = read_run(Path(run_directory))
-    template = resources.files(__package__).joinpath("report.html.jinja")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(template.read_text(encoding="utf-8")).render(_content(records))
     path = records.directory / "report.html"
-    temporary = path.with_name(".report.html.partial")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+    return write_page(path, __package__, "report.html.jinja", _content(records))
 
 
 def _content(run: RunRecords) -> dict[str, Any]:
@@ -96,7 +87,6 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "evaluations": [_row(e) for e in run.evaluations],
         "facts": _facts(run),
         "configuration": run.configuration,
-        "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z"),
     }
 
 
