@@ -19,12 +19,11 @@ from robot_rl.blocks import ScheduleError
 from robot_rl.compute import CPU, compute_device
 from robot_rl.connection import ServerPlace, flush
 from robot_rl.console.link import ConsoleLink
-from robot_rl.console.watched import WatchedEnv
+from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
-from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
@@ -40,6 +39,9 @@ from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable, StoreFull
 from robot_rl.replay.ring import check_size
+from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
+from robot_rl.rewards.labels import LateLabels
+from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.weights import Published, WeightsPoller, WeightsReceiver
@@ -136,9 +138,11 @@ def act(
             store, with all of its rows.
     """
     torch.set_num_threads(1)
-    env = make_env(config)
+    reward = make_source(config)
+    inner, hidden = make_watched_env(config, reward_cameras(config))
     inbox = make_inbox(config)
-    operated = make_intervention(config, env, inbox)
+    operated = make_intervention(config, inner, inbox)
+    env = RewardWrapper(operated, reward, hidden=hidden)
     place = ServerPlace.of(config, run)
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)
@@ -153,31 +157,39 @@ def act(
         device = compute_device(config)
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
-        link = ConsoleLink(run, inbox, number)
-        watched = WatchedEnv(operated, operated, link, _episodes_before(run, number))
         stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
-        seeds = _seeds(int(config.seed), stream, client, operated, watched, stop)
+        link = ConsoleLink(run, inbox, number)
+        shown = TelemetryEnv(env, operated, link, _episodes_before(run, number))
+        seeds = _seeds(int(config.seed), stream, client, operated, shown, stop)
+        labels = LateLabels(place, schema.task, opened, _note)
+        env.on_late_label = labels.tell
 
         def send(row: Row, episode: EpisodeResult) -> None:
             begins = episode.steps == 0 and not row["is_last"]
             facts = {"seed": episode.seed, "instruction": env.task.instruction}
-            client.append(row, {"task": env.schema.task, **facts} if begins else None)
-            watched.note_progress(controller.run_steps, int(row["policy_version"]))
+            about = {"task": schema.task, **facts} if begins else None
+            labels.note_row(client.append(row, about), begins=begins)
+            shown.note_progress(controller.run_steps, int(row["policy_version"]))
 
         try:
-            if step < total:
+            while controller.run_steps < total and not stop.is_set():
                 for result in rollout(
-                    [watched],
+                    [shown],
                     controller,
                     seeds,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
                     stop=lambda: stop.is_set() or controller.run_steps >= total,
                 ):
+                    if result.interrupted is not None:
+                        controller.step -= 1  # the last action has no row, so does not count
+                        print(f"actor: the episode is cut: {result.interrupted}", flush=True)
+                    result.facts |= env.episode_facts
                     yield controller.run_steps, result
         finally:
             source.close()
-            watched.close()
+            shown.close()
+            labels.close()
         flush(client, stop)
 
 
@@ -198,6 +210,8 @@ def run(config: DictConfig) -> None:
                 record = _record(number, steps, result)
                 directory.append_jsonl(_EPISODES, {"actor": _number(config), **record})
                 number += 1
+                if result.facts.get("reward_alarm"):
+                    progress.note(f"reward alarm, {result.facts['reward_alarm']}")
                 progress.episode(result.success)
                 progress.update(steps)
         except Stopped:
@@ -217,7 +231,7 @@ def _spooling_client(
     config: DictConfig,
     run: RunDirectory,
     place: ServerPlace,
-    env: RobotEnv,
+    env: RewardWrapper,
     stop: threading.Event,
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
@@ -294,7 +308,7 @@ def _seeds(
     stream: int,
     client: ReplayClient,
     env: Intervention,
-    watched: WatchedEnv,
+    shown: TelemetryEnv,
     stop: threading.Event,
 ) -> Iterator[int]:
     """Seeds of the episodes; the next one is given once an episode may begin.
@@ -303,11 +317,11 @@ def _seeds(
     """
 
     def note(text: str) -> None:
-        print(f"actor: {text}", flush=True)
-        watched.note_waiting(text)
+        _note(text)
+        shown.note_waiting(text)
 
     def stopped() -> bool:
-        watched.look()
+        shown.look()
         return stop.is_set()
 
     number = 0
@@ -318,6 +332,10 @@ def _seeds(
             return
         yield training_seed(run_seed, stream, number)
         number += 1
+
+
+def _note(text: str) -> None:
+    print(f"actor: {text}", flush=True)
 
 
 def _wait_for_room(
@@ -353,6 +371,8 @@ def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]
         "intervened_steps": result.intervened_steps,
         "take_overs": result.take_overs,
         "seed": result.seed,
-        "median_decision_ms": float(np.median(decisions)),
-        "max_decision_ms": float(decisions.max()),
+        "median_decision_ms": float(np.median(decisions)) if decisions.size else None,
+        "max_decision_ms": float(decisions.max()) if decisions.size else None,
+        "interrupted": None if result.interrupted is None else str(result.interrupted),
+        **result.facts,
     }

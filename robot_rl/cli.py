@@ -91,6 +91,24 @@ STAGES: dict[str, Stage] = {
         " finished episodes; run=RUN goes on with it.",
         run_key="run",
     ),
+    "collect-reward": Stage(
+        "robot_rl.stages.collect_reward:run",
+        "Record frames of success and of failure for a success classifier.",
+        "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
+        " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
+        " Writes reward.zarr in a new run directory; run=RUN adds to that of RUN.",
+        run_key="run",
+    ),
+    "train-reward": Stage(
+        "robot_rl.stages.train_reward:run",
+        "Train a success classifier on recorded frames and say how far to trust it.",
+        "Holds episodes out, chooses calibration and threshold on them, and writes"
+        " checkpoints/reward, reward.json and reward.html in the run with the examples;"
+        " classifier.test=PATH names another recording to judge it on. Then robot-rl train"
+        " reward=classifier reward.source.path=RUN/checkpoints/reward.",
+        run_key="run",
+        default_run="latest",
+    ),
     "pretrain": Stage(
         "robot_rl.stages.pretrain:run",
         "Clone the demonstrations into a policy.",
@@ -177,6 +195,17 @@ STAGES: dict[str, Stage] = {
         ),
         takes_overrides=False,
         example="robot-rl export runs/latest OUT format=lerobot",
+    ),
+    "annotate": Stage(
+        "robot_rl.stages.annotate:run",
+        "Have a progress model judge the episodes of a store.",
+        "STORE is a store or a run directory whose replay server runs; the model listens at"
+        " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
+        " progress, progress_confidence and done; reward.annotation=progress learns from them.",
+        arguments=("STORE", "ADDRESS"),
+        options=(Option("table", None, (), "the store's table, if it has several"),),
+        takes_overrides=False,
+        example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
     ),
     "import": Stage(
         "robot_rl.stages.interchange:import_dataset",

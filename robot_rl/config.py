@@ -29,7 +29,9 @@ CONFIG_NAME = "config.yaml"
 # A run may be continued or evaluated with other values of these; all else made it what it is.
 MAY_DIFFER = (
     "actor",
+    "choices.classifier",
     "choices.replay",
+    "classifier",
     "console",
     "device",
     "environment_steps",
@@ -38,6 +40,7 @@ MAY_DIFFER = (
     "resume",
     "run",
     "runs_directory",
+    "start_nodes",
 )
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
@@ -120,7 +123,12 @@ def compose_for_run(overrides: Sequence[str], run_config: DictConfig) -> DictCon
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
-    """The same configuration in simulated time, for what keeps no pace with the wall clock."""
+    """The same configuration in simulated time, for what keeps no pace with the wall clock.
+
+    A robot that has only the wall clock keeps it.
+    """
+    if config.robot.get("clock") is not None:
+        return config
     stepped = OmegaConf.merge(config, {"clock": "stepped"})
     assert isinstance(stepped, DictConfig)
     return stepped

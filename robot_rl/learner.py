@@ -96,6 +96,7 @@ class Learner:
             discount=schedule.discount,
             demonstration_share=schedule.demonstration_share,
             capacity_rows=config.replay.get("capacity_rows"),
+            rewards=config.get("reward", {}).get("annotation"),
         )
         place = ServerPlace.of(config, run)
         self._sampler = place.sampler(options, np.random.default_rng(seed))

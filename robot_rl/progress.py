@@ -51,6 +51,7 @@ class WorkProgress:
         self._phase = ""
         self._done = 0
         self._successes: deque[bool] = deque(maxlen=RECENT_EPISODES)
+        self._intervened: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._figures: dict[str, str] = {}
         self._history: deque[tuple[float, int]] = deque()
         self._next_line = clock() + log_interval_s
@@ -87,9 +88,15 @@ class WorkProgress:
         """Print a line that stays, for example the result of an evaluation."""
         self._console.print(text, markup=False, highlight=False)
 
-    def episode(self, success: bool) -> None:
-        """Count a finished episode into the success of the last 20."""
+    def episode(self, success: bool, intervened: float = 0.0) -> None:
+        """Count a finished episode into the figures of the last 20.
+
+        Args:
+            success: Whether it reached its goal.
+            intervened: Share of its steps that an operator took.
+        """
         self._successes.append(success)
+        self._intervened.append(intervened)
 
     def update(
         self,
@@ -127,6 +134,8 @@ class WorkProgress:
         if self._successes:
             count, successes = len(self._successes), sum(self._successes)
             rows[f"success of the last {count} episodes"] = f"{100 * successes / count:.0f} %"
+        if any(self._intervened):
+            rows["by the operator"] = f"{100 * sum(self._intervened) / len(self._intervened):.0f} %"
         rows.update(self._figures)
         left = self.seconds_left()
         rows["time left"] = "?" if left is None else _minutes(left)

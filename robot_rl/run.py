@@ -4,11 +4,13 @@
         config.yaml                    the resolved configuration
         demonstrations.zarr/           episodes
         exploration.zarr/              with cameras: episodes for the image encoder
+        reward.zarr/                   examples for a success classifier
         store/                         the replay store (LMDB)
         spool/actor-1.ring             steps of an actor that are not in the store yet
         checkpoints/bc/                the cloned policy
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/last/              the learner's full state
+        checkpoints/reward/            a success classifier
         episodes.jsonl learner.jsonl evaluations.jsonl
         summary.json  report.html
 
@@ -35,6 +37,7 @@ from robot_rl.errors import RobotRLError
 LATEST = "latest"
 CLONED = "checkpoints/bc"
 LAST = "checkpoints/last"
+REWARD = "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
 
 
@@ -127,6 +130,11 @@ class RunDirectory:
     def exploration(self) -> Path:
         """The zarr group of the episodes in which an image encoder's training explored."""
         return self.path / "exploration.zarr"
+
+    @property
+    def reward_examples(self) -> Path:
+        """The zarr group of the examples for a success classifier."""
+        return self.path / "reward.zarr"
 
     @property
     def store(self) -> Path:

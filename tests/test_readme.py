@@ -29,8 +29,8 @@ def test_every_file_that_is_named_exists(checkout, readme):
 
 
 def test_the_table_of_stages_is_complete(readme):
-    rows = re.findall(r"^\| (`[a-z`, A-Z]+`) \|", readme, re.MULTILINE)
-    named = {word for row in rows for word in re.findall(r"[a-z]+", row)}
+    rows = re.findall(r"^\| (`[a-z`, A-Z-]+`) \|", readme, re.MULTILINE)
+    named = {word for row in rows for word in re.findall(r"[a-z-]+", row)}
     assert set(STAGES) <= named
 
 

@@ -17,7 +17,7 @@ from robot_rl.data.schema import Observation
 from robot_rl.env import rotations
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.sim.world import ARM_JOINTS, FINGERS
+from robot_rl.env.sim.world import FINGERS
 
 if TYPE_CHECKING:
     import viser
@@ -29,6 +29,7 @@ _TARGET = "target"
 _TABLE_COLOR = (196, 204, 212)
 _TARGET_COLOR = (230, 80, 30)
 _MOVED = 1e-6
+_HINGE = mujoco.mjtJoint.mjJNT_HINGE
 _NO_OFFSET: Vector = np.concatenate([np.zeros(3), rotations.about_z(0.0)])
 
 
@@ -39,28 +40,20 @@ class RobotScene:
         server: The viser server whose scene is filled.
         model_path: The robot's MJCF.
         task: The task, whose bodies are drawn as well; None draws the robot alone.
-        home_joints: Joint angles (7,) [rad] before the first observation.
     """
 
-    def __init__(
-        self,
-        server: viser.ViserServer,
-        model_path: Path,
-        task: SimTask | None,
-        home_joints: npt.ArrayLike,
-    ) -> None:
-        """Draw the robot at home; see the class."""
+    def __init__(self, server: viser.ViserServer, model_path: Path, task: SimTask | None) -> None:
+        """Draw the robot with its joints in the middle; see the class."""
         self._server = server
         spec = mujoco.MjSpec.from_file(str(model_path))
         if task is not None:
             task.build(spec)
         self._model = spec.compile()
         self._data = mujoco.MjData(self._model)
-        self._joints = [int(self._model.joint(name).qposadr[0]) for name in ARM_JOINTS]
-        self._fingers = [int(self._model.joint(name).qposadr[0]) for name in FINGERS]
-        opening = FINGER_STROKE if task is None else task.finger_opening
-        self._data.qpos[self._joints] = home_joints
-        self._data.qpos[self._fingers] = 0.5 * opening
+        self._joints = _hinges(self._model)
+        self._fingers = _positions(self._model, FINGERS)
+        middle = self._model.jnt_range[self._model.jnt_type == _HINGE].mean(axis=1)
+        self._data.qpos[self._joints] = middle
         self._objects = [] if task is None else [self._object(n) for n in task.observed_objects]
         self._shown: dict[int, Vector] = {}
         self._bodies = {body: self._draw_body(body) for body in range(1, self._model.nbody)}
@@ -74,7 +67,8 @@ class RobotScene:
         """Move everything to where an observation has it; what it does not tell stays."""
         data = self._data
         if "state/joint_positions" in observation:
-            data.qpos[self._joints] = observation["state/joint_positions"][: len(self._joints)]
+            angles = observation["state/joint_positions"][: len(self._joints)]
+            data.qpos[self._joints[: len(angles)]] = angles
         if "state/gripper_position" in observation:
             closed = float(observation["state/gripper_position"][0])
             data.qpos[self._fingers] = 0.5 * FINGER_STROKE * (1.0 - closed)
@@ -177,6 +171,17 @@ class RobotScene:
             vertices = _part(model.mesh_vert, model.mesh_vertadr[mesh], model.mesh_vertnum[mesh])
             faces = _part(model.mesh_face, model.mesh_faceadr[mesh], model.mesh_facenum[mesh])
             scene.add_mesh_simple(path, vertices=vertices, faces=faces, **look, **place)
+
+
+def _hinges(model: mujoco.MjModel) -> list[int]:
+    """Where the arm's joints are in qpos: all hinges, in the order of the model."""
+    return [int(address) for address in model.jnt_qposadr[model.jnt_type == _HINGE]]
+
+
+def _positions(model: mujoco.MjModel, names: tuple[str, ...]) -> list[int]:
+    """Where those of the named joints that the model has are in qpos."""
+    known = {model.joint(index).name: index for index in range(model.njnt)}
+    return [int(model.jnt_qposadr[known[name]]) for name in names if name in known]
 
 
 def _part(values: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:

@@ -124,6 +124,7 @@ class RowBuilder:
             "clamped": np.bool_(info["clamped"]),
             "intervened": np.bool_(intervened),
             "source": source,
+            "reward_version": np.int32(info.get("reward_version", 0)),
             "stamp_action": np.int64(info["stamp_action"]),
         }
 

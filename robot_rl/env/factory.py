@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from robot_rl import devices
 from robot_rl.data.schema import RowSchema
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.intervention import Attendant, Intervention
 from robot_rl.env.rate import make_clock
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.task import Expert
@@ -18,10 +18,32 @@ from robot_rl.errors import RobotRLError
 from robot_rl.operator import JOG_TIMEOUT_S, OperatorInbox
 
 
-def make_env(config: Mapping[str, Any]) -> RobotEnv:
-    """Make the environment that `task`, `robot`, `observation` and the clock describe."""
-    task = devices.make(config["task"]["environment"])
-    robot = devices.make(config["robot"], task=task)
+def make_env(
+    config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]] = ()
+) -> RobotEnv:
+    """Make the environment that `task`, `robot`, `observation` and the clock describe.
+
+    Args:
+        config: The configuration.
+        further_cameras: Cameras that the robot gets beside its own.
+
+    Raises:
+        RobotRLError: The task has not the form that the robot needs.
+    """
+    # A simulated task is in a world; one on topics is told where its objects are.
+    form = config["robot"].get("task", "environment")
+    if form not in config["task"]:
+        raise RobotRLError(
+            f"the task {config['task']['name']!r} cannot be done on this robot",
+            got=f"task.{form} is missing",
+            hint="add it to the task's configuration, as in configs/task/reach.yaml",
+        )
+    task = devices.make(config["task"][form])
+    cameras: dict[str, Any] = {}
+    if further_cameras:
+        every = [*config["robot"].get("cameras", ()), *further_cameras]
+        cameras["cameras"] = [devices.make(camera) for camera in every]
+    robot = devices.make(config["robot"], task=task, **cameras)
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
@@ -62,16 +84,18 @@ def make_intervention(
         RobotRLError: The operator is a simulated one, and the task has no scripted expert.
     """
     operator = config["operator"]
-    attendant = None
+    attendants: list[Attendant] = []
     if operator["simulated"] is not None:
         imperfections = devices.make(operator["imperfections"])
-        attendant = devices.make(
-            operator["simulated"],
-            inbox=inbox,
-            hand=make_expert(config, env, imperfections=imperfections),
-            control_rate_hz=float(config["control_rate_hz"]),
+        attendants.append(
+            devices.make(
+                operator["simulated"],
+                inbox=inbox,
+                hand=make_expert(config, env, imperfections=imperfections),
+                control_rate_hz=float(config["control_rate_hz"]),
+            )
         )
-    return Intervention(env, inbox, float(operator["hand_back_s"]), attendant)
+    return Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:

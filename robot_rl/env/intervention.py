@@ -36,8 +36,12 @@ class Attendant(Protocol):
     def begin(self, seed: int) -> None:
         """An episode begins."""
 
-    def watch(self) -> None:
-        """Look at the robot before a step, and write to the inbox."""
+    def watch(self, observation: Observation) -> None:
+        """Look at the robot or at a device before a step, and write to the inbox.
+
+        Args:
+            observation: The newest one.
+        """
 
 
 class Intervention(RobotEnvWrapper):
@@ -60,7 +64,10 @@ class Intervention(RobotEnvWrapper):
         env: The environment.
         inbox: Where the operator writes; this is its one reader.
         hand_back_s: Time without motion after which the policy acts again [s].
-        attendant: An operator who is asked to look before every step.
+        attendants: Operators and devices that are asked before every step.
+
+    Attributes:
+        waits_for: What the operator must say before anything moves again.
     """
 
     def __init__(
@@ -68,12 +75,13 @@ class Intervention(RobotEnvWrapper):
         env: RobotEnv | RobotEnvWrapper,
         inbox: OperatorInbox,
         hand_back_s: float,
-        attendant: Attendant | None = None,
+        attendants: Sequence[Attendant] = (),
     ) -> None:
         """See the class."""
         super().__init__(env)
         self._inbox = inbox
-        self._attendant = attendant
+        self._attendants = tuple(attendants)
+        self._observation: Observation = {}
         self._names = self.schema.action_names
         self._hold_steps = max(1, math.ceil(hand_back_s / self.clock.period - 1e-9))
         self._kept = False
@@ -84,7 +92,7 @@ class Intervention(RobotEnvWrapper):
 
     @property
     def waits_for(self) -> frozenset[OperatorEvent]:
-        """What the operator must say before anything moves again."""
+        """See the class."""
         return frozenset(self._waits_for)
 
     def reset(
@@ -92,19 +100,20 @@ class Intervention(RobotEnvWrapper):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode with the policy acting."""
         observation, info = super().reset(seed=seed, options=options)
+        self._observation = observation
+        for attendant in self._attendants:
+            attendant.begin(0 if seed is None else seed)
         said = self._inbox.poll()
         self._note_halts(said.events)
         events = (*self._unread, *said.events)
         self._unread.clear()
         self._kept, self._moved_steps, self._gripper = False, 0, _OPEN
-        if self._attendant is not None:
-            self._attendant.begin(0 if seed is None else seed)
         return observation, {**info, "intervened": False, "operator": said._replace(events=events)}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Send the operator's action, if there is one, else the policy's."""
-        if self._attendant is not None:
-            self._attendant.watch()
+        for attendant in self._attendants:
+            attendant.watch(self._observation)
         said = self._inbox.poll()
         self._note_halts(said.events)
         over = bool(self._waits_for) or any(event in _ENDS for event in said.events)
@@ -114,6 +123,7 @@ class Intervention(RobotEnvWrapper):
             said = said._replace(motion=np.zeros(6), gripper=None)
         sent = self._operators_action(said) if intervened else action
         observation, reward, terminated, truncated, info = super().step(sent)
+        self._observation = observation
         if GRIPPER_ACTION in self._names:
             self._gripper = float(info["executed_action"][self._names.index(GRIPPER_ACTION)])
         truncated = (truncated or over) and not terminated

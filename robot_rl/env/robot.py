@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
+from robot_rl.errors import RobotRLError
 
 Action = npt.NDArray[np.float32]
 
@@ -22,6 +23,13 @@ class Applied(NamedTuple):
 
     action: Action
     clamped: bool
+
+
+class RobotInterrupted(RobotRLError):
+    """A robot that holds still because it cannot go on, for example without a fresh measurement.
+
+    The episode ends; the next one can begin once what is missing is back.
+    """
 
 
 class Robot(Protocol):

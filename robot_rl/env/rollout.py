@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,10 +13,13 @@ import numpy.typing as npt
 
 from robot_rl.data.rows import Conclusion, Decision, RowBuilder
 from robot_rl.data.schema import Observation, Row
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import EpisodeEnv
 
 # Top bit set: no training episode ever has the seed of an evaluation episode.
 _TRAINING_SEED_BIT = 1 << 31
+# Between two attempts to begin an episode on a robot that cannot, and between two words about it.
+_RETRY_SECONDS, _REMIND_SECONDS = 0.2, 10.0
 
 
 class Controller(Protocol):
@@ -63,7 +68,11 @@ class EpisodeResult:
         decision_seconds: For each step, time from the tick to the sending of the action [s].
         intervened_steps: Actions that an operator took in place of the controller.
         take_overs: How often an operator began to.
+        interrupted: Why the robot could not go on, if it could not. The last action, whose effect
+            nobody saw, then counts for nothing and has no row: the observation before it is the
+            final one, as where an episode is truncated.
         rows: Its rows, where a recorder but no listener was given.
+        facts: What else there is to record of it, by whoever runs it.
     """
 
     seed: int
@@ -75,7 +84,9 @@ class EpisodeResult:
     decision_seconds: list[float] = field(default_factory=list)
     intervened_steps: int = 0
     take_overs: int = 0
+    interrupted: RobotInterrupted | None = None
     rows: list[Row] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
 
 
 RowListener = Callable[[Row, EpisodeResult], None]
@@ -125,33 +136,62 @@ def rollout(
         on_row: Called with each finished row. Without it a result keeps its rows.
         stop: Asked at each step; when true, running episodes end as truncated.
 
+    A robot that cannot begin an episode is asked again until it can, or until `stop`; what it
+    waits for is written to the standard error output.
+
     Yields:
         Each episode as it ends.
     """
     slots = [_Slot(env) for env in envs]
     stopped = False
     for index, slot in enumerate(slots):
-        _begin_next(index, slot, controller, seeds)
+        _begin_next(index, slot, controller, seeds, stop)
     while any(slot.active for slot in slots):
         active = np.array([slot.active for slot in slots])
         decision = controller.act(_stacked(slots), active)
         stopped = stopped or stop()
         for index, slot in enumerate(slots):
             if slot.active and _step(index, slot, controller, decision, recorder, on_row, stopped):
-                if recorder is not None:
+                if recorder is not None and slot.result.steps:
                     _finish(index, slots, controller, recorder, on_row)
                 slot.active = False
                 yield slot.result
                 if not stopped:
-                    _begin_next(index, slot, controller, seeds)
+                    _begin_next(index, slot, controller, seeds, stop)
 
 
-def _begin_next(index: int, slot: _Slot, controller: Controller, seeds: Iterator[int]) -> None:
+def _begin_next(
+    index: int,
+    slot: _Slot,
+    controller: Controller,
+    seeds: Iterator[int],
+    stop: Callable[[], bool],
+) -> None:
     seed = next(seeds, None)
-    if seed is not None:
-        slot.begin(seed)
+    if seed is not None and _begin(slot, seed, stop):
         instruction = slot.env.task.instruction
         controller.reset([index], seeds=[seed], instructions=[instruction])
+
+
+def _begin(slot: _Slot, seed: int, stop: Callable[[], bool]) -> bool:
+    """Begin an episode as soon as the robot can; returns whether it has before `stop`."""
+    told: float | None = None
+    while True:
+        try:
+            slot.begin(seed)
+        except RobotInterrupted as problem:
+            if stop():
+                return False
+            now = time.monotonic()
+            if told is None or now - told > _REMIND_SECONDS:
+                sys.stderr.write(f"waiting for the robot: {problem}\n")
+                sys.stderr.flush()
+                told = now
+            time.sleep(_RETRY_SECONDS)
+        else:
+            if told is not None:
+                sys.stderr.write("the robot is ready, going on\n")
+            return True
 
 
 def _step(
@@ -167,7 +207,11 @@ def _step(
     result = slot.result
     if result.steps == 0:
         result.policy_version = int(decision.version[index])
-    observation, reward, terminated, truncated, info = slot.env.step(decision.action[index])
+    try:
+        observation, reward, terminated, truncated, info = slot.env.step(decision.action[index])
+    except RobotInterrupted as problem:
+        result.interrupted = problem
+        return True
     truncated = truncated or (stopped and not terminated)
     if recorder is not None:
         outcome = (reward, terminated, truncated)

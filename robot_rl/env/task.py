@@ -52,6 +52,28 @@ class Task(Protocol):
         """Judge the step that has just been taken."""
 
 
+class TaskView(Protocol):
+    """What a policy sees of a task, worked out from where its objects are: simulated or tracked.
+
+    Attributes:
+        observation_fields: What `observe` gives.
+        action_names: Columns of the action.
+    """
+
+    observation_fields: tuple[Field, ...]
+    action_names: tuple[str, ...]
+
+    def observe(
+        self, object_poses: npt.NDArray[np.float64], tcp_pose: npt.NDArray[np.float64]
+    ) -> Observation:
+        """The task's part of the observation.
+
+        Args:
+            object_poses: Poses (k, 7) of the objects as seen, base frame.
+            tcp_pose: Pose (7,) of the TCP, base frame.
+        """
+
+
 class Expert(Protocol):
     """Demonstrates a task from its true state, with all the randomness from given generators."""
 

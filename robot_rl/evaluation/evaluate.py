@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ class Evaluator:
         self._config = config
         episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
         count = min(int(config.evaluation.slots), int(episodes))
-        # Episodes side by side share no wall clock: they run in simulated time.
+        # Episodes side by side share no wall clock: they run in simulated time, where there is one.
         stepped = on_stepped_clock(config)
         self._envs: list[RobotEnv] = [make_env(stepped) for _ in range(count)]
 
@@ -67,8 +68,14 @@ class Evaluator:
         runner = PolicyRunner(acting, slots=len(envs))
         started = time.monotonic()
         given_up = threading.Event() if stop is None else stop
-        seeds = iter(range(first, first + count))
-        results = list(rollout(envs, runner, seeds, stop=given_up.is_set))
+        pending = deque(range(first, first + count))
+        seeds = iter(lambda: pending.popleft() if pending else None, None)
+        results = []
+        for result in rollout(envs, runner, seeds, stop=given_up.is_set):
+            if result.interrupted is None:
+                results.append(result)
+            else:  # it says nothing of the policy
+                pending.appendleft(result.seed)
         if given_up.is_set():
             raise Stopped
         results.sort(key=lambda result: result.seed)

@@ -61,6 +61,28 @@ class RunRecords:
         return [e for e in self.evaluations if e.seed_set == "periodic"]
 
 
+def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[float, float]]:
+    """Share of steps that an operator took, over the last `window` episodes at each one's end.
+
+    Args:
+        episodes: Records of training episodes.
+        window: Number of episodes; fewer at the beginning.
+
+    Returns:
+        Environment steps and share in [0, 1]; empty where nobody ever intervened.
+    """
+    told = [e for e in episodes if "intervened_steps" in e and e.get("length")]
+    if not any(e["intervened_steps"] for e in told):
+        return []
+    rates = []
+    for end in range(1, len(told) + 1):
+        recent = told[max(0, end - window) : end]
+        taken = sum(int(e["intervened_steps"]) for e in recent)
+        steps = sum(int(e["length"]) for e in recent)
+        rates.append((float(told[end - 1]["environment_steps"]), taken / steps))
+    return rates
+
+
 def read_json_lines(path: Path) -> tuple[list[Record], int]:
     """Read the objects of a file with one JSON object a line.
 

@@ -12,17 +12,23 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Learning, Series
-from robot_rl.evaluation.records import CLIPS, VIDEOS, Record, RunRecords, read_run
+from robot_rl.evaluation.page import write_page
+from robot_rl.evaluation.records import (
+    CLIPS,
+    VIDEOS,
+    Record,
+    RunRecords,
+    intervention_rates,
+    read_run,
+)
 from robot_rl.evaluation.statistics import EvaluationResult, clopper_pearson, first_confirmed
 
 _ROLLING_EPISODES = 20
@@ -54,16 +60,8 @@ def write_report(run_directory: str | Path) -> Path:
         ReportError: There is no such directory, or it holds no record of a run.
     """
     records = read_run(Path(run_directory))
-    template = resources.files(__package__).joinpath("report.html.jinja")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(template.read_text(encoding="utf-8")).render(_content(records))
     path = records.directory / "report.html"
-    temporary = path.with_name(".report.html.partial")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+    return write_page(path, __package__, "report.html.jinja", _content(records))
 
 
 def _content(run: RunRecords) -> dict[str, Any]:
@@ -89,7 +87,6 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "evaluations": [_row(e) for e in run.evaluations],
         "facts": _facts(run),
         "configuration": run.configuration,
-        "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z"),
     }
 
 
@@ -207,6 +204,11 @@ def _curve(learning: Learning, width: float, height: float) -> Markup:
 
 def _charts(run: RunRecords) -> list[dict[str, Any]]:
     drawn: list[tuple[str, list[Series], str]] = []
+    rates = intervention_rates(run.episodes, _ROLLING_EPISODES)
+    if rates:
+        intervened = Series("by the operator", [r[0] for r in rates], [100 * r[1] for r in rates])
+        title = f"Steps by the operator, last {_ROLLING_EPISODES} episodes"
+        drawn.append((title, [intervened], "%"))
     times = [
         (e.environment_steps, e.mean_seconds_to_success)
         for e in run.periodic()

@@ -1,5 +1,7 @@
 """Limits that hold whatever the policy asks for; the same module guards simulated and real arms."""
 
+from robot_rl.safety.arm_limits import ArmLimits, Compliance, refuse_stiff_contact
+from robot_rl.safety.guard import ArmGuard, CommandRefused, Mode
 from robot_rl.safety.limits import (
     ActionRefused,
     CartesianLimiter,
@@ -7,11 +9,25 @@ from robot_rl.safety.limits import (
     MeasurementRefused,
     check_action,
 )
+from robot_rl.safety.measurement import Measured
+from robot_rl.safety.reset_motion import ResetOptions, ResetOutcome, Resets
+from robot_rl.safety.sole_source import SoleSource
 
 __all__ = [
     "ActionRefused",
+    "ArmGuard",
+    "ArmLimits",
     "CartesianLimiter",
     "CartesianLimits",
+    "CommandRefused",
+    "Compliance",
+    "Measured",
     "MeasurementRefused",
+    "Mode",
+    "ResetOptions",
+    "ResetOutcome",
+    "Resets",
+    "SoleSource",
     "check_action",
+    "refuse_stiff_contact",
 ]

@@ -92,17 +92,7 @@ class CartesianLimits:
         Raises:
             RobotRLError: Names the limit.
         """
-        for name in ("workspace_low", "workspace_high"):
-            corner = getattr(self, name)
-            if len(corner) != 3 or not all(math.isfinite(value) for value in corner):
-                raise RobotRLError(
-                    f"limit {name!r} is not a position", got=corner, expected="3 finite numbers [m]"
-                )
-        for low, high, axis in zip(self.workspace_low, self.workspace_high, "xyz", strict=True):
-            if not low < high:
-                raise RobotRLError(
-                    f"the workspace is empty along {axis}", got=(low, high), expected="low < high"
-                )
+        check_workspace(self.workspace_low, self.workspace_high)
         for name in (
             "max_tilt",
             "translation_step",
@@ -111,13 +101,7 @@ class CartesianLimits:
             "max_lead_rotation",
             "max_force",
         ):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0.0):
-                raise RobotRLError(
-                    f"limit {name!r} is not a positive number",
-                    got=value,
-                    expected="a finite number > 0",
-                )
+            check_positive(name, getattr(self, name))
 
 
 class CartesianLimiter:
@@ -183,15 +167,51 @@ class CartesianLimiter:
 
         turn = rotations.from_rotation_vector(limits.rotation_step * motion[3:6])
         orientation = rotations.multiply(turn, self.target[3:])
-        orientation, _ = _within(orientation, measured_pose[3:], limits.max_lead_rotation)
-        orientation, tilted = _within(orientation, self._reference, limits.max_tilt)
+        orientation, _ = within_angle(orientation, measured_pose[3:], limits.max_lead_rotation)
+        orientation, tilted = within_angle(orientation, self._reference, limits.max_tilt)
         self.counts["tilt"] += tilted
         self.target = np.concatenate([inside, rotations.normalize(orientation)])
         return self.target, outside or tilted
 
 
-def _within(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:
-    """Pull an orientation back to at most `max_angle` from `centre`, along the shortest way."""
+def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
+    """Refuse corners that are no positions, or enclose nothing.
+
+    Raises:
+        RobotRLError: Names the corner or the axis.
+    """
+    for name, corner in (("workspace_low", low), ("workspace_high", high)):
+        if len(corner) != 3 or not all(math.isfinite(value) for value in corner):
+            raise RobotRLError(
+                f"limit {name!r} is not a position", got=corner, expected="3 finite numbers [m]"
+            )
+    for least, most, axis in zip(low, high, "xyz", strict=True):
+        if not least < most:
+            raise RobotRLError(
+                f"the workspace is empty along {axis}", got=(least, most), expected="low < high"
+            )
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a limit that is not a finite number above zero.
+
+    Raises:
+        RobotRLError: Names the limit.
+    """
+    if not (math.isfinite(value) and value > 0.0):
+        raise RobotRLError(
+            f"limit {name!r} is not a positive number",
+            got=value,
+            expected="a finite number > 0",
+        )
+
+
+def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:
+    """Pull an orientation back to at most `max_angle` from `centre`, along the shortest way.
+
+    Returns:
+        The orientation (4,), and whether it had been further away.
+    """
     difference = rotations.to_rotation_vector(
         rotations.multiply(orientation, rotations.conjugate(centre))
     )

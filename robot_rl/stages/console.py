@@ -85,7 +85,8 @@ def _facts(config: DictConfig, run: RunDirectory) -> dict[str, Any]:
 
 def _scenes(config: DictConfig) -> dict[str, Any]:
     """The 3-D scenes of a robot that has a model; none of another."""
-    if not config.robot.get("model"):
+    model = config.console.model or config.robot.get("model")
+    if not model:
         return {}
     import viser
 
@@ -101,11 +102,7 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
         with redirect_stdout(io.StringIO()):  # its banner names a port that nobody is to open
             server = viser.ViserServer(LOOPBACK, port, verbose=False)
         server.gui.configure_theme(show_logo=False, show_share_button=False)
-        drawn = RobotScene(
-            server,
-            find_resource(config.robot.model),
-            task if isinstance(task, SimTask) else None,
-            config.robot.home_joints,
-        )
+        simulated = task if isinstance(task, SimTask) else None
+        drawn = RobotScene(server, find_resource(model), simulated)
         scenes[name] = Scene(drawn.show, port)
     return scenes

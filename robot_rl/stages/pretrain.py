@@ -22,6 +22,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
+from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 from robot_rl.stages.vision import train_image_encoder
@@ -150,6 +151,9 @@ def create_run(config: DictConfig) -> RunDirectory:
         # Absolute: the run is gone on with from other working directories too.
         config.dataset = str(Path(config.dataset).absolute())
         open_demonstrations(config, None)
+    if "path" in config.reward.source:
+        config.reward.source.path = str(Path(config.reward.source.path).absolute())
+    make_source(config)  # what cannot be read is said before anything is made
     directory = RunDirectory.create(config.task.name, config.runs_directory)
     save_resolved(config, directory.path)
     return directory

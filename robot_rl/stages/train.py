@@ -12,16 +12,23 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.blocks import Blocks
 from robot_rl.config import ConfigError, save_resolved
-from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed
 from robot_rl.learner import learned_steps
 from robot_rl.machine import describe_machine
-from robot_rl.progress import WorkProgress
+from robot_rl.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 from robot_rl.stages.collect import collect
-from robot_rl.stages.evaluate import evaluate_final, film_final, record_final, unevaluated
+from robot_rl.stages.evaluate import (
+    evaluate_final,
+    evaluates_periodically,
+    film_final,
+    record_final,
+    unevaluated,
+)
 from robot_rl.stages.memory import MemorySampler
+from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.pretrain import create_run, open_demonstrations, pretrain
 from robot_rl.stages.processes import ProcessGroup
 from robot_rl.stages.vision import exploration_steps
@@ -42,7 +49,10 @@ class _Feed:
     def show(self) -> None:
         episodes = self.run.read_jsonl("episodes")
         for episode in episodes[self.episodes :]:
-            self.progress.episode(bool(episode["success"]))
+            self.progress.episode(
+                bool(episode["success"]),
+                intervened=int(episode["intervened_steps"]) / max(1, int(episode["length"])),
+            )
         self.episodes = len(episodes)
         evaluations = self.run.read_jsonl("evaluations")
         for record in evaluations[self.evaluations :]:
@@ -97,7 +107,11 @@ def run(config: DictConfig) -> None:
     else:
         directory = create_run(config)
     print(f"run directory: {directory.path}", flush=True)
-    with directory.claim("train") as lock, MemorySampler() as memory:
+    with (
+        directory.claim("train") as lock,
+        MemorySampler() as memory,
+        robot_nodes(config, directory.path / "logs"),
+    ):
         costs = _Costs(directory, memory)
         _check(config, directory)
         try:
@@ -144,13 +158,13 @@ def _prepare(config: DictConfig, run: RunDirectory) -> None:
         pretrain(config, run)
 
 
-def _processes(actors: int) -> dict[str, list[str]]:
+def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
     """Names and arguments in the order of their start; they are ended in the reverse one."""
     acting = {
         f"actor-{n}" if actors > 1 else "actor": ["actor", f"actor={n}"]
         for n in range(1, actors + 1)
     }
-    evaluator = {"evaluator": ["evaluate", "evaluation.follow=true"]}
+    evaluator = {"evaluator": ["evaluate", "evaluation.follow=true"]} if periodic else {}
     return {"replay": ["replay"], "learner": ["learner"], **acting, **evaluator}
 
 
@@ -165,7 +179,7 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         ProcessGroup(run.path / "logs", [lock], progress.note) as group,
     ):
         progress.phase("online learning")
-        processes = _processes(int(config.actors))
+        processes = _processes(int(config.actors), evaluates_periodically(config))
         for name, arguments in processes.items():
             group.start(name, [*arguments, *place])
         feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
@@ -192,9 +206,11 @@ def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
 
 def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) -> dict[str, Any]:
     """The figures of a finished run: the content of `summary.json`, but for time and memory."""
-    curve = read_run(run.path).periodic()
+    records = read_run(run.path)
+    curve = records.periodic()
     cloned = next((record for record in curve if record.environment_steps == 0), None)
     learned = [record for record in curve if record.environment_steps > 0]
+    intervened = intervention_rates(records.episodes, RECENT_EPISODES)
     return {
         "task": config.task.name,
         "algorithm": config.choices.algorithm,
@@ -209,6 +225,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) ->
         "demonstrations": len(open_demonstrations(config, run)),
         "environment_steps": final.environment_steps,
         "exploration_steps": exploration_steps(run),
+        "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(
             [record.environment_steps for record in learned],
             [record.success_rate for record in learned],

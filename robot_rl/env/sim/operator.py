@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.task import ScriptedExpert
 from robot_rl.operator import OperatorEvent, OperatorInbox
@@ -61,7 +62,8 @@ class SimulatedOperator:
     It compares how the tool has moved in the last `patience_s` with how it would have moved it
     itself. A policy that stands still, presses beside the hole or goes astray makes no progress;
     the person notices only while they watch, takes a reaction time, and takes over if there is no
-    progress still. They let go when they have made progress for `correction_s`.
+    progress still. They let go when they have made progress for `correction_s`; but who has to
+    help a second time in an episode finishes it.
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped
     clock a run with it is repeatable.
@@ -90,22 +92,29 @@ class SimulatedOperator:
         self._wanted = np.zeros(6)
         self._watching = True
         self._driving = False
+        self._helped = False
         self._next_look = 0
         self._reaction: int | None = None
 
     def begin(self, seed: int) -> None:
-        """Watch a new episode; whether they were watching does not change with it."""
+        """Let go, and watch a new episode."""
         self._rng = np.random.default_rng([_SEED_STREAM, seed])
         self._hand.reset(self._rng)
         self._pose = self._hand.task.world.tcp_pose()
         self._wanted = np.zeros(6)
         self._watching = bool(self._rng.random() < self._habits.attention)
         self._driving = False
+        self._helped = False
         self._next_look = 0
         self._forget()
+        self._inbox.jog(np.zeros(6), source=_SOURCE)
 
-    def watch(self) -> None:
-        """Look at the robot for one step: go on watching, take over, drive, or let go."""
+    def watch(self, observation: Observation) -> None:
+        """Look at the robot for one step: go on watching, take over, drive, or let go.
+
+        Args:
+            observation: Not used: a person does not see the policy's numbers.
+        """
         self._judge()
         self._look()
         action = self._hand.act(self._rng)
@@ -159,8 +168,8 @@ class SimulatedOperator:
         return self._reaction < 0
 
     def _drive_on(self) -> None:
-        if self._makes_progress(self._habits.correction_s):
-            self._driving = False
+        if not self._helped and self._makes_progress(self._habits.correction_s):
+            self._driving, self._helped = False, True
             self._forget()
             self._inbox.post(OperatorEvent.HAND_BACK)
             self._inbox.jog(np.zeros(6), source=_SOURCE)

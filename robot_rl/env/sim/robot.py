@@ -15,11 +15,9 @@ from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
 from robot_rl.env.sim.gripper import GripperMotor
-from robot_rl.env.sim.task import SimTask
+from robot_rl.env.sim.scene import make_world, simulated
 from robot_rl.env.sim.world import World
 from robot_rl.env.task import Task
-from robot_rl.errors import RobotRLError
-from robot_rl.resources import find_resource
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 
 FINGER_STROKE = 0.08
@@ -183,23 +181,14 @@ def make_sim_robot(
     Raises:
         RobotRLError: The task is not a simulated one.
     """
-    if not isinstance(task, SimTask):
-        raise RobotRLError(
-            f"the simulated arm cannot do the task {task.name!r}",
-            got=type(task).__name__,
-            expected="a task of robot_rl.env.sim",
-            hint="add robot=gym for a Gymnasium environment",
-        )
-    world = World(find_resource(model), task.build)
-    if GRIPPER_ACTION in task.action_names:
-        gripper.install(world.model)
-    task.attach(world)
+    simulated_task = simulated(task)
+    world = make_world(simulated_task, model, gripper)
     return SimRobot(
         world,
         limits,
         home_joints,
-        task.finger_opening,
-        task.action_names,
+        simulated_task.finger_opening,
+        simulated_task.action_names,
         action_delay_steps,
         [SimCamera(world, options) for options in cameras],
     )

@@ -10,11 +10,11 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Field, Observation
+from robot_rl.data.schema import Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.env.sim.world import World
-from robot_rl.env.task import Outcome
+from robot_rl.env.task import Outcome, TaskView
 from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]
@@ -27,6 +27,7 @@ class SimTask(ABC):
         name: Name of the task, recorded with every episode.
         instruction: What the robot is to do, in words.
         time_limit_steps: Control steps after which an episode is truncated.
+        view: What is seen of the task.
 
     Attributes:
         observation_fields: What `observe` returns.
@@ -38,13 +39,14 @@ class SimTask(ABC):
             `state/object_poses`; for those who draw the scene.
     """
 
-    observation_fields: ClassVar[tuple[Field, ...]]
-    action_names: ClassVar[tuple[str, ...]] = ARM_ACTIONS
     finger_opening: ClassVar[float] = 0.0
     observed_objects: tuple[str, ...] = ()
 
-    def __init__(self, name: str, instruction: str, time_limit_steps: int) -> None:
+    def __init__(self, name: str, instruction: str, time_limit_steps: int, view: TaskView) -> None:
         """See the class."""
+        self._view = view
+        self.observation_fields = view.observation_fields
+        self.action_names = view.action_names
         self.name = name
         self.instruction = instruction
         self.time_limit_steps = time_limit_steps
@@ -77,8 +79,12 @@ class SimTask(ABC):
         """Randomise the scene; returns the TCP start pose (7,), base frame."""
 
     @abstractmethod
+    def seen_poses(self) -> Vector:
+        """Poses (k, 7) of the objects, with the noise that they are seen with; base frame."""
+
     def observe(self) -> Observation:
         """The task's part of the observation, with its noise."""
+        return self._view.observe(self.seen_poses(), self.world.tcp_pose())
 
     @abstractmethod
     def succeeded(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.sim.task import Imperfections, ScriptedExpert, SimTask, Vector
+from robot_rl.env.sim.task import ARM_ACTIONS, Imperfections, ScriptedExpert, SimTask, Vector
 
 PEG_WIDTH = 0.02
 PEG_LENGTH = 0.07
@@ -21,6 +21,40 @@ SOCKET_CENTRE = np.array([0.45, 0.0, SOCKET_HEIGHT])
 # The peg's frame has z up, the TCP's has z down: half a turn about x.
 _TIP_IN_TCP = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [1.0, 0.0, 0.0, 0.0]])
 _CONTACT = {"solref": [0.004, 1.0], "solimp": [0.95, 0.99, 0.0005, 0.5, 2.0]}
+
+
+class PegInsertView:
+    """The socket as seen, and the tip's pose (m, rad) in the frame of the socket as seen.
+
+    Args:
+        fine_scale: Distance d of the fine observation tanh(relative position / d) [m].
+    """
+
+    observation_fields: tuple[Field, ...] = (
+        Field("state/object_poses", "float32", (1, 7)),
+        Field("state/relative_pose", "float32", (6,)),
+        Field("state/relative_position_fine", "float32", (3,)),
+    )
+    action_names: tuple[str, ...] = ARM_ACTIONS
+
+    def __init__(self, fine_scale: float) -> None:
+        """See the class."""
+        self.fine_scale = fine_scale
+
+    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
+        """See `TaskView`; the first object is the socket."""
+        offset = rotations.relative(object_poses[0], self.tip_pose(object_poses, tcp_pose))
+        position = offset[:3]
+        pose = np.concatenate([position, rotations.to_rotation_vector(offset[3:])])
+        return {
+            "state/object_poses": object_poses.astype(np.float32),
+            "state/relative_pose": pose.astype(np.float32),
+            "state/relative_position_fine": np.tanh(position / self.fine_scale).astype(np.float32),
+        }
+
+    def tip_pose(self, object_poses: Vector, tcp_pose: Vector) -> Vector:
+        """The tip's pose (7,) as the arm knows it: here exactly, as the hand holds the peg."""
+        return rotations.compose(tcp_pose, _TIP_IN_TCP)
 
 
 class PegInsert(SimTask):
@@ -38,20 +72,16 @@ class PegInsert(SimTask):
         yaw_range: Half range of the socket's yaw [rad].
         position_noise: Half range of the observation error per axis, fixed per episode [m].
         yaw_noise: Half range of the observed yaw's error [rad].
-        fine_scale: Distance d of the fine observation tanh(relative position / d) [m].
+        fine_scale: See `PegInsertView`.
         start_height: Height of the peg's tip over the socket at the start [m].
         start_noise: Half range of the start position per axis [m].
         success_depth: Depth of the tip below the socket's upper face that counts [m].
         friction: Sliding friction between peg and socket.
     """
 
-    observation_fields: ClassVar[tuple[Field, ...]] = (
-        Field("state/object_poses", "float32", (1, 7)),
-        Field("state/relative_pose", "float32", (6,)),
-        Field("state/relative_position_fine", "float32", (3,)),
-    )
-    observed_objects = ("socket",)
+    view_type: ClassVar[type[PegInsertView]] = PegInsertView
     finger_opening = PEG_WIDTH
+    observed_objects = ("socket",)
 
     def __init__(
         self,
@@ -70,13 +100,12 @@ class PegInsert(SimTask):
         friction: float,
     ) -> None:
         """See the class."""
-        super().__init__(name, instruction, time_limit_steps)
+        super().__init__(name, instruction, time_limit_steps, self.view_type(fine_scale))
         self._clearance = clearance
         self._position_range = position_range
         self._yaw_range = yaw_range
         self._position_noise = position_noise
         self._yaw_noise = yaw_noise
-        self._fine_scale = fine_scale
         self._start_height = start_height
         self._start_noise = start_noise
         self._success_depth = success_depth
@@ -103,10 +132,6 @@ class PegInsert(SimTask):
         """Pose (7,) of the peg's lower end, z up, in the base frame."""
         return rotations.compose(self.world.tcp_pose(), _TIP_IN_TCP)
 
-    def seen_tip_pose(self) -> Vector:
-        """The tip's pose (7,) as the arm knows it: here exactly, as the hand holds the peg."""
-        return self.tip_pose()
-
     def socket_pose(self) -> Vector:
         """The true pose (7,) of the socket: for experts and tests, never observed."""
         return self._socket
@@ -116,16 +141,9 @@ class PegInsert(SimTask):
         inverse_tip = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [-1.0, 0.0, 0.0, 0.0]])
         return rotations.compose(self._socket, inverse_tip)
 
-    def observe(self) -> Observation:
-        """The socket as seen, and the tip's pose (m, rad) in the frame of the socket as seen."""
-        offset = rotations.relative(self._observed, self.seen_tip_pose())
-        position = offset[:3]
-        pose = np.concatenate([position, rotations.to_rotation_vector(offset[3:])])
-        return {
-            "state/object_poses": self._observed[None].astype(np.float32),
-            "state/relative_pose": pose.astype(np.float32),
-            "state/relative_position_fine": np.tanh(position / self._fine_scale).astype(np.float32),
-        }
+    def seen_poses(self) -> Vector:
+        """The socket (1, 7) with the error with which it is seen."""
+        return self._observed[None]
 
     def succeeded(self) -> bool:
         """The tip is deep enough inside the hole."""

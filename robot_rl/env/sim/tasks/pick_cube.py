@@ -26,6 +26,41 @@ _IN_HAND = 0.04
 _QUARTER = 0.5 * math.pi
 
 
+class PickCubeView:
+    """The cube as seen: its pose, and where it is from the TCP.
+
+    `relative_pose` is the way from the TCP to the cube, base frame [m], and the angle to the
+    nearest alignment of fingers and faces [rad]; `lift` is the height over the table [m].
+
+    Args:
+        fine_scale: Distance d of the fine observation tanh(relative position / d) [m].
+    """
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (1, 7)),
+        Field("state/relative_pose", "float32", (4,)),
+        Field("state/relative_position_fine", "float32", (3,)),
+        Field("state/lift", "float32", (1,)),
+    )
+    action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
+
+    def __init__(self, fine_scale: float) -> None:
+        """See the class."""
+        self._fine_scale = fine_scale
+
+    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
+        """See `TaskView`; the one object is the cube."""
+        (cube,) = object_poses
+        way = cube[:3] - tcp_pose[:3]
+        turn = _to_nearest_face(rotations.heading(cube[3:]) - rotations.heading(tcp_pose[3:]))
+        return {
+            "state/object_poses": object_poses.astype(np.float32),
+            "state/relative_pose": np.array([*way, turn], np.float32),
+            "state/relative_position_fine": np.tanh(way / self._fine_scale).astype(np.float32),
+            "state/lift": np.array([cube[2] - CUBE_WIDTH / 2], np.float32),
+        }
+
+
 class PickCube(SimTask):
     """Lift a 40 mm cube, whose pose is seen with a fixed error, by `lift_height`.
 
@@ -37,22 +72,15 @@ class PickCube(SimTask):
         yaw_range: Half range of the cube's yaw [rad], at most 45 degrees.
         position_noise: Half range of the observation error per axis, fixed per episode [m].
         yaw_noise: Half range of the observed yaw's error [rad].
-        fine_scale: Distance d of the fine observation tanh(relative position / d) [m].
+        fine_scale: See `PickCubeView`.
         start_height: Height of the TCP over the table at the start [m].
         start_noise: Half range of the start position per axis [m].
         lift_height: How far the cube must rise [m].
         mass: Of the cube [kg].
     """
 
-    observation_fields = (
-        Field("state/object_poses", "float32", (1, 7)),
-        Field("state/relative_pose", "float32", (4,)),
-        Field("state/relative_position_fine", "float32", (3,)),
-        Field("state/lift", "float32", (1,)),
-    )
-    observed_objects = ("cube",)
-    action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
     finger_opening = 0.08
+    observed_objects = ("cube",)
 
     def __init__(
         self,
@@ -70,12 +98,11 @@ class PickCube(SimTask):
         mass: float,
     ) -> None:
         """See the class."""
-        super().__init__(name, instruction, time_limit_steps)
+        super().__init__(name, instruction, time_limit_steps, PickCubeView(fine_scale))
         self._position_range = position_range
         self._yaw_range = yaw_range
         self._position_noise = position_noise
         self._yaw_noise = yaw_noise
-        self._fine_scale = fine_scale
         self._start_height = start_height
         self._start_noise = start_noise
         self._lift_height = lift_height
@@ -129,24 +156,12 @@ class PickCube(SimTask):
         pose[2] = CUBE_WIDTH / 2 + self._lift_height
         return pose
 
-    def observe(self) -> Observation:
-        """The cube as seen: its pose, and where it is from the TCP.
-
-        `relative_pose` is the way from the TCP to the cube, base frame [m], and the angle to the
-        nearest alignment of fingers and faces [rad]; `lift` is the height over the table [m].
-        """
-        tcp, cube = self.world.tcp_pose(), self.cube_pose()
+    def seen_poses(self) -> Vector:
+        """The cube (1, 7) with the error with which it is seen."""
+        cube = self.cube_pose()
         position = cube[:3] + self._position_error
         orientation = rotations.multiply(self._yaw_error, cube[3:])
-        way = position - tcp[:3]
-        turn = _to_nearest_face(rotations.heading(orientation) - rotations.heading(tcp[3:]))
-        seen = np.concatenate([position, orientation])
-        return {
-            "state/object_poses": seen[None].astype(np.float32),
-            "state/relative_pose": np.array([*way, turn], np.float32),
-            "state/relative_position_fine": np.tanh(way / self._fine_scale).astype(np.float32),
-            "state/lift": np.array([position[2] - CUBE_WIDTH / 2], np.float32),
-        }
+        return np.concatenate([position, orientation])[None]
 
     def succeeded(self) -> bool:
         """The cube is high enough, and in the hand."""

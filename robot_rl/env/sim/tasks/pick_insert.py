@@ -18,6 +18,7 @@ from robot_rl.env.sim.tasks.peg_insert import (
     SOCKET_HEIGHT,
     PegInsert,
     PegInsertExpert,
+    PegInsertView,
     add_socket,
     peg_geom,
 )
@@ -26,6 +27,33 @@ from robot_rl.env.sim.tasks.peg_insert import (
 HOLDER_CENTRE = np.array([0.45, 0.16, SOCKET_HEIGHT])
 # The peg stands on the floor of the holder's hole.
 _PEG_CENTRE_Z = SOCKET_HEIGHT - HOLE_DEPTH + PEG_LENGTH / 2
+
+
+class PickInsertView(PegInsertView):
+    """As `PegInsertView`, and the way from the TCP to the grasp as seen, base frame [m]."""
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (2, 7)),
+        Field("state/relative_pose", "float32", (6,)),
+        Field("state/relative_position_fine", "float32", (3,)),
+        Field("state/grasp_position", "float32", (3,)),
+        Field("state/grasp_position_fine", "float32", (3,)),
+    )
+    action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
+
+    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
+        """See `TaskView`; the objects are the socket and the tip of the peg, z up."""
+        tip = self.tip_pose(object_poses, tcp_pose)
+        way = tip[:3] + np.array([0.0, 0.0, PEG_BELOW_TCP]) - tcp_pose[:3]
+        return {
+            **super().observe(object_poses, tcp_pose),
+            "state/grasp_position": way.astype(np.float32),
+            "state/grasp_position_fine": np.tanh(way / self.fine_scale).astype(np.float32),
+        }
+
+    def tip_pose(self, object_poses: Vector, tcp_pose: Vector) -> Vector:
+        """The tip's pose (7,) as it is seen."""
+        return np.asarray(object_poses[1])
 
 
 class PickInsert(PegInsert):
@@ -53,16 +81,9 @@ class PickInsert(PegInsert):
         peg_noise: Half range of the error per axis with which the peg is seen [m].
     """
 
-    observation_fields = (
-        Field("state/object_poses", "float32", (2, 7)),
-        Field("state/relative_pose", "float32", (6,)),
-        Field("state/relative_position_fine", "float32", (3,)),
-        Field("state/grasp_position", "float32", (3,)),
-        Field("state/grasp_position_fine", "float32", (3,)),
-    )
-    observed_objects = ("socket", "tip")
-    action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
+    view_type = PickInsertView
     finger_opening = 0.08
+    observed_objects = ("socket", "tip")
 
     def __init__(
         self,
@@ -133,28 +154,16 @@ class PickInsert(PegInsert):
         """Pose (7,) of the peg's lower end, z up, in the base frame."""
         return self.world.site_pose("tip")
 
-    def seen_tip_pose(self) -> Vector:
-        """The tip's pose (7,) with the error with which the peg is seen."""
-        tip = self.tip_pose()
-        return np.concatenate([tip[:3] + self._peg_error, tip[3:]])
-
     def grasp_pose(self) -> Vector:
         """The true TCP pose (7,) at which the hand holds the peg as in `PegInsert`."""
         up = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], rotations.DOWNWARD])
         return rotations.compose(self.tip_pose(), up)
 
-    def observe(self) -> Observation:
-        """As `PegInsert`, and the way from the TCP to the grasp as seen, base frame [m]."""
-        tip = self.seen_tip_pose()
-        way = tip[:3] + np.array([0.0, 0.0, PEG_BELOW_TCP]) - self.world.tcp_pose()[:3]
-        seen = super().observe()
-        poses = np.concatenate([seen["state/object_poses"], tip[None].astype(np.float32)])
-        return {
-            **seen,
-            "state/object_poses": poses,
-            "state/grasp_position": way.astype(np.float32),
-            "state/grasp_position_fine": np.tanh(way / self._fine_scale).astype(np.float32),
-        }
+    def seen_poses(self) -> Vector:
+        """Socket and tip of the peg (2, 7), with the errors with which they are seen."""
+        tip = self.tip_pose()
+        seen = np.concatenate([tip[:3] + self._peg_error, tip[3:]])
+        return np.concatenate([super().seen_poses(), seen[None]])
 
 
 class PickInsertExpert(PegInsertExpert):

@@ -24,6 +24,46 @@ GOAL = np.array([0.54, 0.0, HEIGHT / 2])
 _START = np.array([0.33, 0.0, PUSHER_CLEARANCE + PUSHER_BELOW_TCP])
 
 
+class PushTView:
+    """The T as seen.
+
+    `relative_pose` is its x, y [m] and yaw [rad] from the target, `pusher_position` the pusher's
+    x and y [m] in the frame of the T.
+
+    Args:
+        fine_scale: Distance d of the fine observations tanh(position / d) [m].
+        angle_scale: Angle of the fine observation tanh(yaw / angle) [rad].
+    """
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (1, 7)),
+        Field("state/relative_pose", "float32", (3,)),
+        Field("state/relative_pose_fine", "float32", (3,)),
+        Field("state/pusher_position", "float32", (2,)),
+        Field("state/pusher_position_fine", "float32", (2,)),
+    )
+    action_names = ("x", "y")
+
+    def __init__(self, fine_scale: float, angle_scale: float) -> None:
+        """See the class."""
+        self._scale = np.array([fine_scale, fine_scale, angle_scale])
+
+    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
+        """See `TaskView`; the one object is the T."""
+        pose = _from_goal(object_poses[0])
+        pusher = rotations.relative(object_poses[0], tcp_pose)[:2]
+        face = np.array([REAR_X - PUSHER_RADIUS, 0.0])  # fine where the pusher touches the bar
+        return {
+            "state/object_poses": object_poses.astype(np.float32),
+            "state/relative_pose": pose.astype(np.float32),
+            "state/relative_pose_fine": np.tanh(pose / self._scale).astype(np.float32),
+            "state/pusher_position": pusher.astype(np.float32),
+            "state/pusher_position_fine": np.tanh((pusher - face) / self._scale[:2]).astype(
+                np.float32
+            ),
+        }
+
+
 class PushT(SimTask):
     """Push a T flat on the table, with a round pusher in the gripper, to a fixed target pose.
 
@@ -41,8 +81,8 @@ class PushT(SimTask):
         yaw_range: Half range of the T's yaw at the start [rad].
         position_noise: Half range of the observation error per axis, fixed per episode [m].
         yaw_noise: Half range of the observed yaw's error [rad].
-        fine_scale: Distance d of the fine observations tanh(position / d) [m].
-        angle_scale: Angle of the fine observation tanh(yaw / angle) [rad].
+        fine_scale: See `PushTView`.
+        angle_scale: See `PushTView`.
         start_noise: Half range of the pusher's start position per axis [m].
         tolerance: Distance from the target that counts as reached [m].
         angle_tolerance: Angle that counts as reached [rad].
@@ -50,16 +90,8 @@ class PushT(SimTask):
         friction: Sliding friction between T and pusher; on the table it is 1.
     """
 
-    observation_fields = (
-        Field("state/object_poses", "float32", (1, 7)),
-        Field("state/relative_pose", "float32", (3,)),
-        Field("state/relative_pose_fine", "float32", (3,)),
-        Field("state/pusher_position", "float32", (2,)),
-        Field("state/pusher_position_fine", "float32", (2,)),
-    )
-    observed_objects = ("t_block",)
-    action_names = ("x", "y")
     finger_opening = 2 * PUSHER_RADIUS
+    observed_objects = ("t_block",)
 
     def __init__(
         self,
@@ -81,13 +113,12 @@ class PushT(SimTask):
         friction: float,
     ) -> None:
         """See the class."""
-        super().__init__(name, instruction, time_limit_steps)
+        super().__init__(name, instruction, time_limit_steps, PushTView(fine_scale, angle_scale))
         self._distances = (distance_low, distance_high)
         self._lateral_range = lateral_range
         self._yaw_range = yaw_range
         self._position_noise = position_noise
         self._yaw_noise = yaw_noise
-        self._scale = np.array([fine_scale, fine_scale, angle_scale])
         self._start_noise = start_noise
         self._tolerance = tolerance
         self._angle_tolerance = angle_tolerance
@@ -163,28 +194,12 @@ class PushT(SimTask):
         """The T's true pose from the target: x, y [m], yaw [rad] (3,), base frame."""
         return _from_goal(self.block_pose())
 
-    def observe(self) -> Observation:
-        """The T as seen.
-
-        `relative_pose` is its x, y [m] and yaw [rad] from the target, `pusher_position` the
-        pusher's x and y [m] in the frame of the T.
-        """
+    def seen_poses(self) -> Vector:
+        """The T (1, 7) with the error with which it is seen."""
         block = self.block_pose()
-        seen = np.concatenate(
+        return np.concatenate(
             [block[:3] + self._position_error, rotations.multiply(self._yaw_error, block[3:])]
-        )
-        pose = _from_goal(seen)
-        pusher = rotations.relative(seen, self.world.tcp_pose())[:2]
-        face = np.array([REAR_X - PUSHER_RADIUS, 0.0])  # fine where the pusher touches the bar
-        return {
-            "state/object_poses": seen[None].astype(np.float32),
-            "state/relative_pose": pose.astype(np.float32),
-            "state/relative_pose_fine": np.tanh(pose / self._scale).astype(np.float32),
-            "state/pusher_position": pusher.astype(np.float32),
-            "state/pusher_position_fine": np.tanh((pusher - face) / self._scale[:2]).astype(
-                np.float32
-            ),
-        }
+        )[None]
 
     def succeeded(self) -> bool:
         """Within both tolerances of the target."""

@@ -7,9 +7,26 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector
+from robot_rl.env.sim.task import ARM_ACTIONS, ScriptedExpert, SimTask, Vector
 
 HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
+
+
+class ReachView:
+    """The target pose, and the motion (m, rad; base frame) that is left to it."""
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (1, 7)),
+        Field("state/relative_pose", "float32", (6,)),
+    )
+    action_names = ARM_ACTIONS
+
+    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
+        """See `TaskView`; the one object is the target."""
+        return {
+            "state/object_poses": object_poses.astype(np.float32),
+            "state/relative_pose": _remaining(object_poses[0], tcp_pose).astype(np.float32),
+        }
 
 
 class Reach(SimTask):
@@ -25,10 +42,6 @@ class Reach(SimTask):
         angle_tolerance: Angle that counts as reached [rad].
     """
 
-    observation_fields = (
-        Field("state/object_poses", "float32", (1, 7)),
-        Field("state/relative_pose", "float32", (6,)),
-    )
     observed_objects = ("goal",)
 
     def __init__(
@@ -42,7 +55,7 @@ class Reach(SimTask):
         angle_tolerance: float,
     ) -> None:
         """See the class."""
-        super().__init__(name, instruction, time_limit_steps)
+        super().__init__(name, instruction, time_limit_steps, ReachView())
         self._position_range = position_range
         self._yaw_range = yaw_range
         self._tolerance = tolerance
@@ -74,24 +87,16 @@ class Reach(SimTask):
         """The target (7,)."""
         return self._goal
 
-    def observe(self) -> Observation:
-        """Target pose, and the motion (m, rad; base frame) that is left to it."""
-        return {
-            "state/object_poses": self._goal[None].astype(np.float32),
-            "state/relative_pose": self._remaining().astype(np.float32),
-        }
+    def seen_poses(self) -> Vector:
+        """The target (1, 7), seen without noise."""
+        return self._goal[None]
 
     def succeeded(self) -> bool:
         """Within both tolerances."""
-        remaining = self._remaining()
+        remaining = _remaining(self._goal, self.world.tcp_pose())
         distance = np.linalg.norm(remaining[:3])
         angle = np.linalg.norm(remaining[3:])
         return bool(distance <= self._tolerance and angle <= self._angle_tolerance)
-
-    def _remaining(self) -> Vector:
-        pose = self.world.tcp_pose()
-        turn = rotations.multiply(self._goal[3:], rotations.conjugate(pose[3:]))
-        return np.concatenate([self._goal[:3] - pose[:3], rotations.to_rotation_vector(turn)])
 
 
 class ReachExpert(ScriptedExpert):
@@ -105,3 +110,8 @@ class ReachExpert(ScriptedExpert):
         if np.abs(self.motion(believed)).max() < 0.2:
             self.correct()
         return believed
+
+
+def _remaining(goal: Vector, pose: Vector) -> Vector:
+    turn = rotations.multiply(goal[3:], rotations.conjugate(pose[3:]))
+    return np.concatenate([goal[:3] - pose[:3], rotations.to_rotation_vector(turn)])

@@ -9,11 +9,29 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.sim.task import SimTask, Vector
+from robot_rl.env.sim.task import ARM_ACTIONS, SimTask, Vector
 from robot_rl.env.sim.tasks.reach import HOME
 from robot_rl.errors import RobotRLError
 
 _MARKERS = 2
+
+
+class ReachInstructedView:
+    """Pose of each marker, and the way (m, base frame) to it."""
+
+    observation_fields = (
+        Field("state/object_poses", "float32", (_MARKERS, 7)),
+        Field("state/relative_positions", "float32", (_MARKERS, 3)),
+    )
+    action_names = ARM_ACTIONS
+
+    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
+        """See `TaskView`; the objects are the markers, in the order of their colours."""
+        way = object_poses[:, :3] - tcp_pose[:3]
+        return {
+            "state/object_poses": object_poses.astype(np.float32),
+            "state/relative_positions": way.astype(np.float32),
+        }
 
 
 class ReachInstructed(SimTask):
@@ -35,11 +53,6 @@ class ReachInstructed(SimTask):
         RobotRLError: Not two colours, or an instruction that does not name one.
     """
 
-    observation_fields = (
-        Field("state/object_poses", "float32", (_MARKERS, 7)),
-        Field("state/relative_positions", "float32", (_MARKERS, 3)),
-    )
-
     def __init__(
         self,
         name: str,
@@ -60,7 +73,7 @@ class ReachInstructed(SimTask):
         self._colours = dict(colours)
         self.observed_objects = tuple(colours)
         self._instructions = [instruction.format(colour=colour) for colour in colours]
-        super().__init__(name, self._instructions[0], time_limit_steps)
+        super().__init__(name, self._instructions[0], time_limit_steps, ReachInstructedView())
         self._position_range = position_range
         self._separation = separation
         self._tolerance = tolerance
@@ -97,21 +110,14 @@ class ReachInstructed(SimTask):
         """The named marker (7,), the hand pointing down."""
         return _pose(self._positions[self._wanted])
 
-    def observe(self) -> Observation:
-        """Pose of each marker, and the way (m, base frame) to it."""
-        poses = np.stack([_pose(position) for position in self._positions])
-        return {
-            "state/object_poses": poses.astype(np.float32),
-            "state/relative_positions": self._remaining().astype(np.float32),
-        }
+    def seen_poses(self) -> Vector:
+        """Both markers (2, 7), seen without noise."""
+        return np.stack([_pose(position) for position in self._positions])
 
     def succeeded(self) -> bool:
         """Within the tolerance of the named marker."""
-        return bool(np.linalg.norm(self._remaining()[self._wanted]) <= self._tolerance)
-
-    def _remaining(self) -> Vector:
-        way: Vector = self._positions - self.world.tcp_pose()[:3]
-        return way
+        way = self._positions[self._wanted] - self.world.tcp_pose()[:3]
+        return bool(np.linalg.norm(way) <= self._tolerance)
 
 
 def _pose(position: Vector) -> Vector:

@@ -18,7 +18,7 @@ from robot_rl.operator import OperatorEvent
 _LOOK_SECONDS = 0.1
 
 
-class WatchedEnv(RobotEnvWrapper):
+class TelemetryEnv(RobotEnvWrapper):
     """Publishes what happens in an environment to the consoles of its link.
 
     Nothing is measured, copied or sent here: while no console is open a step costs one look at a

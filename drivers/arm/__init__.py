@@ -1,0 +1,1 @@
+"""Arms: a Cartesian target in, stamped measurements out."""

@@ -1,0 +1,104 @@
+"""What every arm driver does: take an equilibrium pose, and tell where the arm is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.safety import Compliance
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ArmState:
+    """One measurement of an arm, in its base frame; all arrays float64.
+
+    Attributes:
+        stamp_ns: When it was measured, on the system clock [ns].
+        joint_positions: (n,) [rad].
+        joint_velocities: (n,) [rad/s].
+        tcp_pose: Position [m] and quaternion xyzw (7,).
+        tcp_velocity: Linear [m/s] and angular [rad/s] velocity (6,).
+        tcp_wrench: Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN
+            where the arm measures none.
+    """
+
+    stamp_ns: int
+    joint_positions: Vector
+    joint_velocities: Vector
+    tcp_pose: Vector
+    tcp_velocity: Vector
+    tcp_wrench: Vector
+
+
+class Arm(Protocol):
+    """An arm under Cartesian control. Limits are not its business: `robot_rl.safety.ArmGuard`'s.
+
+    A driver is used by one thread at a time. Attributes:
+        compliance: How it yields to contact: `impedance` (the target is the equilibrium of a
+            spring), `force_mode` (the same, made of measured forces), or `position` (not at all).
+        joint_names: Names of the joints, in the order of `ArmState`.
+        joint_limits: Lowest and highest joint positions, each (n,) [rad]; both empty where they
+            are left to the controller.
+    """
+
+    @property
+    def compliance(self) -> Compliance:
+        """See the class."""
+
+    @property
+    def joint_names(self) -> tuple[str, ...]:
+        """See the class."""
+
+    @property
+    def joint_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """See the class."""
+
+    @property
+    def fault(self) -> str | None:
+        """What the controller reports, None while it works; never cleared but by `clear_errors`."""
+
+    def connect(self) -> None:
+        """Reach the arm, ready to hold where it is; after `close` or an error, once more.
+
+        Raises:
+            DriverTimeout: It does not answer.
+            DriverError: Its address or settings are wrong.
+            MissingExtra: The vendor's SDK is not installed.
+        """
+
+    def read(self) -> ArmState:
+        """The newest measurement; a fault of the arm does not keep it from being read.
+
+        Raises:
+            DriverTimeout: The arm does not answer.
+            Stale: The newest measurement is too old.
+        """
+
+    def command(self, target_pose: Vector) -> None:
+        """Set the equilibrium pose (7,), base frame, and return at once.
+
+        Raises:
+            DriverFault: The arm has a fault, or is stopped; nothing was sent.
+            DriverTimeout: The arm does not answer.
+        """
+
+    def hold(self) -> None:
+        """Let the target be the measured pose."""
+
+    def stop(self) -> None:
+        """Stop as the vendor does it; motion is refused until `clear_errors`."""
+
+    def clear_errors(self) -> None:
+        """Clear faults and a stop after a person has looked; the arm then holds where it is.
+
+        Raises:
+            DriverFault: The fault is still there.
+        """
+
+    def close(self) -> None:
+        """Hold, and let go of the arm; also when it was never reached, and again."""

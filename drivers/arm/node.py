@@ -1,0 +1,343 @@
+"""The arm's node: any arm driver on topics, with the guard that holds when every client is dead.
+
+    publishes   joint_states, current_pose, current_twist, current_wrench (sensors), applied_pose
+    subscribes  target_pose: the equilibrium of the Cartesian impedance controller, base frame
+    services    stop, clear_errors, reset (std_srvs/Trigger)
+
+`applied_pose` is each accepted target after all limits, with the stamp of its command. How the
+guard works is in `robot_rl.safety.ArmGuard`; what it refused and limited is in `/diagnostics`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.task import Future
+from sensor_msgs.msg import JointState
+from std_srvs.srv import Trigger
+
+from drivers.arm.base import ArmState, Vector
+from drivers.errors import DriverFault
+from robot_rl.errors import RobotRLError
+from robot_rl.ros import messages, qos
+from robot_rl.ros.device_node import DeviceNode, run_node
+from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.safety import (
+    ArmGuard,
+    ArmLimits,
+    CommandRefused,
+    Mode,
+    ResetOptions,
+    ResetOutcome,
+    Resets,
+    SoleSource,
+    refuse_stiff_contact,
+)
+
+# Default, description, lowest and highest value of each limit that is one number.
+_LIMITS: dict[str, tuple[float, str, float, float]] = {
+    "max_tilt": (0.6, "largest angle to the reference orientation [rad]", 0.01, 3.1416),
+    "max_lead_translation": (0.02, "largest lead of the target per axis [m]", 0.001, 0.2),
+    "max_lead_rotation": (0.15, "largest lead of its rotation [rad]", 0.001, 1.5),
+    "max_step_translation": (0.03, "farthest that one command moves the target [m]", 0.001, 0.2),
+    "max_step_rotation": (0.15, "farthest that one command turns it [rad]", 0.001, 1.5),
+    "max_speed_translation": (0.25, "speed of the target [m/s]", 0.001, 3.0),
+    "max_speed_rotation": (1.0, "speed of its rotation [rad/s]", 0.001, 10.0),
+    "max_force": (60.0, "contact force at which it yields [N]; 0: not measured", 0.0, 500.0),
+    "max_torque": (15.0, "contact torque at which it yields [Nm]; 0: not measured", 0.0, 100.0),
+    "joint_margin": (0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0),
+    "max_joint_speed": (2.0, "largest speed of a joint [rad/s]", 0.01, 10.0),
+    "command_deadline": (0.2, "time without a command after which it holds [s]", 0.01, 2.0),
+    "max_stamp_age": (0.5, "difference of a command's stamp to the clock here [s]", 0.01, 10.0),
+}
+_RESET: dict[str, tuple[float, str, float, float]] = {
+    "retract_distance": (0.08, "how far the tool is drawn back first [m]", 0.001, 0.5),
+    "speed_translation": (0.08, "speed of a reset [m/s]", 0.001, 0.25),
+    "speed_rotation": (0.4, "speed of its rotation [rad/s]", 0.001, 1.0),
+    "tolerance_translation": (0.005, "distance that counts as there [m]", 0.0005, 0.1),
+    "tolerance_rotation": (0.05, "angle that counts as there [rad]", 0.005, 0.5),
+}
+_UNSET_POSE = [0.0] * 7
+
+
+class ArmNode(DeviceNode):
+    """See the module. A subclass for a simulated arm adds what only a simulation has.
+
+    Parameters (ROS), beside those of `DeviceNode`: `limits.workspace_low` and
+    `limits.workspace_high` (required) and the other `limits.*` of `ArmLimits`;
+    `limits.reference_orientation`; `contact_task`, whether the task makes contact;
+    `reset.pose`, where `reset` moves to, and the other `reset.*` of `ResetOptions`.
+    """
+
+    default_rate_hz: ClassVar[float] = 100.0
+
+    def __init__(self, name: str = "arm", **options: Any) -> None:
+        """See the class."""
+        super().__init__(name, **options)
+        self._limits = self._numbers("limits", _LIMITS)
+        for corner in ("workspace_low", "workspace_high"):
+            text = f"{corner.removeprefix('workspace_')}est position of the target (3,) [m]"
+            self._limits[corner] = self.parameter(f"limits.{corner}", [0.0] * 3, text)
+        self._limits["reference_orientation"] = self.parameter(
+            "limits.reference_orientation", [1.0, 0.0, 0.0, 0.0], "quaternion xyzw (4,)"
+        )
+        self._contact_task = self.parameter(
+            "contact_task", True, "whether the task makes contact: stiff arms are then refused"
+        )
+        self._reset_options = self._numbers("reset", _RESET)
+        self.parameter(
+            "reset.pose",
+            _UNSET_POSE,
+            "where `reset` moves to: position [m], quaternion xyzw (7,)",
+            read_only=False,
+        )
+        self.add_on_set_parameters_callback(self._check_parameters)
+        self.guard: ArmGuard | None = None
+
+    def setup(self) -> None:
+        """Make the guard of this driver's arm, then everything that ROS sees of it.
+
+        Raises:
+            RobotRLError: Limits that could not hold, or an arm too stiff for a contact task.
+        """
+        limits = self._arm_limits()
+        if self._contact_task:
+            refuse_stiff_contact(self.driver.compliance, limits)
+        self.guard = ArmGuard(limits)
+        self._resets = Resets(self.guard, ResetOptions(**self._reset_options))
+        self._reset_done: Future | None = None
+        self._source = SoleSource(limits.command_deadline)
+        self._last_refusal = ""
+        sensors = qos.sensor_publisher(self.rate_hz)
+        publisher = self.create_publisher
+        self._joint_states = publisher(JointState, "joint_states", sensors)
+        self._pose = publisher(PoseStamped, "current_pose", sensors)
+        self._twist = publisher(TwistStamped, "current_twist", sensors)
+        self._wrench = publisher(WrenchStamped, "current_wrench", sensors)
+        self._applied = publisher(PoseStamped, "applied_pose", sensors)
+        self._commands = self.create_subscription(
+            PoseStamped, "target_pose", self._take_target, qos.command_subscription()
+        )
+        self.create_service(Trigger, "stop", self._on_stop)
+        self.create_service(Trigger, "clear_errors", self._on_clear_errors)
+        self.create_service(Trigger, "reset", self._on_reset)
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Read the arm, move it as the guard allows, and publish what is new."""
+        state = self._drive()
+        if self.freshness.is_new(state.stamp_ns):
+            self.publish_state(state)
+        outcome = self._resets.poll()
+        if outcome is not None and self._reset_done is not None:
+            self._reset_done.set_result(outcome)
+
+    def publish_state(self, state: ArmState) -> None:
+        """Publish a new measurement; a wrench only where one is measured."""
+        stamp, joints = state.stamp_ns, self.driver.joint_names
+        self._joint_states.publish(
+            messages.joint_state_message(
+                joints, state.joint_positions, state.joint_velocities, stamp
+            )
+        )
+        self._pose.publish(messages.pose_message(state.tcp_pose, stamp))
+        self._twist.publish(messages.twist_message(state.tcp_velocity, stamp))
+        if np.isfinite(state.tcp_wrench).all():
+            self._wrench.publish(messages.wrench_message(state.tcp_wrench, stamp))
+
+    def _drive(self) -> ArmState:
+        """One turn from a measurement to a target."""
+        assert self.guard is not None
+        guard, driver = self.guard, self.driver
+        try:
+            state: ArmState = driver.read()
+        except RobotRLError as error:
+            guard.forget(str(error))
+            raise
+        if driver.fault is not None:
+            guard.stop(driver.fault)
+        target = guard.tick(time.monotonic(), state)
+        if target is not None:
+            try:
+                driver.command(target)
+            except DriverFault as fault:  # it came up since it was read
+                guard.stop(str(fault))
+        return state
+
+    def _take_target(self, message: PoseStamped, info: Mapping[str, int]) -> None:
+        """Take a command: check it, and move at once instead of at the next poll."""
+        guard = self.guard
+        if guard is None or not self.is_connected or self._timer is None:
+            return
+        now = time.monotonic()
+        known = int(self._commands.get_publisher_count())
+        problem = self._source.refusal(info["publication_sequence_number"], known, now)
+        if problem is not None:
+            self._report(f"{problem}: {', '.join(self._publisher_names())}")
+            guard.refuse("publishers", problem)
+            return
+        stamp = to_nanoseconds(message.header.stamp)
+        try:
+            guard.command(_numbers_of(message), stamp, now, time.time_ns())
+        except CommandRefused as refusal:
+            self._report(str(refusal))
+            return
+        self._report("")
+        self._applied.publish(messages.pose_message(guard.goal, stamp))
+        try:
+            self._drive()
+        except RobotRLError:
+            return  # the next poll meets the same, and reports it
+
+    # -- what people ask for ----------------------------------------------------------------------
+
+    def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+        self.stop("the service stop was called")
+        answer.success, answer.message = True, "stopped; clear_errors allows motion again"
+        return answer
+
+    def stop(self, reason: str) -> None:
+        """Stop the arm, and let it move again only after `clear_errors`."""
+        assert self.guard is not None
+        self.guard.stop(reason)
+        self.get_logger().warning(f"stopped: {reason}")
+        if self.is_connected:
+            self.driver.stop()
+
+    def _on_clear_errors(
+        self, request: Trigger.Request, answer: Trigger.Response
+    ) -> Trigger.Response:
+        assert self.guard is not None
+        if not self.is_connected:
+            answer.success, answer.message = False, "the arm is not connected"
+            return answer
+        try:
+            self.driver.clear_errors()
+        except RobotRLError as error:
+            answer.success, answer.message = False, str(error)
+        else:
+            self.guard.clear()
+            answer.success, answer.message = True, "the arm holds, and follows commands again"
+        return answer
+
+    async def _on_reset(
+        self, request: Trigger.Request, answer: Trigger.Response
+    ) -> Trigger.Response:
+        try:
+            self._resets.begin(self._reset_pose())
+        except RobotRLError as error:
+            answer.success, answer.message = False, str(error)
+            return answer
+        self._reset_done = Future()
+        outcome: ResetOutcome = await self._reset_done
+        self._reset_done = None
+        answer.success, answer.message = outcome
+        return answer
+
+    def _reset_pose(self) -> Vector:
+        pose = np.array(self.get_parameter("reset.pose").value, np.float64)
+        if not pose.any():
+            raise CommandRefused(
+                "malformed", "no reset pose is set", hint="set the parameter reset.pose"
+            )
+        return pose
+
+    # -- the life of the node ---------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """Hold where the arm is found."""
+        assert self.guard is not None
+        self.guard.forget("connected")
+
+    def disconnected(self) -> None:
+        """Nothing is known of the arm any more."""
+        assert self.guard is not None
+        self.guard.forget("the arm is not connected")
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Hold, then stop polling."""
+        if self.guard is not None and self.is_connected:
+            self.guard.hold("deactivated")
+            self.driver.hold()
+        return super().on_deactivate(state)
+
+    def facts(self) -> Mapping[str, object]:
+        """Mode, reason, the compliance, and what was refused and limited."""
+        guard = self.guard
+        if guard is None:
+            return {}
+        state = {"mode": guard.mode.value, "reason": guard.reason, "last_refusal": self._last_refusal}
+        return {**state, "compliance": self.driver.compliance, **guard.counts}
+
+    def warning(self) -> str | None:
+        """A stop, or commands that are being refused."""
+        guard = self.guard
+        if guard is None:
+            return None
+        if guard.mode is Mode.STOPPED:
+            return f"stopped: {guard.reason}"
+        return self._last_refusal or None
+
+    def _report(self, refusal: str) -> None:
+        if refusal and refusal != self._last_refusal:
+            self.get_logger().warning(f"refused: {refusal}", throttle_duration_sec=1.0)
+        self._last_refusal = refusal
+
+    def _publisher_names(self) -> list[str]:
+        infos = self.get_publishers_info_by_topic(self._commands.topic_name)
+        return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
+
+    def _numbers(
+        self, group: str, table: Mapping[str, tuple[float, str, float, float]]
+    ) -> dict[str, Any]:
+        return {
+            name: self.parameter(f"{group}.{name}", default, text, low=low, high=high)
+            for name, (default, text, low, high) in table.items()
+        }
+
+    def _arm_limits(self) -> ArmLimits:
+        values: dict[str, Any] = {
+            name: tuple(value) if np.iterable(value) else value
+            for name, value in self._limits.items()
+        }
+        for name in ("max_force", "max_torque"):
+            values[name] = values[name] or None
+        low, high = self.driver.joint_limits
+        return ArmLimits(**values, joint_low=low, joint_high=high)
+
+    def _check_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+        """Refuse a reset pose that is none."""
+        for parameter in parameters:
+            if parameter.name == "reset.pose":
+                pose = np.array(parameter.value, np.float64)
+                rotation = float(np.linalg.norm(pose[3:])) if pose.shape == (7,) else 0.0
+                if not (np.isfinite(pose).all() and abs(rotation - 1.0) < 1e-3):
+                    return SetParametersResult(
+                        successful=False,
+                        reason=f"reset.pose is no pose: got {pose.tolist()}, expected 3 numbers "
+                        "[m] and a quaternion xyzw of length 1",
+                    )
+        return SetParametersResult(successful=True)
+
+
+def _numbers_of(message: PoseStamped) -> list[float]:
+    """The pose as it was sent: the guard refuses and counts what is none."""
+    p, q = message.pose.position, message.pose.orientation
+    return [p.x, p.y, p.z, q.x, q.y, q.z, q.w]
+
+
+def main() -> int:
+    """Run the node; its driver is in the parameter `driver`."""
+    return run_node(ArmNode)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,238 @@
+"""The simulated arm: owns the MuJoCo world of a task and runs it in real time."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from drivers.arm.base import ArmState, Vector
+from drivers.errors import DriverError, DriverFault, Stale
+from robot_rl.env.sim.gripper import GripperMotor
+from robot_rl.env.sim.robot import FINGER_STROKE
+from robot_rl.env.sim.scene import SceneState, make_world, simulated
+from robot_rl.env.sim.task import GRIPPER_ACTION
+from robot_rl.env.sim.world import ARM_JOINTS
+from robot_rl.env.task import Task
+from robot_rl.safety import Compliance
+
+# The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
+_WRENCH_SECONDS = 0.1
+# A world that is this far behind the clock lets time pass instead of hurrying after it [s].
+_LONGEST_LAG = 0.1
+_STALE_SECONDS = 0.5
+
+
+class SimScene(NamedTuple):
+    """What the rest of a simulated cell needs of the world, at one instant.
+
+    Attributes:
+        stamp_ns: System time of the instant [ns].
+        state: See `SceneState`.
+        object_poses: Poses (k, 7) of the task's objects as observed, with its noise; None for a
+            task without.
+        success: Whether the task's goal is reached, by the true state.
+    """
+
+    stamp_ns: int
+    state: Vector
+    object_poses: Vector | None
+    success: bool
+
+
+class SimArm:
+    """A simulated Panda under Cartesian impedance control, in real time.
+
+    Physics runs in a thread of its own. As on a real Panda, a contact force over `reflex_force`
+    stops the arm until `clear_errors`.
+
+    Args:
+        task: A simulated task.
+        model: Path of the arm's MJCF, beginning with `hardware/`.
+        home_joints: Joint angles (7,) [rad] near which start poses are solved.
+        gripper: What moves the fingers where the task's action has a gripper column.
+        rate_hz: Measurements per second; between them physics runs without a pause.
+        reflex_force: Contact force of the collision reflex [N].
+        seed: Of the first episode.
+
+    Raises:
+        RobotRLError: The task is not a simulated one.
+    """
+
+    compliance: Compliance = "impedance"
+    joint_names = ARM_JOINTS
+
+    def __init__(
+        self,
+        task: Task,
+        model: str,
+        home_joints: Sequence[float],
+        gripper: GripperMotor,
+        rate_hz: float = 100.0,
+        reflex_force: float = 150.0,
+        seed: int = 0,
+    ) -> None:
+        """See the class."""
+        self.task = simulated(task)
+        self._world = make_world(self.task, model, gripper, wrench_samples=1)
+        self._scene = SceneState(self._world)
+        self._home_joints = np.array(home_joints)
+        self._has_gripper = GRIPPER_ACTION in self.task.action_names
+        self._period = 1.0 / rate_hz
+        self._reflex_force = reflex_force
+        self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * rate_hz)))
+        self._lock = threading.Lock()  # the world, and what is said of it
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._problem: BaseException | None = None
+        self._stopped = False
+        self.fault: str | None = None
+        self.reset(seed)
+
+    @property
+    def joint_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Lowest and highest joint positions of the model, each (7,) [rad]."""
+        low, high = self._world.model.jnt_range[: len(ARM_JOINTS)].T
+        return tuple(low.tolist()), tuple(high.tolist())
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model, for copies of the world; see `SceneState`."""
+        return self._scene.fingerprint
+
+    def connect(self) -> None:
+        """Let time pass in the world."""
+        self._ending.clear()
+        self._problem = None
+        self._thread = threading.Thread(target=self._run, name="physics", daemon=True)
+        self._thread.start()
+
+    def read(self) -> ArmState:
+        """The newest measurement.
+
+        Raises:
+            DriverError: The world is at rest: not connected, or its thread failed.
+            Stale: The machine is too busy to simulate.
+        """
+        self._check_running()
+        age = time.monotonic() - self._measured_at
+        if age > _STALE_SECONDS:
+            raise Stale("the simulated arm's state", age, _STALE_SECONDS, "the machine is too busy")
+        return self._state
+
+    def command(self, target_pose: Vector) -> None:
+        """Set the equilibrium pose (7,); physics takes it at its next step.
+
+        Raises:
+            DriverFault: A reflex or a stop holds the arm; nothing was sent.
+        """
+        self._check_running()
+        with self._lock:
+            if self.fault is not None or self._stopped:
+                raise DriverFault(
+                    "the simulated arm does not move",
+                    got=self.fault or "stopped",
+                    hint="look at the arm, then clear_errors",
+                )
+            self._world.set_target(target_pose)
+
+    def hold(self) -> None:
+        """Let the target be the measured pose."""
+        with self._lock:
+            self._world.set_target(self._world.tcp_pose())
+
+    def stop(self) -> None:
+        """Hold, and refuse motion until `clear_errors`."""
+        self._stopped = True
+        self.hold()
+
+    def clear_errors(self) -> None:
+        """Allow motion again; the arm holds where it is."""
+        with self._lock:
+            self._wrenches.clear()
+            self.fault, self._stopped = None, False
+            self._world.set_target(self._world.tcp_pose())
+
+    def close(self) -> None:
+        """Let time stand still."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    # -- of a simulation only ---------------------------------------------------------------------
+
+    def reset(self, seed: int) -> Vector:
+        """Begin an episode: the seed alone decides the scene, as it does in `SimRobot`.
+
+        Returns:
+            The pose (7,) at which the arm now stands. A fault is cleared: it is another scene.
+        """
+        with self._lock:
+            start_pose = self.task.reset(np.random.default_rng(seed))
+            self._world.reset(start_pose, self._home_joints)
+            self._world.set_finger_opening(self.task.finger_opening)
+            self._wrenches.clear()
+            self.fault, self._stopped = None, False
+            self._measure(np.zeros(6))
+        return start_pose
+
+    def command_gripper(self, position: float) -> None:
+        """Move the fingers to a position, 0 open to 1 closed, where the task uses them.
+
+        Raises:
+            DriverError: It is not in [0, 1]; nothing was sent.
+        """
+        if not 0.0 <= position <= 1.0:
+            raise DriverError("a gripper cannot go there", got=position, expected="0 to 1")
+        if self._has_gripper:
+            with self._lock:
+                self._world.set_finger_target((1.0 - position) * FINGER_STROKE)
+
+    def scene(self) -> SimScene:
+        """The world as it is now."""
+        with self._lock:
+            observed = self.task.observe().get("state/object_poses")
+            poses = None if observed is None else np.array(observed, np.float64)
+            stamp, success = self._state.stamp_ns, self.task.succeeded()
+            return SimScene(stamp, self._scene.capture(), poses, success)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        try:
+            while not self._ending.is_set():
+                due = max(due + self._period, time.monotonic() - _LONGEST_LAG)
+                self._ending.wait(max(0.0, due - time.monotonic()))
+                with self._lock:
+                    self._world.step(self._period)
+                    self._measure(self._world.tcp_wrench())
+        except BaseException as problem:  # raised to whoever reads next
+            self._problem = problem
+
+    def _measure(self, wrench: Vector) -> None:
+        world = self._world
+        self._wrenches.append(wrench)
+        self._state = ArmState(
+            time.time_ns(),
+            world.joint_positions(),
+            world.joint_velocities(),
+            world.tcp_pose(),
+            world.tcp_velocity(),
+            np.mean(self._wrenches, axis=0),
+        )
+        self._measured_at = time.monotonic()
+        force = math.hypot(*wrench[:3])
+        if force > self._reflex_force and self.fault is None:
+            self.fault = f"collision reflex at {force:.0f} N"
+            world.set_target(world.tcp_pose())
+
+    def _check_running(self) -> None:
+        if self._problem is not None:
+            raise DriverError("the simulation failed", got=repr(self._problem)) from self._problem
+        if self._thread is None:
+            raise DriverError("the simulated arm is not connected", hint="call connect first")

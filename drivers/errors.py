@@ -1,0 +1,71 @@
+"""What can go wrong with a device, and the one way to import a vendor's SDK."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from robot_rl.errors import RobotRLError
+
+
+class DriverError(RobotRLError):
+    """Something is wrong with a device, its address or its configuration."""
+
+
+class DriverTimeout(DriverError):
+    """The device did not answer in time."""
+
+
+class DriverFault(DriverError):
+    """The device reports a fault, such as a protective stop; a person has to look at it."""
+
+
+class Stale(DriverError):
+    """The newest measurement is too old to act on.
+
+    Args:
+        what: The measurement or topic.
+        age_s: How old it is [s].
+        limit_s: How old it may be [s].
+        hint: What to look at.
+    """
+
+    def __init__(self, what: str, age_s: float, limit_s: float, hint: str | None = None) -> None:
+        """See the class."""
+        super().__init__(
+            f"{what} is too old",
+            got=f"{age_s * 1e3:.0f} ms",
+            expected=f"at most {limit_s * 1e3:.0f} ms",
+            hint=hint,
+        )
+        self.age_s = age_s
+
+
+class MissingExtra(DriverError):
+    """A vendor's SDK is not installed, or does not load."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import a vendor's SDK when a driver is made, not before.
+
+    Args:
+        module: Dotted name of the module.
+        extra: The extra of `robot_rl` that installs it.
+
+    Raises:
+        MissingExtra: Names the extra to install, or the library that the SDK itself lacks.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"this driver needs {module!r}",
+            got=f"no module named {error.name!r}",
+            hint=f"pip install 'robot_rl[{extra}]'",
+        ) from error
+    except ImportError as error:  # it is there, but a shared library or another version is not
+        raise MissingExtra(
+            f"{module!r} is installed and does not load",
+            got=error,
+            hint=f"install the libraries that it names, or reinstall 'robot_rl[{extra}]'",
+        ) from error

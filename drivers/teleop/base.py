@@ -1,0 +1,195 @@
+"""What every teleoperation device gives, and what all of them share: from axes to a motion."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from drivers.errors import DriverError
+from robot_rl.env import rotations
+
+Vector = npt.NDArray[np.float64]
+
+FRAMES = ("base", "tool")
+_OPEN, _CLOSED = -1.0, 1.0
+
+
+@dataclass(frozen=True)
+class TeleopState:
+    """What an operator does with a device.
+
+    Attributes:
+        stamp_ns: When it was read, system clock [ns].
+        motion: (6,) float64 in [-1, 1]: translation and rotation vector, base frame, in units of
+            the largest action.
+        gripper: A new command for the gripper, -1 open to +1 closed; None leaves it as it is.
+        moving: Whether the operator moves the arm, or has told the gripper something.
+        buttons: Names of the buttons that went down since the last read.
+    """
+
+    stamp_ns: int
+    motion: Vector
+    gripper: float | None
+    moving: bool
+    buttons: frozenset[str]
+
+
+class TeleopDevice(Protocol):
+    """A device that an operator moves a robot with.
+
+    Attributes:
+        events: What its buttons say: name of a button → one of `robot_rl.operator.OperatorEvent`.
+    """
+
+    events: Mapping[str, str]
+
+    def connect(self) -> None:
+        """Open the device.
+
+        Raises:
+            DriverError: It is not there, or may not be opened.
+        """
+
+    def read(self, tool_orientation: Vector | None = None) -> TeleopState:
+        """What the operator does now; never waits.
+
+        Args:
+            tool_orientation: Quaternion xyzw (4,) of the tool in the base frame, for a device
+                whose motion is in the tool's frame.
+
+        Raises:
+            DriverError: The device has failed, or an orientation is needed.
+        """
+
+    def close(self) -> None:
+        """Release the device; may be called again."""
+
+
+class Axes(NamedTuple):
+    """The raw state of a device.
+
+    Attributes:
+        values: (6,) each about -1 to 1: to the front, to the left and up as the operator sees it,
+            and rotations about these directions by the right-hand rule.
+        pressed: Buttons that went down since the last look.
+    """
+
+    values: Vector
+    pressed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How the axes of a device become a motion; the same for all devices.
+
+    Attributes:
+        frame: `base`: along the axes of the robot's base, turned by `rotation`; `tool`: along those
+            of the tool as it is now, with the operator's view as that of the tool's camera.
+        rotation: Turn of the operator's view about the base's z axis [rad]: 0 beside the base, looking
+            where the robot looks; π facing the robot.
+        dead_zone: Length of translation, and of rotation, below which nothing moves. Above it the motion
+            begins from 0, so that there is no jump.
+        scale: (6,) factor of each axis; 0 switches one off, a negative one turns it round.
+        gripper_button: Button that closes and opens the gripper in turn; None for none.
+    """
+
+    frame: str = "base"
+    rotation: float = 0.0
+    dead_zone: float = 0.1
+    scale: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    gripper_button: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no device can be shaped by.
+
+        Raises:
+            DriverError: Names the setting.
+        """
+        if self.frame not in FRAMES:
+            raise DriverError("frame of a device", got=self.frame, expected=" or ".join(FRAMES))
+        if not 0.0 <= self.dead_zone < 1.0:
+            raise DriverError(
+                "dead_zone of a device", got=self.dead_zone, expected="at least 0, below 1"
+            )
+        if len(self.scale) != 6 or not all(math.isfinite(factor) for factor in self.scale):
+            raise DriverError("scale of a device", got=self.scale, expected="6 finite numbers")
+
+    def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
+        """The motion (6,) in [-1, 1], base frame, of a device's axes (6,).
+
+        Raises:
+            DriverError: The frame is the tool's, and its orientation is not known.
+        """
+        scaled = np.asarray(axes, np.float64) * np.asarray(self.scale)
+        parts = [self._beyond_dead_zone(part) for part in (scaled[:3], scaled[3:])]
+        if not any(part.any() for part in parts):
+            return np.zeros(6)
+        turn = self._to_base(tool_orientation)
+        turned = [rotations.rotate(turn, part) for part in parts]
+        return np.clip(np.concatenate(turned), -1.0, 1.0)
+
+    def _beyond_dead_zone(self, part: Vector) -> Vector:
+        length = math.sqrt(float(part @ part))
+        if length <= self.dead_zone:
+            return np.zeros(3)
+        wanted = min((length - self.dead_zone) / (1.0 - self.dead_zone), 1.0)
+        return part * (wanted / length)
+
+    def _to_base(self, tool_orientation: Vector | None) -> Vector:
+        if self.frame == "base":
+            return rotations.about_z(self.rotation)
+        if tool_orientation is None:
+            raise DriverError(
+                "the motion of a device is in the tool's frame, which is not known here",
+                got="frame=tool without an orientation",
+                hint="take frame=base, or give the tool's pose",
+            )
+        # The operator's up is against the tool's z, which points out of the gripper.
+        return rotations.multiply(tool_orientation, rotations.DOWNWARD)
+
+
+@dataclass
+class AxesDevice(ABC):
+    """A device that has axes and buttons; a subclass says how they are read.
+
+    Attributes:
+        shaping: See `Shaping`.
+        events: See `TeleopDevice`.
+    """
+
+    shaping: Shaping = field(default_factory=Shaping)
+    events: Mapping[str, str] = field(default_factory=dict)
+    _gripper: float = field(default=_OPEN, init=False)
+
+    @abstractmethod
+    def connect(self) -> None:
+        """See `TeleopDevice`."""
+
+    @abstractmethod
+    def axes(self) -> Axes:
+        """The present axes, and the buttons that went down since the last call; never waits.
+
+        Raises:
+            DriverError: The device has failed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `TeleopDevice`."""
+
+    def read(self, tool_orientation: Vector | None = None) -> TeleopState:
+        """See `TeleopDevice`."""
+        axes = self.axes()
+        motion = self.shaping.motion(axes.values, tool_orientation)
+        gripper = None
+        if self.shaping.gripper_button in axes.pressed:
+            gripper = self._gripper = _OPEN if self._gripper == _CLOSED else _CLOSED
+        moving = bool(motion.any()) or gripper is not None
+        return TeleopState(time.time_ns(), motion, gripper, moving, axes.pressed)

@@ -1,0 +1,107 @@
+"""A gamepad or joystick, through SDL (pygame)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from drivers.errors import DriverError, require
+from drivers.teleop.base import Axes, AxesDevice
+
+_HIGHEST_LEVEL = 1.0
+
+
+@dataclass
+class Gamepad(AxesDevice):
+    """Two sticks and two triggers; its buttons are `button_0`, `button_1`, ….
+
+    The defaults are those of an Xbox pad on Linux: left stick to the front and left, triggers up
+    (right) and down (left), right stick turns about the vertical and tilts.
+
+    Attributes:
+        index: Which pad, from 0.
+        sticks: For each of the axes front, left, up, and turns about them, the number of a pad's
+            axis; -1 for none.
+        signs: Direction of each.
+        triggers: Numbers of the axes that move down and up, which rest at -1; empty for none.
+    """
+
+    index: int = 0
+    sticks: Sequence[int] = (1, 0, -1, -1, 4, 3)
+    signs: Sequence[float] = (-1.0, -1.0, 1.0, 1.0, -1.0, -1.0)
+    triggers: Sequence[int] = (2, 5)
+    _pygame: Any = field(default=None, init=False, repr=False)
+    _pad: Any = field(default=None, init=False, repr=False)
+    _moved: set[int] = field(default_factory=set, init=False, repr=False)
+
+    def connect(self) -> None:
+        """Open the pad.
+
+        Raises:
+            MissingExtra: pygame is not installed.
+            DriverError: There is no such pad.
+        """
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window is opened
+        os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
+        pygame = require("pygame", "gamepad")
+        self.close()
+        pygame.display.init()  # SDL hands out events only with it
+        pygame.joystick.init()
+        count = pygame.joystick.get_count()
+        if not 0 <= self.index < count:
+            pygame.joystick.quit()
+            raise DriverError(
+                f"there is no gamepad {self.index}",
+                got=f"{count} gamepads",
+                hint="plug it in and press a button; robot-rl doctor lists them",
+            )
+        self._pygame, self._pad = pygame, pygame.joystick.Joystick(self.index)
+        self._moved.clear()
+
+    def axes(self) -> Axes:
+        """The sticks, and the buttons that went down.
+
+        Raises:
+            DriverError: The pad is gone.
+        """
+        if self._pad is None:
+            raise DriverError("the gamepad is not connected", hint="call connect() first")
+        pressed = set()
+        for event in self._pygame.event.get():
+            if getattr(event, "instance_id", None) != self._pad.get_instance_id():
+                continue
+            if event.type == self._pygame.JOYDEVICEREMOVED:
+                raise DriverError("the gamepad is gone", hint="plug it in and connect anew")
+            if event.type == self._pygame.JOYBUTTONDOWN:
+                pressed.add(f"button_{event.button}")
+            elif event.type == self._pygame.JOYAXISMOTION:
+                self._moved.add(event.axis)
+        values = np.array(
+            [sign * self._axis(n) for n, sign in zip(self.sticks, self.signs, strict=True)]
+        )
+        if self.triggers:
+            down, up = (self._trigger(number) for number in self.triggers)
+            values[2] += up - down
+        return Axes(np.clip(values, -1.0, 1.0), frozenset(pressed))
+
+    def close(self) -> None:
+        """Release the pad."""
+        if self._pad is not None:
+            self._pad.quit()
+            self._pad = None
+
+    def _axis(self, number: int) -> float:
+        if not 0 <= number < self._pad.get_numaxes():
+            return 0.0
+        return float(self._pad.get_axis(number))
+
+    def _trigger(self, number: int) -> float:
+        """From 0 to 1. One that was never touched reads 0, which is no half pull."""
+        if number not in self._moved:
+            return 0.0
+        return 0.5 * (self._axis(number) + _HIGHEST_LEVEL)

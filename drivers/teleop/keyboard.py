@@ -1,0 +1,115 @@
+"""The keyboard as a teleoperation device, through pynput: it hears keys whichever window has focus.
+
+The motion is that of the keys that are held down. On Linux it needs X11 (or XWayland).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from drivers.errors import DriverError, require
+from drivers.teleop.base import Axes, AxesDevice
+
+# Key → axis and direction, as the operator sees it: front, left, up, and turns about these.
+KEYS: Mapping[str, tuple[int, float]] = {
+    "w": (0, 1.0),
+    "s": (0, -1.0),
+    "a": (1, 1.0),
+    "d": (1, -1.0),
+    "r": (2, 1.0),
+    "f": (2, -1.0),
+    "j": (3, -1.0),
+    "l": (3, 1.0),
+    "k": (4, -1.0),
+    "i": (4, 1.0),
+    "q": (5, 1.0),
+    "e": (5, -1.0),
+}
+
+
+@dataclass
+class Keyboard(AxesDevice):
+    """Moves with the keys of `KEYS`; other keys are buttons under pynput's names for them.
+
+    Attributes:
+        speed: What a held key counts, as a share of the largest action.
+        slow_key: While it is held, keys count a fifth.
+    """
+
+    speed: float = 1.0
+    slow_key: str = "shift"
+    _down: set[str] = field(default_factory=set, init=False, repr=False)
+    _pressed: set[str] = field(default_factory=set, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _listener: Any = field(default=None, init=False, repr=False)
+
+    def connect(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            MissingExtra: pynput is not installed.
+            DriverError: There is no display to listen on.
+        """
+        if not os.environ.get("DISPLAY") and os.name == "posix" and os.uname().sysname == "Linux":
+            raise DriverError(
+                "the keyboard needs a display",
+                got="DISPLAY is not set",
+                hint="start from a terminal of the desktop, or take another device: teleop=gamepad",
+            )
+        keyboard = require("pynput.keyboard", "keyboard")
+        self.close()
+        self._listener = keyboard.Listener(on_press=self._press, on_release=self._release)
+        self._listener.start()
+        self._listener.wait()
+
+    def axes(self) -> Axes:
+        """The keys that are down, and those that went down."""
+        if self._listener is None or not self._listener.running:
+            raise DriverError(
+                "nobody listens to the keyboard", hint="was the display closed? Connect anew"
+            )
+        with self._lock:
+            down, pressed = set(self._down), frozenset(self._pressed - KEYS.keys())
+            # A key that was tapped between two looks counts once.
+            down |= self._pressed
+            self._pressed.clear()
+        values = np.zeros(6)
+        speed = self.speed * (0.2 if self.slow_key in down else 1.0)
+        for key in down & KEYS.keys():
+            axis, direction = KEYS[key]
+            values[axis] += direction * speed
+        return Axes(values, pressed)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._listener is not None:
+            self._listener.stop()
+            self._listener = None
+        with self._lock:
+            self._down.clear()
+            self._pressed.clear()
+
+    def _press(self, key: Any) -> None:
+        name = _name(key)
+        with self._lock:
+            if name not in self._down:  # the desktop repeats a key that is held
+                self._pressed.add(name)
+            self._down.add(name)
+
+    def _release(self, key: Any) -> None:
+        with self._lock:
+            self._down.discard(_name(key))
+
+
+def _name(key: Any) -> str:
+    """`a` of the key A with or without shift, `space` of a named one."""
+    character = getattr(key, "char", None)
+    if character:
+        return str(character).lower()
+    return str(getattr(key, "name", None) or key).removesuffix("_r").removesuffix("_l")

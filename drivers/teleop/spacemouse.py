@@ -1,0 +1,153 @@
+"""3Dconnexion SpaceMouse, read from its HID reports."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from drivers.errors import DriverError, require
+from drivers.teleop.base import Axes, AxesDevice, Vector
+
+# Vendors whose devices speak this protocol: 3Dconnexion, and Logitech before.
+VENDORS = (0x256F, 0x046D)
+_NAMES = ("space", "3dconnexion")
+_FULL = 350.0  # largest reading of an axis
+_TRANSLATION, _ROTATION, _BUTTONS = 1, 2, 3
+_READ_BYTES = 64
+_READ_MS = 100
+# Device axes: x to the right, y to the operator, z down; ours: front, left, up.
+_TO_OPERATOR = np.array([[0.0, -1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
+
+
+class Reports:
+    """The state that a stream of HID reports tells.
+
+    Report 1 has three int16 of translation, and of rotation behind them on newer devices; report 2
+    has rotation alone; report 3 has one bit for each button.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was heard yet: all axes are at rest."""
+        self._translation = np.zeros(3)
+        self._rotation = np.zeros(3)
+        self._down = 0
+
+    @property
+    def values(self) -> Vector:
+        """Axes (6,) of `drivers.teleop.base.Axes`."""
+        parts = (_TO_OPERATOR @ self._translation, _TO_OPERATOR @ self._rotation)
+        return np.clip(np.concatenate(parts) / _FULL, -1.0, 1.0)
+
+    def take(self, report: bytes) -> frozenset[str]:
+        """Take in one report; returns the buttons that went down with it.
+
+        Reports of other kinds, such as the battery's, tell nothing.
+        """
+        if not report:
+            return frozenset()
+        kind, body = report[0], report[1:]
+        if kind == _TRANSLATION and len(body) >= 6:
+            self._translation = np.array(struct.unpack_from("<3h", body))
+            if len(body) >= 12:
+                self._rotation = np.array(struct.unpack_from("<3h", body, 6))
+        elif kind == _ROTATION and len(body) >= 6:
+            self._rotation = np.array(struct.unpack_from("<3h", body))
+        elif kind == _BUTTONS:
+            before, self._down = self._down, int.from_bytes(body[:4], "little")
+            new = self._down & ~before
+            return frozenset(f"button_{i}" for i in range(new.bit_length()) if new >> i & 1)
+        return frozenset()
+
+
+@dataclass
+class SpaceMouse(AxesDevice):
+    """A SpaceMouse at this machine; its buttons are `button_0`, `button_1`, ….
+
+    Attributes:
+        path: Path of its HID device; None takes the first one that is found.
+    """
+
+    path: str | None = None
+    _reports: Reports = field(default_factory=Reports, init=False, repr=False)
+    _pressed: set[str] = field(default_factory=set, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _device: Any = field(default=None, init=False, repr=False)
+    _thread: threading.Thread | None = field(default=None, init=False, repr=False)
+    _ending: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
+    _problem: Exception | None = field(default=None, init=False, repr=False)
+
+    def connect(self) -> None:
+        """Open the device and begin to read it.
+
+        Raises:
+            MissingExtra: hidapi is not installed.
+            DriverError: There is none, or it may not be opened.
+        """
+        hid = require("hid", "spacemouse")
+        self.close()
+        path = self.path.encode() if self.path is not None else _found(hid)
+        device = hid.device()
+        try:
+            device.open_path(path)
+        except OSError as error:
+            raise DriverError(
+                f"the SpaceMouse {path.decode()} cannot be opened",
+                got=error,
+                hint="may you open it? See the udev rule in hardware/",
+            ) from error
+        self._device, self._reports, self._problem = device, Reports(), None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="spacemouse", daemon=True)
+        self._thread.start()
+
+    def axes(self) -> Axes:
+        """The newest state.
+
+        Raises:
+            DriverError: The device is gone.
+        """
+        if self._problem is not None:
+            raise DriverError(
+                "the SpaceMouse is gone", got=self._problem, hint="was it pulled out? Connect anew"
+            ) from self._problem
+        if self._thread is None:
+            raise DriverError("the SpaceMouse is not connected", hint="call connect() first")
+        with self._lock:
+            pressed = frozenset(self._pressed)
+            self._pressed.clear()
+            return Axes(self._reports.values, pressed)
+
+    def close(self) -> None:
+        """Stop reading and release the device."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._device.close()
+        self._thread = self._device = None
+
+    def _listen(self) -> None:
+        try:
+            while not self._ending.is_set():
+                report = bytes(self._device.read(_READ_BYTES, _READ_MS))
+                with self._lock:
+                    self._pressed |= self._reports.take(report)
+        except (OSError, ValueError) as problem:  # raised to the owner by `axes`
+            self._problem = problem
+
+
+def _found(hid: Any) -> bytes:
+    """Path of the first SpaceMouse."""
+    devices = [d for vendor in VENDORS for d in hid.enumerate(vendor, 0)]
+    for device in devices:
+        if any(name in str(device["product_string"]).lower() for name in _NAMES):
+            return bytes(device["path"])
+    names = sorted({str(device["product_string"]) for device in devices})
+    raise DriverError(
+        "there is no SpaceMouse",
+        got=f"of its vendors: {', '.join(names) or 'nothing'}",
+        hint="plug it in; robot-rl doctor lists HID devices and says which may be opened",
+    )

@@ -1,0 +1,127 @@
+"""Probabilities that mean what they say, and the threshold, both from held-out episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.evaluation.statistics import clopper_pearson
+from robot_rl.rewards.classifier import Decision
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a classifier made of the frames of an episode that it was not trained on.
+
+    Attributes:
+        index: Of the episode in its dataset.
+        scores: (T + 1,), logits or probabilities.
+        labels: bool (T + 1,), whether each frame shows success.
+    """
+
+    index: int
+    scores: Values
+    labels: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a threshold may lead to on held-out data: upper 95 % bounds.
+
+    Attributes:
+        frames: Of the rate of frames that show no success and are taken for one.
+        episodes: Of the rate of episodes without success in which it is seen all the same.
+        consecutive_frames: Frames in a row that it takes.
+    """
+
+    frames: float
+    episodes: float
+    consecutive_frames: int
+
+
+def upper_bound(count: int, trials: int) -> float:
+    """The upper 95 % bound of a rate (Clopper and Pearson's one-sided bound)."""
+    return clopper_pearson(count, trials, 0.90)[1]
+
+
+def fit_platt(logits: Values, labels: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Scale and offset of a sigmoid by maximum likelihood (Platt 1999, with his smoothed targets).
+
+    The smoothing keeps the sigmoid finite where a threshold parts the two kinds without a mistake.
+
+    Args:
+        logits: (n,).
+        labels: (n,).
+    """
+    from scipy.optimize import minimize  # late: only training pays for its import
+
+    positive = int(labels.sum())
+    negative = len(labels) - positive
+    targets = np.where(labels, (positive + 1) / (positive + 2), 1 / (negative + 2))
+
+    def loss(parameters: Values) -> tuple[float, Values]:
+        scaled = parameters[0] * logits + parameters[1]
+        value = np.logaddexp(0.0, scaled) - targets * scaled
+        slope = 1.0 / (1.0 + np.exp(-np.clip(scaled, -60.0, 60.0))) - targets
+        return float(value.mean()), np.array([(slope * logits).mean(), slope.mean()])
+
+    found = minimize(loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B")
+    return float(found.x[0]), float(found.x[1])
+
+
+def calibrate(episodes: Sequence[Scored], limits: Limits) -> Decision:
+    """Choose calibration and threshold on held-out episodes.
+
+    Args:
+        episodes: With logits as scores.
+        limits: What the threshold may lead to.
+    """
+    logits = np.concatenate([episode.scores for episode in episodes])
+    labels = np.concatenate([episode.labels for episode in episodes])
+    scale, offset = fit_platt(logits, labels)
+    decision = Decision(scale, offset)
+    scored = [Scored(e.index, decision.probability(e.scores), e.labels) for e in episodes]
+    return Decision(scale, offset, choose_threshold(scored, limits))
+
+
+def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
+    """The threshold that finds most successes within the limits, halfway to the next mistake.
+
+    Where there is too little data to show that the limits hold, no mistake is allowed.
+
+    Args:
+        episodes: With probabilities as scores.
+        limits: What it may lead to.
+    """
+    negatives = np.sort(np.concatenate([e.scores[~e.labels] for e in episodes]))[::-1]
+    failed = [e for e in episodes if not e.labels.any()]
+    # An episode is lost to a threshold at or below the best run of frames that it has.
+    runs = np.sort([best_run(e.scores, limits.consecutive_frames) for e in failed])[::-1]
+    floor = 0.5
+    for values, rate in ((negatives, limits.frames), (runs, limits.episodes)):
+        allowed = most_mistakes(len(values), rate)
+        if allowed < len(values):
+            floor = max(floor, float(values[allowed]))
+    above = [float(s) for e in episodes for s in e.scores[e.labels] if s > floor]
+    return min(0.5 * (floor + min(above, default=1.0)), 1.0 - 1e-6)
+
+
+def most_mistakes(trials: int, rate: float) -> int:
+    """Most mistakes in so many trials that keep the upper bound at a rate; 0 if none do."""
+    count = 0
+    while count < trials and upper_bound(count + 1, trials) <= rate:
+        count += 1
+    return count
+
+
+def best_run(scores: Values, length: int) -> float:
+    """Largest score that so many frames in a row reach; 0 where there are fewer."""
+    if len(scores) < length:
+        return 0.0
+    windows = np.lib.stride_tricks.sliding_window_view(scores, length)
+    return float(windows.min(-1).max())

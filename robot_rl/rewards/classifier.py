@@ -1,0 +1,255 @@
+"""The success classifier: from a few consecutive frames of some cameras to a probability.
+
+A folder holds `classifier.json` (what it is, and the threshold that `train-reward` chose) and
+`classifier.safetensors` (the weights). Neither can run code when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from policies.backbones import build_backbone
+from policies.errors import PolicyError
+from policies.networks import linear, seeded
+from robot_rl.data.schema import Observation
+from robot_rl.env.task import Outcome
+from robot_rl.rewards.guard import RewardGuard
+from robot_rl.rewards.source import FIRST_MODEL, RewardError, sparse
+
+DESCRIPTION_FILE = "classifier.json"
+TENSOR_FILE = "classifier.safetensors"
+
+Array = npt.NDArray[Any]
+
+
+class SuccessClassifier(nn.Module):
+    """One backbone for all cameras and frames, and a small head on what it makes of them.
+
+    Args:
+        cameras: Observation name → shape (height, width, 3) of its images.
+        frames: Consecutive observations that are seen, from 1.
+        backbone: ``kind`` and options of the backbone; see `policies.backbones`.
+        hidden: Width of the head's layer.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self,
+        cameras: Mapping[str, Sequence[int]],
+        frames: int,
+        backbone: Mapping[str, Any],
+        hidden: int,
+        *,
+        generator: torch.Generator,
+    ) -> None:
+        """Make the networks; see the class for the arguments."""
+        super().__init__()
+        self.cameras = {name: tuple(map(int, shape)) for name, shape in cameras.items()}
+        if not self.cameras or frames < 1:
+            raise RewardError(
+                "a success classifier needs a camera and a frame",
+                got=f"cameras {sorted(self.cameras)}, frames {frames}",
+                hint="name cameras with classifier.cameras",
+            )
+        self.frames = int(frames)
+        self._options = {"backbone": dict(backbone), "hidden": int(hidden)}
+        self.backbone = build_backbone(backbone, generator)
+        joined = self.backbone.features * len(self.cameras) * self.frames
+        self.head = nn.Sequential(
+            linear(joined, hidden, generator),
+            nn.LayerNorm(hidden),
+            nn.ReLU(),
+            linear(hidden, 1, generator),
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes a classifier of the same shape."""
+        cameras = {name: list(shape) for name, shape in self.cameras.items()}
+        return {"cameras": cameras, "frames": self.frames, **self._options}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> SuccessClassifier:
+        """Make a classifier of the configured shape; its weights are then loaded."""
+        return cls(**config, generator=seeded(0))
+
+    def forward(self, images: Mapping[str, Array]) -> Tensor:
+        """Judge batches of images.
+
+        Args:
+            images: Observation name → uint8 (B, frames, H, W, 3), oldest first; names of no
+                camera are ignored.
+
+        Returns:
+            Logits, float32 (B,), before calibration.
+        """
+        device = next(self.parameters()).device
+        parts = []
+        for name, shape in self.cameras.items():
+            seen = torch.as_tensor(images[name]).to(device)
+            count = len(seen)
+            flat = seen.reshape(-1, *shape).permute(0, 3, 1, 2)
+            pixels = (
+                flat.float().div_(127.5).sub_(1.0).contiguous(memory_format=torch.channels_last)
+            )
+            parts.append(self.backbone(pixels).reshape(count, -1))
+        logits: Tensor = self.head(torch.cat(parts, -1))
+        return logits[:, 0]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """From a classifier's logit to its verdict, both chosen on held-out data.
+
+    Attributes:
+        scale: Probability = sigmoid(scale · logit + offset) (Platt 1999).
+        offset: See `scale`.
+        threshold: Probability from which a frame shows success.
+    """
+
+    scale: float = 1.0
+    offset: float = 0.0
+    threshold: float = 0.5
+
+    def probability(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Calibrated probabilities of logits, of the same shape."""
+        scaled = self.scale * np.asarray(logits, np.float64) + self.offset
+        return 1.0 / (1.0 + np.exp(-np.clip(scaled, -60.0, 60.0)))
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """A classifier and how to read it.
+
+    Attributes:
+        network: In evaluation mode.
+        decision: Calibration and threshold.
+        task: Task that it was trained on.
+    """
+
+    network: SuccessClassifier
+    decision: Decision
+    task: str
+
+    def save(self, folder: Path) -> None:
+        """Write both files into an existing folder."""
+        state = {n: t.detach().cpu().contiguous() for n, t in self.network.state_dict().items()}
+        (folder / TENSOR_FILE).write_bytes(save_tensors(state))
+        text = json.dumps(self._to_json(), indent=2)
+        (folder / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path | str) -> TrainedClassifier:
+        """Read what `save` wrote.
+
+        Raises:
+            RewardError: A file is missing, damaged, or of another network.
+        """
+        place = Path(folder)
+        try:
+            content = json.loads((place / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+            network = SuccessClassifier.from_config(content["network"])
+            network.load_state_dict(load_tensors((place / TENSOR_FILE).read_bytes()))
+            decision = Decision(**{name: float(v) for name, v in content["decision"].items()})
+            task = str(content["task"])
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+            SafetensorError,
+            PolicyError,
+        ) as error:
+            raise RewardError(
+                f"the success classifier in {place} cannot be read",
+                got=" ".join(str(error).split())[:300],
+                expected=f"a folder with {DESCRIPTION_FILE} and {TENSOR_FILE}",
+                hint="make one with: robot-rl collect-reward, then robot-rl train-reward",
+            ) from error
+        return cls(network.eval(), decision, task)
+
+    @property
+    def version(self) -> int:
+        """A number that follows from all of it, for `reward_version`."""
+        digest = hashlib.sha256(json.dumps(self._to_json(), sort_keys=True).encode())
+        for name, tensor in sorted(self.network.state_dict().items()):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        span = 2**31 - FIRST_MODEL
+        return FIRST_MODEL + int.from_bytes(digest.digest()[:8], "little") % span
+
+    @torch.no_grad()
+    def logits(self, images: Mapping[str, Array]) -> npt.NDArray[np.float32]:
+        """Logits (B,) of images as `SuccessClassifier.forward` takes them."""
+        return np.asarray(self.network(images).cpu().numpy())
+
+    def _to_json(self) -> dict[str, Any]:
+        decision = asdict(self.decision)
+        return {"task": self.task, "network": self.network.config, "decision": decision}
+
+
+class ClassifierReward:
+    """Success as a classifier of images sees it, behind a guard.
+
+    Args:
+        path: Folder that `robot-rl train-reward` wrote.
+        consecutive_frames: See `RewardGuard`.
+        least_motion: See `RewardGuard` [m].
+
+    Raises:
+        RewardError: There is no such classifier.
+    """
+
+    def __init__(self, path: str, consecutive_frames: int, least_motion: float) -> None:
+        """Load the classifier; see the class."""
+        self.classifier = TrainedClassifier.load(path)
+        self.version = self.classifier.version
+        self._guard = RewardGuard(consecutive_frames, least_motion)
+        network = self.classifier.network
+        self.observed = tuple(network.cameras)
+        self._frames: deque[Observation] = deque(maxlen=network.frames)
+
+    @property
+    def alarm(self) -> str | None:
+        """Why a success was held back in this episode."""
+        return self._guard.alarm
+
+    def reset(self, observation: Observation) -> None:
+        """Begin an episode: its first frame stands for those before it.
+
+        Raises:
+            RewardError: A camera has images of another size.
+        """
+        for name, shape in self.classifier.network.cameras.items():
+            if observation[name].shape != shape:
+                raise RewardError(
+                    f"the camera {name!r} has images of another size than the classifier's",
+                    got=observation[name].shape,
+                    expected=shape,
+                    hint="set the camera as it was when the examples were collected",
+                )
+        self._guard.reset(observation)
+        self._frames.extend([observation] * (self._frames.maxlen or 1))
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Reward 1, and the end, where enough frames in a row show success."""
+        self._frames.append(observation)
+        images = {n: np.stack([f[n] for f in self._frames])[None] for n in self.observed}
+        decision = self.classifier.decision
+        shown = decision.probability(self.classifier.logits(images))[0] >= decision.threshold
+        return sparse(self._guard.passes(bool(shown), observation), task)

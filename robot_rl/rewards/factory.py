@@ -1,0 +1,50 @@
+"""From a configuration to a reward source, and to an environment that shows what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from robot_rl import devices
+from robot_rl.env.factory import make_env
+from robot_rl.env.robot_env import RobotEnv
+from robot_rl.rewards.source import RewardSource, TaskReward
+
+Config = Mapping[str, Any]
+
+
+def make_source(config: Config) -> RewardSource:
+    """Make the configured source; the task's own detector for runs from before there was one.
+
+    Raises:
+        RewardError: Its model cannot be read.
+    """
+    reward = config.get("reward")
+    if reward is None:
+        return TaskReward()
+    source: RewardSource = devices.make(reward["source"])
+    return source
+
+
+def reward_cameras(config: Config) -> list[Mapping[str, Any]]:
+    """Cameras that the configured source needs, as `observation.cameras` describes cameras."""
+    reward = config.get("reward")
+    return [] if reward is None else list(reward["cameras"])
+
+
+def make_watched_env(
+    config: Config, cameras: Iterable[Mapping[str, Any]]
+) -> tuple[RobotEnv, frozenset[str]]:
+    """Make the configured environment with cameras for the reward beside those of the policy.
+
+    Args:
+        config: The configuration.
+        cameras: As `observation.cameras`; one of a name that is there already is not added.
+
+    Returns:
+        The environment, and the observation names that are there for the reward alone.
+    """
+    observed = {camera["name"] for camera in config["observation"]["cameras"]}
+    further = [camera for camera in cameras if camera["name"] not in observed]
+    names = {f"images/{camera['name']}{kind}" for camera in further for kind in ("", "_depth")}
+    return make_env(config, further), frozenset(names)

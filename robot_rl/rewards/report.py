@@ -1,0 +1,187 @@
+"""The report of a success classifier: figures on held-out episodes, and what it takes for what."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import image
+
+from robot_rl.evaluation.page import write_page
+from robot_rl.rewards.calibration import Limits, Scored
+from robot_rl.rewards.classifier import TrainedClassifier
+from robot_rl.rewards.examples import Examples
+from robot_rl.rewards.validation import Rate, Validation
+
+_PICTURES = 6
+
+
+@dataclass(frozen=True)
+class RewardRecord:
+    """A trained classifier and what is known of it.
+
+    Attributes:
+        trained: The classifier.
+        validation: How it does on held-out episodes.
+        warnings: Why it should not be trusted yet, if so.
+        limits: What its threshold was chosen for.
+        training_episodes: Episodes that it was trained on.
+        training_positives: Frames of success in them.
+        validation_episodes: Episodes that calibration and threshold were chosen on.
+        tested_on: Recording that `validation` is of.
+        separate_test: Whether that recording had no part in training or in any choice.
+    """
+
+    trained: TrainedClassifier
+    validation: Validation
+    warnings: Sequence[str]
+    limits: Limits
+    training_episodes: int
+    training_positives: int
+    validation_episodes: int
+    tested_on: str
+    separate_test: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the weights."""
+        return {
+            "task": self.trained.task,
+            "version": self.trained.version,
+            **asdict(self.trained.decision),
+            "limits": asdict(self.limits),
+            "training_episodes": self.training_episodes,
+            "training_positives": self.training_positives,
+            "validation_episodes": self.validation_episodes,
+            "tested_on": self.tested_on,
+            "separate_test": self.separate_test,
+            "warnings": list(self.warnings),
+            "held_out": self.validation.to_json(),
+        }
+
+    def __str__(self) -> str:
+        """Say the result in a few lines, as `robot-rl train-reward` prints it."""
+        result = self.validation
+        seen = result.true_positives + result.false_negatives
+        early, missed = result.early_episodes, result.missed_episodes
+        return (
+            f"threshold {self.trained.decision.threshold:.3f},"
+            f" {self.limits.consecutive_frames} frames in a row\n"
+            f"false positives: {_words(result.false_frames)} of frames,"
+            f" {_words(result.false_episodes)} of episodes\n"
+            f"frames of success that are seen: {result.true_positives} of {seen}; episodes:"
+            f" {missed.trials - missed.count} of {missed.trials}, {early.count} of them too early"
+        )
+
+
+def write_reward_report(
+    run: Path, record: RewardRecord, examples: Examples, scored: Sequence[Scored]
+) -> Path:
+    """Write `reward.html` into a run directory.
+
+    Args:
+        run: The directory.
+        record: What there is to say.
+        examples: The held-out recording, for pictures.
+        scored: Its episodes, with probabilities as scores.
+    """
+    decision, result = record.trained.decision, record.validation
+    cameras = ", ".join(name.removeprefix("images/") for name in examples.cameras)
+    facts = {
+        "Cameras": f"{cameras}, {record.trained.network.frames} frame(s)",
+        "Threshold": f"{decision.threshold:.3f}, {record.limits.consecutive_frames} frames in a"
+        " row",
+        "Trained on": f"{record.training_episodes} episodes, {record.training_positives} frames of"
+        " success",
+        "Calibrated on": f"{record.validation_episodes} other episodes",
+        "Judged on": record.tested_on
+        if record.separate_test
+        else "the episodes that it was calibrated on",
+        "Version": record.trained.version,
+    }
+    content = {
+        "title": f"Success classifier · {record.trained.task}",
+        "subtitle": f"Run {run.name}",
+        "notes": list(record.warnings),
+        "frames": _cell(result.false_frames),
+        "episodes": _cell(result.false_episodes),
+        "result": result,
+        "negatives": result.false_frames.trials - result.false_frames.count,
+        "limits": record.limits,
+        "facts": list(facts.items()),
+        "galleries": _galleries(examples, scored, decision.threshold),
+    }
+    return write_page(run / "reward.html", __package__, "reward.html.jinja", content)
+
+
+def _galleries(
+    examples: Examples, scored: Sequence[Scored], threshold: float
+) -> list[dict[str, Any]]:
+    """Pictures of what is taken for what, the most telling ones first."""
+    frames = [
+        (float(p), bool(y), e.index, row)
+        for e in scored
+        for row, (p, y) in enumerate(zip(e.scores, e.labels, strict=True))
+    ]
+    wrong = [f for f in frames if f[0] >= threshold and not f[1]]
+    missed = [f for f in frames if f[0] < threshold and f[1]]
+    close = [f for f in frames if f[0] < threshold and not f[1]]
+    right = [f for f in frames if f[0] >= threshold and f[1]]
+    kinds = (
+        ("Taken for success, and is none", sorted(wrong, reverse=True)),
+        ("Success that is not seen", sorted(missed)),
+        ("No success, and nearest to being taken for one", sorted(close, reverse=True)),
+        ("Success, the least certain first", sorted(right)),
+    )
+    return [
+        {"title": title, "count": len(found), "pictures": list(_pictures(examples, found))}
+        for title, found in kinds
+    ]
+
+
+def _pictures(
+    examples: Examples, frames: Iterable[tuple[float, bool, int, int]]
+) -> Iterable[dict[str, str]]:
+    """One picture of each of the first episodes: all cameras side by side."""
+    shown: set[int] = set()
+    for probability, _, index, row in frames:
+        if index in shown:
+            continue
+        if len(shown) == _PICTURES:
+            return
+        shown.add(index)
+        images = examples.episode(index).images
+        side_by_side = np.concatenate(_same_height([images[n][row] for n in images]), 1)
+        yield {
+            "uri": f"data:image/png;base64,{_png(side_by_side)}",
+            "words": f"episode {index}, frame {row}: {100 * probability:.1f} %",
+        }
+
+
+def _same_height(images: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
+    height = max(picture.shape[0] for picture in images)
+    return [np.pad(p, ((0, height - p.shape[0]), (0, 0), (0, 0))) for p in images]
+
+
+def _png(picture: npt.NDArray[np.uint8]) -> str:
+    file = io.BytesIO()
+    image.imsave(file, picture, format="png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _cell(rate: Rate) -> Mapping[str, str]:
+    share = "–" if rate.rate is None else f"{100 * rate.rate:.2f} %"
+    return {
+        "rate": share,
+        "count": f"{rate.count} of {rate.trials}",
+        "bound": f"95 % bound {100 * rate.bound:.2f} %",
+    }
+
+
+def _words(rate: Rate) -> str:
+    return f"{rate.count} of {rate.trials} (upper 95 % bound {100 * rate.bound:.2f} %)"

@@ -1,0 +1,160 @@
+"""What a reward source is, and the sources that need no model: the task, a pose, a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_rl.data.schema import Observation
+from robot_rl.env import rotations
+from robot_rl.env.task import Outcome
+from robot_rl.errors import RobotRLError
+
+# `reward_version` of a row: these for sources without a model, a model's own from FIRST_MODEL on.
+TASK_VERSION, HUMAN_VERSION, POSE_VERSION = 0, 1, 2
+FIRST_MODEL = 1 << 16
+
+
+class RewardError(RobotRLError):
+    """A reward source that does not fit the robot, its cameras or its task."""
+
+
+class RewardSource(Protocol):
+    """Judges each step in the actor, in place of the task's own detector or with it.
+
+    Attributes:
+        version: `reward_version` of the rows that it judges.
+        observed: Observation names that it reads.
+        alarm: What is wrong with the rewards of this episode, None while nothing is.
+    """
+
+    @property
+    def version(self) -> int:
+        """See the class."""
+
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """See the class."""
+
+    @property
+    def alarm(self) -> str | None:
+        """See the class."""
+
+    def reset(self, observation: Observation) -> None:
+        """Begin an episode with its first observation."""
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Judge the step that led to an observation.
+
+        Args:
+            observation: What is seen after the step.
+            task: What the task's own detector said of it.
+
+        Returns:
+            Reward, terminated and success; `truncated` is the caller's business.
+        """
+
+
+class TaskReward:
+    """What the task's own detector says, unchanged: a simulation's true state, or a sensor."""
+
+    version = TASK_VERSION
+    observed: tuple[str, ...] = ()
+    alarm: str | None = None
+
+    def reset(self, observation: Observation) -> None:
+        """Nothing to begin."""
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Hand the task's judgement on."""
+        return task
+
+
+class HumanReward:
+    """Nothing but what a person says: the wrapper takes labels, whatever the source is."""
+
+    version = HUMAN_VERSION
+    observed: tuple[str, ...] = ()
+    alarm: str | None = None
+
+    def reset(self, observation: Observation) -> None:
+        """Nothing to begin."""
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """No reward; an episode that the task gives up as failed is over."""
+        return sparse(False, task)
+
+
+class PoseReward:
+    """Success where the TCP has been within tolerances of a pose for some steps in a row.
+
+    Args:
+        pose: Target position [m] and quaternion xyzw (7,), base frame.
+        position_tolerance: Largest error along each axis of the base frame (3,) [m].
+        rotation_tolerance: Largest angle from the target's orientation [rad].
+        steps: Control steps in a row.
+        key: Observation that holds the measured pose (7,).
+    """
+
+    version = POSE_VERSION
+    alarm: str | None = None
+
+    def __init__(
+        self,
+        pose: Sequence[float],
+        position_tolerance: Sequence[float],
+        rotation_tolerance: float,
+        steps: int = 1,
+        key: str = "state/tcp_pose",
+    ) -> None:
+        """Check the numbers; see the class."""
+        self._pose, self._tolerance = np.array(pose, float), np.array(position_tolerance, float)
+        norm = float(np.linalg.norm(self._pose[3:])) if self._pose.shape == (7,) else 0.0
+        if abs(norm - 1.0) > 1e-3 or self._tolerance.shape != (3,) or steps < 1:
+            raise RewardError(
+                "the pose of a pose reward, its tolerances or its steps are impossible",
+                got=f"pose {list(pose)}, tolerances {list(position_tolerance)}, steps {steps}",
+                expected="x, y, z [m] and a unit quaternion xyzw; 3 tolerances [m]; steps >= 1",
+                hint="read the pose off a demonstration's last observation",
+            )
+        self._rotation_tolerance, self._steps = rotation_tolerance, steps
+        self.observed = (key,)
+        self._inside = 0
+
+    def reset(self, observation: Observation) -> None:
+        """Forget the steps within the tolerances."""
+        self._inside = 0
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Reward 1, and the end, after enough steps within the tolerances."""
+        pose = observation[self.observed[0]].astype(np.float64)
+        error = np.abs(pose[:3] - self._pose[:3])
+        turn = rotations.multiply(pose[3:], rotations.conjugate(self._pose[3:]))
+        angle = float(np.linalg.norm(rotations.to_rotation_vector(turn)))
+        near = bool((error <= self._tolerance).all()) and angle <= self._rotation_tolerance
+        self._inside = self._inside + 1 if near else 0
+        return sparse(self._inside >= self._steps, task)
+
+
+def sparse(success: bool, task: Outcome) -> Outcome:
+    """The sparse reward: 1 and the end at success, and the end where the task has failed."""
+    failed = task.terminated and not task.success
+    return Outcome(float(success), success or failed, truncated=False, success=success)
+
+
+def check_observed(source: RewardSource, observation: Mapping[str, Any]) -> None:
+    """Check that an observation has what a source reads.
+
+    Raises:
+        RewardError: It lacks something.
+    """
+    missing = [name for name in source.observed if name not in observation]
+    if missing:
+        raise RewardError(
+            f"the reward needs the observation {missing[0]!r}",
+            got=sorted(observation),
+            expected=sorted(source.observed),
+            hint="name the cameras of the reward with reward.cameras",
+        )

@@ -1,0 +1,176 @@
+"""Training of the success classifier on recorded examples, hard negatives first among equals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from policies.vision import random_shift
+from robot_rl.algorithms.behavior_cloning import warm_up_cosine
+from robot_rl.rewards.calibration import Scored
+from robot_rl.rewards.classifier import SuccessClassifier
+from robot_rl.rewards.examples import ExampleEpisode, Examples, Images
+
+_WARM_UP = 20
+_CHUNK = 64  # frames that are judged at once
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class ClassifierTraining:
+    """Constants of the training.
+
+    Attributes:
+        updates: Gradient updates; after the first third of them the negatives are chosen anew.
+        batch_size: Examples per update, half of them positive.
+        learning_rate: Peak learning rate of AdamW; a cosine follows it to 0.
+        weight_decay: AdamW's weight decay.
+        random_shift: Largest shift of the images [pixels].
+        brightness: Largest change of an image's gain, and of its offset as a share of 255.
+        frames_per_episode: Negative frames that are taken of each episode: first any, then half of
+            them the ones that look most like success.
+        validation_share: Share of the episodes that is held out.
+        false_positive_frames: Largest upper 95 % bound of the false-positive rate of frames.
+        false_positive_episodes: The same of episodes.
+        threads: Computing threads; with several the sums are in another order, so bits differ.
+    """
+
+    updates: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    random_shift: int
+    brightness: float
+    frames_per_episode: int
+    validation_share: float
+    false_positive_frames: float
+    false_positive_episodes: float
+    threads: int
+
+
+class ClassifierTrainer:
+    """Trains a classifier on some episodes.
+
+    Args:
+        network: Untrained; trained in place.
+        examples: Where the episodes are.
+        episodes: Those to train on.
+        options: Constants of the training.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        network: SuccessClassifier,
+        examples: Examples,
+        episodes: Sequence[int],
+        options: ClassifierTraining,
+        seed: int,
+    ) -> None:
+        """Read the positives and some negatives; see the class."""
+        self._network, self._examples, self._episodes = network, examples, list(episodes)
+        self._options = options
+        self._rng = np.random.default_rng(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+        parts = [self._first_frames(e) for e in self._read()]
+        self._positives = _joined([positives for positives, _ in parts])
+        self._negatives = _joined([negatives for _, negatives in parts])
+
+    def train(self, on_progress: Progress = lambda update: None) -> None:
+        """Train; the network is in evaluation mode afterwards."""
+        options, network = self._options, self._network
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
+        )
+        for update in range(options.updates):
+            if update == options.updates // 3:
+                self._negatives = _joined([self._hard_frames(e) for e in self._read()])
+            rate = options.learning_rate * warm_up_cosine(update, _WARM_UP, options.updates)
+            optimizer.param_groups[0]["lr"] = rate
+            network.train()
+            images, labels = self._batch()
+            logits = network(images)
+            loss = functional.binary_cross_entropy_with_logits(logits, labels.to(logits))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            on_progress(update + 1)
+        network.eval()
+
+    def _read(self) -> Iterator[ExampleEpisode]:
+        return (self._examples.episode(index) for index in self._episodes)
+
+    def _first_frames(self, episode: ExampleEpisode) -> tuple[Images, Images]:
+        """All positive frames of an episode and some of the others."""
+        frames = self._network.frames
+        negative = np.flatnonzero(~episode.labels)
+        chosen = self._rng.permutation(negative)[: self._options.frames_per_episode]
+        positive = np.flatnonzero(episode.labels)
+        return episode.stacked(positive, frames), episode.stacked(chosen, frames)
+
+    def _hard_frames(self, episode: ExampleEpisode) -> Images:
+        """The negative frames that look most like success now, and as many of the others."""
+        scores = score(self._network.eval(), episode).scores
+        negative = np.flatnonzero(~episode.labels)
+        ranked = negative[np.argsort(-scores[negative], kind="stable")]
+        half = max(1, self._options.frames_per_episode // 2)
+        others = self._rng.permutation(ranked[half:])[:half]
+        return episode.stacked(np.concatenate([ranked[:half], others]), self._network.frames)
+
+    def _batch(self) -> tuple[Images, torch.Tensor]:
+        half = self._options.batch_size // 2
+        parts = [self._drawn(kind, half) for kind in (self._positives, self._negatives)]
+        labels = torch.cat([torch.ones(half), torch.zeros(half)])
+        return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, labels
+
+    def _drawn(self, images: Images, count: int) -> Images:
+        length = len(next(iter(images.values())))
+        chosen = self._rng.integers(length, size=count)
+        return {name: self._augmented(column[chosen]) for name, column in images.items()}
+
+    def _augmented(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Shift and light images (n, frames, H, W, 3), all frames of an example alike."""
+        count, frames, height, width, channels = images.shape
+        side_by_side = images.transpose(0, 2, 3, 1, 4).reshape(count, height, width, -1)
+        shifted = random_shift(side_by_side, self._options.random_shift, self._generator)
+        most = self._options.brightness
+        gain, offset = self._rng.uniform(-most, most, (2, count, 1, 1, 1)).astype(np.float32)
+        lit = shifted * (1 + gain) + 255 * offset
+        whole: npt.NDArray[np.uint8] = lit.clip(0, 255).astype(np.uint8)
+        back = whole.reshape(count, height, width, frames, channels)
+        return back.transpose(0, 3, 1, 2, 4)
+
+
+@torch.no_grad()
+def score(network: SuccessClassifier, episode: ExampleEpisode) -> Scored:
+    """Give the logits of all frames of an episode; the network must be in evaluation mode."""
+    rows = np.arange(len(episode.labels))
+    parts = [
+        network(episode.stacked(rows[at : at + _CHUNK], network.frames)).cpu().numpy()
+        for at in range(0, len(rows), _CHUNK)
+    ]
+    return Scored(episode.index, np.concatenate(parts).astype(np.float64), episode.labels)
+
+
+def score_all(
+    network: SuccessClassifier,
+    examples: Examples,
+    episodes: Iterable[int],
+    on_progress: Progress = lambda done: None,
+) -> list[Scored]:
+    """Give the logits of all frames of some episodes."""
+    scored = []
+    for index in episodes:
+        scored.append(score(network, examples.episode(index)))
+        on_progress(len(scored))
+    return scored
+
+
+def _joined(parts: Sequence[Images]) -> Images:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

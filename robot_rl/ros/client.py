@@ -1,0 +1,121 @@
+"""A ROS node inside a process that has other things to do."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from typing import Any
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+from std_srvs.srv import Trigger
+
+from robot_rl.ros.errors import RosUnavailable, ServiceFailed
+
+_SPIN_SECONDS = 0.1
+_POLL_SECONDS = 0.005
+
+
+class RosClient:
+    """A node in a context of its own, and the thread that runs its callbacks.
+
+    Args:
+        name: Of the node; the process's number is added.
+        namespace: Of the node; relative names of topics are below it.
+
+    Attributes:
+        node: The node. Publishing is safe from every thread.
+        namespace: Its namespace, beginning with a slash.
+    """
+
+    def __init__(self, name: str, namespace: str) -> None:
+        """See the class."""
+        self._context = rclpy.Context()
+        rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
+        self.node = rclpy.create_node(
+            f"{name}_{os.getpid()}", namespace=namespace, context=self._context
+        )
+        self.namespace = str(self.node.get_namespace())
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self.node)
+        self._problem: BaseException | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._spin, name="ros", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # a thread inside of ROS at the end of Python aborts it
+
+    def check(self) -> None:
+        """Look whether the callbacks still run.
+
+        Raises:
+            RosUnavailable: A callback raised; the error is its cause.
+        """
+        if self._problem is not None:
+            raise RosUnavailable(
+                "the thread of the ROS callbacks has ended", got=repr(self._problem)
+            ) from self._problem
+
+    def topic(self, name: str) -> str:
+        """The full name of a topic or service, remappings included."""
+        return str(self.node.resolve_topic_name(name))
+
+    def call(self, kind: Any, name: str, request: Any, timeout_s: float) -> Any:
+        """Call a service and wait for its answer: not inside the control loop.
+
+        Raises:
+            ServiceFailed: No server, or no answer in time.
+        """
+        client = self.node.create_client(kind, name)
+        try:
+            deadline = time.monotonic() + timeout_s
+            if not client.wait_for_service(timeout_sec=timeout_s):
+                raise ServiceFailed(
+                    f"nobody serves {self.topic(name)}", hint="is the arm's node running?"
+                )
+            future = client.call_async(request)
+            while not future.done():
+                self.check()
+                if time.monotonic() > deadline:
+                    client.remove_pending_request(future)
+                    raise ServiceFailed(
+                        f"{self.topic(name)} does not answer",
+                        got=f"nothing within {timeout_s:g} s",
+                        hint="see the log of the arm's node",
+                    )
+                time.sleep(_POLL_SECONDS)
+            return future.result()
+        finally:
+            self.node.destroy_client(client)
+
+    def trigger(self, name: str, timeout_s: float) -> None:
+        """Call a `std_srvs/Trigger` service.
+
+        Raises:
+            ServiceFailed: It does not answer, or says no.
+        """
+        answer = self.call(Trigger, name, Trigger.Request(), timeout_s)
+        if not answer.success:
+            raise ServiceFailed(f"{self.topic(name)} was refused", got=answer.message)
+
+    def close(self) -> None:
+        """End the thread and the node; may be called again."""
+        if self._ending.is_set():
+            return
+        atexit.unregister(self.close)
+        self._ending.set()
+        self._thread.join()
+        self._executor.shutdown()
+        self.node.destroy_node()
+        rclpy.try_shutdown(context=self._context)
+
+    def _spin(self) -> None:
+        try:
+            while not self._ending.is_set():
+                self._executor.spin_once(timeout_sec=_SPIN_SECONDS)
+        except ExternalShutdownException as problem:
+            self._problem = None if self._ending.is_set() else problem
+        except BaseException as problem:  # raised to the owner by `check`
+            self._problem = problem

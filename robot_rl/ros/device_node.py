@@ -1,0 +1,393 @@
+"""The base of all nodes over drivers: a lifecycle node that keeps its device connected.
+
+    configure   makes the driver of the parameter `driver` and begins to connect
+    activate    polls the device and publishes
+    deactivate  stops publishing; the device stays connected
+    cleanup     closes the device
+
+A device that cannot be reached, or fails, is reported in `/diagnostics` and tried again for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast
+
+import rclpy
+import yaml
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.exceptions import ParameterException
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.signals import SignalHandlerOptions
+from rclpy.timer import Timer
+
+from robot_rl import devices
+from robot_rl.errors import RobotRLError
+from robot_rl.ros.connection import CONNECTED, Connection
+from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.freshness import Freshness
+from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, stop_event
+
+_DIAGNOSTICS_SECONDS = 1.0
+_SPIN_SECONDS = 0.1
+_EXIT_ERROR = 2
+_SUCCESS = TransitionCallbackReturn.SUCCESS
+_FAILURE = TransitionCallbackReturn.FAILURE
+
+
+class ParameterError(RobotRLError):
+    """A parameter of a node that is missing, of another type, or out of range."""
+
+
+class Driver(Protocol):
+    """What every driver has, whatever its kind."""
+
+    def connect(self) -> None:
+        """Connect to the device; may take seconds."""
+
+    def close(self) -> None:
+        """Release the device; may be called at any time, and again."""
+
+
+class DeviceNode(LifecycleNode, ABC):  # type: ignore[misc]  # rclpy has no types
+    """A lifecycle node over one driver.
+
+    A subclass declares parameters and makes its publishers and subscriptions in `setup`, and reads
+    and publishes in `poll`. All of its callbacks run in one thread; only the driver's `connect`
+    runs in another, and while it does the driver is used by nobody else.
+
+    Parameters (ROS): `driver`, a YAML or JSON mapping with `_target_`; `rate_hz`, how often the
+    device is polled; `stale_after_s`, the age at which the newest measurement is reported as stale;
+    `reconnect_after_s`, how long the device may fail before it is connected anew.
+
+    Args:
+        name: Default name of the node.
+        **options: Of the node, for tests: `context`, `namespace`, `parameter_overrides`.
+
+    Raises:
+        ParameterError: See there.
+    """
+
+    default_rate_hz: ClassVar[float] = 100.0
+    highest_rate_hz: ClassVar[float] = 1000.0
+    default_stale_after_s: ClassVar[float] = 0.5
+
+    def __init__(self, name: str, **options: Any) -> None:
+        """See the class."""
+        super().__init__(name, **options)
+        self._connection: Connection | None = None
+        self._was_connected = False
+        self._timer: Timer | None = None
+        self._driver_config: str = self.parameter(
+            "driver", "", "the driver: a mapping with _target_"
+        )
+        self.rate_hz: float = self.parameter(
+            "rate_hz", self.default_rate_hz, "polls per second", low=0.1, high=self.highest_rate_hz
+        )
+        stale: float = self.parameter(
+            "stale_after_s",
+            self.default_stale_after_s,
+            "age at which the newest measurement is reported as stale",
+            low=0.001,
+            high=3600.0,
+        )
+        self._reconnect_after: float = self.parameter(
+            "reconnect_after_s",
+            1.0,
+            "how long the device may fail before it is connected anew",
+            low=0.0,
+            high=3600.0,
+        )
+        self.freshness = Freshness(stale)
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._diagnostics_timer = self.create_timer(_DIAGNOSTICS_SECONDS, self.publish_diagnostics)
+
+    # What a subclass gives.
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Make publishers, subscriptions and services: at every configure, with the driver made."""
+
+    @abstractmethod
+    def poll(self) -> None:
+        """Read the connected device and publish what is new; called at `rate_hz` while active.
+
+        Raises:
+            RobotRLError: The device failed. It is reported; if it goes on failing, the device is
+                connected anew.
+        """
+
+    def connected(self) -> None:
+        """The device has just been connected, again or for the first time."""
+
+    def disconnected(self) -> None:
+        """The device has just been lost."""
+
+    def facts(self) -> Mapping[str, object]:
+        """Further values for the diagnostics, for example counts of refusals."""
+        return {}
+
+    def warning(self) -> str | None:
+        """What is wrong without being a fault of the device, for the diagnostics."""
+        return None
+
+    # What it can use.
+
+    @property
+    def driver(self) -> Any:
+        """The driver, made at configure; use it in `poll`, or where `is_connected`."""
+        assert self._connection is not None, "the node is not configured"
+        return self._connection.driver
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the device answers, as far as known."""
+        return self._connection is not None and self._connection.state == CONNECTED
+
+    def parameter(
+        self,
+        name: str,
+        default: Any,
+        description: str,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        read_only: bool = True,
+    ) -> Any:
+        """Declare a parameter, and return its value.
+
+        Args:
+            name: Its name.
+            default: Its default, whose type it keeps.
+            description: One line that says what it is, with its unit.
+            low: Lowest value of a number.
+            high: Highest value of a number.
+            read_only: Whether it may only be given at the start.
+
+        Raises:
+            ParameterError: The value is out of range or of another type; names the parameter.
+        """
+        # A whole number serves as a float too: rclpy's own check of types would refuse it.
+        descriptor = ParameterDescriptor(
+            description=description, read_only=read_only, dynamic_typing=isinstance(default, float)
+        )
+        if low is not None and high is not None:
+            if isinstance(default, int):
+                descriptor.integer_range = [
+                    IntegerRange(from_value=int(low), to_value=int(high), step=0)
+                ]
+            else:
+                descriptor.floating_point_range = [
+                    FloatingPointRange(from_value=float(low), to_value=float(high), step=0.0)
+                ]
+        try:
+            value = self.declare_parameter(name, default, descriptor).value
+        except ParameterException as error:
+            raise self._refused(name, default, low, high, str(error)) from error
+        if isinstance(default, float) and type(value) is int:
+            value = float(value)
+        fits = type(value) is type(default)
+        if not fits or (low is not None and high is not None and not low <= value <= high):
+            raise self._refused(name, default, low, high, repr(value))
+        return value
+
+    def publish_diagnostics(self) -> None:
+        """Publish rate, age and fault of the device."""
+        status = DiagnosticStatus(name=self.get_fully_qualified_name().lstrip("/"))
+        status.level, status.message = self._health()
+        values: dict[str, object] = {
+            "driver": self._target(),
+            "connection": self._connection.state if self._connection else "not configured",
+            "fault": (self._connection.fault if self._connection else None) or "",
+            **self.freshness.facts(),
+            **self.facts(),
+        }
+        status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
+        stamp = self.get_clock().now().to_msg()
+        message = DiagnosticArray(status=[status])
+        message.header.stamp = stamp
+        self._diagnostics.publish(message)
+
+    # The life cycle.
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Make the driver and begin to connect it."""
+        try:
+            driver = devices.make(_mapping(self._driver_config))
+            self._connection = Connection(driver, self._reconnect_after)
+            self.setup()
+        except RobotRLError as error:
+            self.get_logger().error(str(error))
+            self._connection = None
+            return _FAILURE
+        self._connection.begin()
+        return cast("TransitionCallbackReturn", super().on_configure(state))
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Begin to poll."""
+        self._timer = self.create_timer(1.0 / self.rate_hz, self._tick)
+        return cast("TransitionCallbackReturn", super().on_activate(state))
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Stop polling."""
+        self._stop_polling()
+        return cast("TransitionCallbackReturn", super().on_deactivate(state))
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Close the device."""
+        self._release()
+        return cast("TransitionCallbackReturn", super().on_cleanup(state))
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Close the device, from any state."""
+        self._stop_polling()
+        self._release()
+        return cast("TransitionCallbackReturn", super().on_shutdown(state))
+
+    def _tick(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        connected = connection.update()
+        if connected != self._was_connected:
+            self._was_connected = connected
+            (self.connected if connected else self.disconnected)()
+            if connected:
+                self.get_logger().info(f"connected: {self._target()}")
+        if connection.news is not None:
+            self.get_logger().warning(connection.news)
+            connection.news = None
+        if not connected:
+            return
+        try:
+            self.poll()
+        except RobotRLError as error:
+            connection.failed(error)
+        else:
+            connection.succeeded()
+
+    def _health(self) -> tuple[bytes, str]:
+        connection = self._connection
+        if connection is None:
+            return DiagnosticStatus.WARN, "not configured"
+        if connection.fault is not None:
+            return DiagnosticStatus.ERROR, connection.fault
+        if connection.state != CONNECTED:
+            return DiagnosticStatus.WARN, connection.state
+        if self._timer is not None and self.freshness.stale:
+            return DiagnosticStatus.STALE, self.freshness.describe()
+        warning = self.warning() or self.freshness.warning
+        return (DiagnosticStatus.WARN, warning) if warning else (DiagnosticStatus.OK, "running")
+
+    def _stop_polling(self) -> None:
+        if self._timer is not None:
+            self.destroy_timer(self._timer)
+            self._timer = None
+
+    def _release(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._was_connected = None, False
+
+    def _target(self) -> str:
+        with contextlib.suppress(RobotRLError):
+            return str(_mapping(self._driver_config).get("_target_"))
+        return "none"
+
+    def _refused(
+        self, name: str, default: object, low: float | None, high: float | None, got: str
+    ) -> ParameterError:
+        limits = "" if low is None else f" from {low:g} to {high:g}"
+        return ParameterError(
+            f"the parameter {name!r} of {self.get_fully_qualified_name()} cannot have this value",
+            got=got,
+            expected=f"{type(default).__name__}{limits}",
+        )
+
+
+def run_node(make: Callable[[], DeviceNode]) -> int:
+    """Run a node until it is asked to end: the `main` of every `drivers/*/node.py`.
+
+    Unless the parameter `autostart` is false, where a lifecycle manager does so, the node
+    configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device.
+
+    Returns:
+        The exit code: 0, or 2 after an error that the user can mend.
+    """
+    ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
+    prepare_environment()
+    try:
+        rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
+    except Exception as error:  # of the compiled module, whose class has moved between releases
+        _tell(f"the arguments after --ros-args cannot be read; got: {error}")
+        return _EXIT_ERROR
+    try:
+        with stop_event() as stop:
+            if ends_with_input:
+                end_with_input()
+            _spin(make(), stop)
+    except RobotRLError as error:
+        _tell(str(error))
+        return _EXIT_ERROR
+    finally:
+        rclpy.try_shutdown()
+    return 0
+
+
+def _spin(node: DeviceNode, stop: threading.Event) -> None:
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        _start(node)
+        while not stop.is_set():
+            executor.spin_once(timeout_sec=_SPIN_SECONDS)
+    finally:
+        node.trigger_shutdown()
+        executor.shutdown()
+        node.destroy_node()
+
+
+def _tell(problem: str) -> None:
+    sys.stderr.write(f"{Path(sys.argv[0]).name}: {problem}\n")
+
+
+def _start(node: DeviceNode) -> None:
+    """Configure and activate a node that is not told to wait for a manager.
+
+    Raises:
+        ParameterError: It cannot be configured; its log says why.
+    """
+    if not node.parameter("autostart", True, "configure and activate without a manager"):
+        return
+    if node.trigger_configure() != _SUCCESS:
+        raise ParameterError(
+            f"{node.get_fully_qualified_name()} cannot be configured",
+            hint="its log above says why; correct its parameters",
+        )
+    node.trigger_activate()
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """The mapping of a parameter that holds YAML or JSON.
+
+    Raises:
+        ParameterError: It holds none.
+    """
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ParameterError("the parameter 'driver' is no YAML", got=error) from error
+    if not isinstance(found, dict):
+        raise ParameterError(
+            "the parameter 'driver' names no driver",
+            got=text or "nothing",
+            expected="a YAML or JSON mapping such as {_target_: drivers.camera.sim.SimCamera, ...}",
+        )
+    return found

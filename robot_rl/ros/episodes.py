@@ -1,0 +1,138 @@
+"""What brings an arm on topics to where an episode starts."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+
+from robot_rl.env import rotations
+from robot_rl.ros.errors import ResetFailed, ServiceFailed
+
+if TYPE_CHECKING:
+    from robot_rl.ros.robot import RosRobot
+
+Vector = npt.NDArray[np.float64]
+
+_ATTEMPTS = 2
+_COMMAND_SECONDS = 0.05
+_LARGEST_SEED = 2**63
+
+
+class SimulatedEpisodes:
+    """Lets the simulation begin the episode that the seed decides, as it does in one process.
+
+    Args:
+        node: Name of the node that owns the world; its parameter `episode_seed` is the seed.
+        service: Of that node, which begins the episode.
+        timeout_s: For each answer [s].
+    """
+
+    def __init__(self, node: str, service: str, timeout_s: float) -> None:
+        """See the class."""
+        self._parameters, self._service = f"{node}/set_parameters", service
+        self._timeout = timeout_s
+
+    def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
+        """Place the scene and the arm.
+
+        Raises:
+            ServiceFailed: The simulation does not answer, or refuses.
+        """
+        value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=_seed_of(rng))
+        request = SetParameters.Request(parameters=[Parameter(name="episode_seed", value=value)])
+        answer = robot.client.call(SetParameters, self._parameters, request, self._timeout)
+        for result in answer.results:
+            if not result.successful:
+                raise ServiceFailed(
+                    f"{robot.client.topic(self._parameters)} was refused", got=result.reason
+                )
+        robot.client.trigger(self._service, self._timeout)
+
+
+class ScriptedEpisodes:
+    """Lets the arm's node perform its reset motion, then moves slowly to the episode's start.
+
+    Both are under the safety of the arm's node, and end when somebody stops the arm.
+
+    Args:
+        service: Reset service of the arm's node.
+        timeout_s: For the reset motion [s].
+        speed: Of the motion to the start [m/s].
+        turn_speed: The same for its rotation [rad/s].
+        tolerance: Distance from the start at which an episode may begin [m].
+        turn_tolerance: The same for the angle [rad].
+    """
+
+    def __init__(
+        self,
+        service: str,
+        timeout_s: float,
+        speed: float,
+        turn_speed: float,
+        tolerance: float,
+        turn_tolerance: float,
+    ) -> None:
+        """See the class."""
+        self._service, self._timeout = service, timeout_s
+        self._speeds = (speed, turn_speed)
+        self._tolerances = (tolerance, turn_tolerance)
+
+    def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
+        """Move there; a motion that does not arrive is tried once more.
+
+        Raises:
+            RobotInterrupted: The pose is not measured, or a service does not answer.
+            ResetFailed: The arm did not arrive in two attempts; a person has to look.
+        """
+        for _ in range(_ATTEMPTS):
+            robot.client.trigger(self._service, self._timeout)
+            left = self._approach(robot, start_pose)
+            if all(rest <= most for rest, most in zip(left, self._tolerances, strict=True)):
+                return
+        raise ResetFailed(
+            "the arm does not come to where the episode starts",
+            got=f"{1e3 * left[0]:.1f} mm and {left[1]:.3f} rad away after {_ATTEMPTS} attempts",
+            expected=f"at most {1e3 * self._tolerances[0]:.1f} mm, {self._tolerances[1]:.3f} rad",
+            hint="is it stopped or obstructed? See /diagnostics; call clear_errors, then go on with"
+            " robot-rl train resume=RUN",
+        )
+
+    def _approach(self, robot: RosRobot, goal: Vector) -> tuple[float, float]:
+        """Move the target in a straight line; returns what is left [m, rad]."""
+        start = robot.tcp_pose()
+        distance, turn = _difference(start, goal)
+        longest = max(distance / self._speeds[0], math.hypot(*turn) / self._speeds[1])
+        steps = max(1, math.ceil(longest / _COMMAND_SECONDS))
+        for step in range(1, steps + _settling_steps()):
+            share = min(1.0, step / steps)
+            part = rotations.from_rotation_vector(share * turn)
+            orientation = rotations.normalize(rotations.multiply(part, start[3:]))
+            position = start[:3] + share * (goal[:3] - start[:3])
+            robot.move_target(np.concatenate([position, orientation]))
+            time.sleep(_COMMAND_SECONDS)
+        distance, turn = _difference(robot.tcp_pose(), goal)
+        return distance, math.hypot(*turn)
+
+
+def _settling_steps() -> int:
+    return math.ceil(0.5 / _COMMAND_SECONDS)
+
+
+def _difference(pose: Vector, goal: Vector) -> tuple[float, Vector]:
+    turn = rotations.multiply(goal[3:], rotations.conjugate(pose[3:]))
+    return math.hypot(*(goal[:3] - pose[:3])), rotations.to_rotation_vector(turn)
+
+
+def _seed_of(rng: np.random.Generator) -> int:
+    """The seed that a generator was made from, so that a scene is the same in every simulation."""
+    sequence = rng.bit_generator.seed_seq
+    seed = getattr(sequence, "entropy", None)
+    if isinstance(seed, int) and 0 <= seed < _LARGEST_SEED:
+        return seed
+    return int(rng.integers(_LARGEST_SEED))

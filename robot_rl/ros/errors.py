@@ -1,0 +1,69 @@
+"""What can go wrong between a robot's topics and its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.errors import RobotRLError
+
+
+class SensorLate(RobotInterrupted):
+    """A topic has been silent for too long.
+
+    Args:
+        topic: Its full name.
+        age_s: Age of its newest message since its receipt, on the steady clock [s]; infinite if
+            there is none yet.
+        limit_s: How old it may be [s].
+    """
+
+    def __init__(self, topic: str, age_s: float, limit_s: float) -> None:
+        """See the class."""
+        none = age_s == float("inf")
+        super().__init__(
+            f"no message on {topic}" if none else f"the newest message on {topic} is too old",
+            got=None if none else f"{1e3 * age_s:.0f} ms",
+            expected=f"at most {1e3 * limit_s:.0f} ms",
+            hint="is its node running and its device connected? See /diagnostics",
+        )
+        self.topic = topic
+        self.age_s = age_s
+
+
+class SensorsApart(RobotInterrupted):
+    """The measurements of one observation were not taken at about the same time."""
+
+
+class BadMeasurement(RobotInterrupted):
+    """A message whose content cannot be used: wrong encoding, a missing joint, not finite."""
+
+
+class CommandConflict(RobotInterrupted):
+    """Somebody else publishes on the topic of this robot's commands.
+
+    Args:
+        topic: Its full name.
+        others: Names of the other nodes.
+    """
+
+    def __init__(self, topic: str, others: Sequence[str]) -> None:
+        """See the class."""
+        super().__init__(
+            f"{topic} has several publishers, so that nobody knows what the arm will do",
+            got=", ".join(others),
+            expected="this process alone",
+            hint="end the other node, or give this robot another namespace",
+        )
+
+
+class ServiceFailed(RobotInterrupted):
+    """A service that does not answer, or says no."""
+
+
+class ResetFailed(RobotRLError):
+    """The arm does not come to where an episode starts."""
+
+
+class RosUnavailable(RobotRLError):
+    """ROS 2 cannot be used in this process."""

@@ -1,0 +1,86 @@
+"""From a configuration to a robot on topics: the target of `configs/robot/ros*.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from robot_rl.env import rotations
+from robot_rl.env.rate import ClockError
+from robot_rl.env.task import Task
+from robot_rl.env.tracked import Tracked
+from robot_rl.errors import RobotRLError
+from robot_rl.ros.client import RosClient
+from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.robot import CameraTopic, RosRobot, SensorLimits
+from robot_rl.safety import CartesianLimiter, CartesianLimits
+
+
+def make_ros_robot(
+    task: Task,
+    clock: str,
+    discovery_range: str | None,
+    control_rate_hz: float,
+    namespace: str,
+    joint_names: Sequence[str],
+    gripper: bool,
+    cameras: Sequence[Any],
+    track_objects: bool,
+    limits: CartesianLimits,
+    sensors: SensorLimits,
+    episodes: Any,
+) -> RosRobot:
+    """Make a robot on topics.
+
+    Args:
+        task: A `robot_rl.env.tracked.Tracked`.
+        clock: Must be `realtime`: a robot does not wait for a simulated clock.
+        discovery_range: See `robot_rl.ros.environment`.
+        control_rate_hz: Actions per second.
+        namespace: Of the arm's topics.
+        joint_names: See `RosRobot`.
+        gripper: See `RosRobot`.
+        cameras: Anything with the attributes of `CameraTopic`.
+        track_objects: See `RosRobot`.
+        limits: What the arm may be asked for.
+        sensors: See `SensorLimits`.
+        episodes: See `RosRobot`.
+
+    Raises:
+        ClockError: Another clock.
+        RobotRLError: Another kind of task.
+    """
+    if clock != "realtime":
+        raise ClockError(
+            "a robot on ROS topics runs in real time",
+            got=f"clock={clock}",
+            expected="clock=realtime",
+            hint="leave clock=... out; robot=ros and robot=ros_sim set it",
+        )
+    if not isinstance(task, Tracked):
+        raise RobotRLError(
+            f"a robot on ROS topics cannot do the task {task.name!r}",
+            got=type(task).__name__,
+            expected="robot_rl.env.tracked.Tracked",
+            hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
+        )
+    prepare_environment(discovery_range)
+    limiter = CartesianLimiter(limits, rotations.DOWNWARD)
+    topics = [CameraTopic(c.name, c.width, c.height, c.depth) for c in cameras]
+    client = RosClient("robot_rl", namespace)
+    try:
+        return RosRobot(
+            client,
+            task,
+            limiter,
+            joint_names,
+            gripper,
+            topics,
+            sensors,
+            episodes,
+            control_rate_hz,
+            track_objects,
+        )
+    except BaseException:
+        client.close()
+        raise

@@ -1,0 +1,307 @@
+"""Messages ↔ NumPy, without a copy where the message allows it.
+
+Units are SI, quaternions xyzw, as in ROS. What comes from a message is checked: a missing joint, a
+number that is not finite or an unknown encoding is a `MessageError` that names it; nothing that
+is missing ever becomes zero.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from geometry_msgs.msg import (
+    Point,
+    Pose,
+    PoseArray,
+    PoseStamped,
+    Quaternion,
+    Twist,
+    TwistStamped,
+    Vector3,
+    Wrench,
+    WrenchStamped,
+)
+from sensor_msgs.msg import CameraInfo, Image, JointState
+from std_msgs.msg import Header
+
+from robot_rl.errors import RobotRLError
+from robot_rl.ros.stamps import to_stamp
+
+Vector = npt.NDArray[np.float64]
+BASE_FRAME = "base"
+
+# Encoding → dtype, channels, and whether red and blue are swapped.
+_ENCODINGS: dict[str, tuple[str, int, bool]] = {
+    "rgb8": ("u1", 3, False),
+    "bgr8": ("u1", 3, True),
+    "mono8": ("u1", 1, False),
+    "16UC1": ("u2", 1, False),
+    "mono16": ("u2", 1, False),
+}
+# A quaternion further than this from unit length is no rotation.
+_UNIT_TOLERANCE = 1e-2
+
+
+class MessageError(RobotRLError):
+    """A message that does not hold what its topic promises."""
+
+
+def header(stamp_ns: int, frame: str = BASE_FRAME) -> Header:
+    """The header of a measurement taken at `stamp_ns` [ns, system clock] in a frame."""
+    return Header(stamp=to_stamp(stamp_ns), frame_id=frame)
+
+
+def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> Image:
+    """The message of a picture.
+
+    Args:
+        image: uint8 (height, width, 3) RGB, or uint16 (height, width) or (height, width, 1) depth
+            [mm].
+        stamp_ns: When it was taken [ns].
+        frame: Name of the camera's optical frame.
+
+    Raises:
+        MessageError: Another shape or dtype.
+    """
+    kind = (image.dtype.name, image.shape[2:] if image.ndim == 3 else ())
+    encodings = {("uint8", (3,)): "rgb8", ("uint16", ()): "16UC1", ("uint16", (1,)): "16UC1"}
+    if kind not in encodings or image.ndim not in (2, 3):
+        raise MessageError(
+            "the array is no picture",
+            got=f"{image.dtype} {image.shape}",
+            expected="uint8 (height, width, 3) or uint16 (height, width)",
+        )
+    content = array.array("B")
+    content.frombytes(np.ascontiguousarray(image).data.cast("B"))
+    message = Image(header=header(stamp_ns, frame), encoding=encodings[kind])
+    message.height, message.width = image.shape[:2]
+    message.step = image.nbytes // image.shape[0]
+    message.is_bigendian = 0
+    message.data = content
+    return message
+
+
+def image_array(message: Image) -> npt.NDArray[np.generic]:
+    """The picture of a message, which it shares its memory with where it can.
+
+    Returns:
+        uint8 (height, width, 3) RGB of a colour image, uint8 or uint16 (height, width, 1) of
+        another; depth in mm.
+
+    Raises:
+        MessageError: An encoding that is not known, or data of another length than `step` says.
+    """
+    if message.encoding not in _ENCODINGS:
+        raise MessageError(
+            "the image has an encoding that is not supported",
+            got=message.encoding or "none",
+            expected=f"one of {', '.join(_ENCODINGS)}",
+            hint="set the encoding at the camera's driver",
+        )
+    code, channels, swapped = _ENCODINGS[message.encoding]
+    dtype = np.dtype(code).newbyteorder(">" if message.is_bigendian else "<")
+    height, width, step = message.height, message.width, message.step
+    row = width * channels * dtype.itemsize
+    content = np.frombuffer(message.data, np.uint8)
+    if step < row or content.size != height * step or not row:
+        raise MessageError(
+            "the image's data does not fit its size",
+            got=f"{content.size} bytes with step {step} for {width} x {height} {message.encoding}",
+            expected=f"step >= {row}, and {height} x step bytes",
+        )
+    rows = content.reshape(height, step)[:, :row]
+    pixels = rows if step == row and dtype.itemsize == 1 else np.ascontiguousarray(rows)
+    picture = pixels.view(dtype).reshape(height, width, channels)
+    if swapped:
+        picture = np.ascontiguousarray(picture[..., ::-1])
+    return picture.astype(dtype.newbyteorder("="), copy=False)
+
+
+def camera_info_message(
+    width: int,
+    height: int,
+    focal: tuple[float, float],
+    centre: tuple[float, float],
+    distortion: Sequence[float],
+    stamp_ns: int,
+    frame: str,
+) -> CameraInfo:
+    """The intrinsics of a pinhole camera.
+
+    Args:
+        width: Pixels.
+        height: Pixels.
+        focal: fx and fy [pixels].
+        centre: cx and cy [pixels].
+        distortion: k1, k2, p1, p2, k3 of the model `plumb_bob`; empty for none.
+        stamp_ns: Of the frame that it belongs to [ns].
+        frame: Name of the camera's optical frame.
+    """
+    (fx, fy), (cx, cy) = focal, centre
+    message = CameraInfo(header=header(stamp_ns, frame), width=width, height=height)
+    message.distortion_model = "plumb_bob"
+    message.d = [float(value) for value in distortion]
+    message.k = [fx, 0.0, cx, 0.0, fy, cy, 0.0, 0.0, 1.0]
+    message.r = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    message.p = [fx, 0.0, cx, 0.0, 0.0, fy, cy, 0.0, 0.0, 0.0, 1.0, 0.0]
+    return message
+
+
+def joint_state_message(
+    names: Sequence[str],
+    positions: npt.ArrayLike,
+    velocities: npt.ArrayLike | None,
+    stamp_ns: int,
+) -> JointState:
+    """Positions and velocities of named joints, each (n,) [rad, rad/s; a gripper: 0 open … 1]."""
+    message = JointState(header=header(stamp_ns), name=list(names))
+    message.position = array.array("d", np.asarray(positions, np.float64).ravel())
+    if velocities is not None:
+        message.velocity = array.array("d", np.asarray(velocities, np.float64).ravel())
+    return message
+
+
+def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
+    """Positions (n,) of the joints `names`, in that order, whatever the message's order.
+
+    Raises:
+        MessageError: A joint is missing or its position is not finite; names it.
+    """
+    return _of_joints(message, names, "position")
+
+
+def joint_velocities(message: JointState, names: Sequence[str]) -> Vector:
+    """Velocities (n,) of the joints `names`; see `joint_positions`.
+
+    Raises:
+        MessageError: As there; also when the message carries no velocities.
+    """
+    return _of_joints(message, names, "velocity")
+
+
+def _of_joints(message: JointState, names: Sequence[str], what: str) -> Vector:
+    places = {name: place for place, name in enumerate(message.name)}
+    values = getattr(message, what)
+    missing = [name for name in names if name not in places]
+    if missing:
+        raise MessageError(
+            f"the joint {missing[0]!r} is missing",
+            got=list(message.name),
+            expected=list(names),
+            hint="name the robot's joints in robot.joint_names as its driver does",
+        )
+    if len(values) != len(message.name):
+        raise MessageError(
+            f"the joint state has no {what} of every joint",
+            got=f"{len(values)} values for {len(message.name)} joints",
+            hint="the joints' driver must publish positions and velocities",
+        )
+    taken = np.array([values[places[name]] for name in names])
+    return _finite(taken, f"the {what} of joint", names)
+
+
+def to_pose(pose: npt.ArrayLike) -> Pose:
+    """The message of a pose (7,) = position [m], quaternion xyzw."""
+    x, y, z, qx, qy, qz, qw = np.asarray(pose, np.float64).tolist()
+    return Pose(position=Point(x=x, y=y, z=z), orientation=Quaternion(x=qx, y=qy, z=qz, w=qw))
+
+
+def from_pose(message: Pose) -> Vector:
+    """The pose (7,) of a message, its quaternion scaled to unit length.
+
+    Raises:
+        MessageError: A number that is not finite, or a quaternion that is no rotation.
+    """
+    p, q = message.position, message.orientation
+    pose = _finite(np.array([p.x, p.y, p.z, q.x, q.y, q.z, q.w]), "the pose's", "xyz" + "xyzw")
+    length = float(np.sqrt(pose[3:] @ pose[3:]))
+    if abs(length - 1.0) > _UNIT_TOLERANCE:
+        raise MessageError(
+            "the pose's quaternion is no rotation",
+            got=f"{pose[3:].tolist()}, of length {length:g}",
+            expected="x, y, z, w of length 1",
+        )
+    pose[3:] /= length
+    return pose
+
+
+def pose_message(pose: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> PoseStamped:
+    """A stamped pose (7,) = position [m], quaternion xyzw."""
+    return PoseStamped(header=header(stamp_ns, frame), pose=to_pose(pose))
+
+
+def pose_array(message: PoseStamped) -> Vector:
+    """The pose (7,) of a stamped pose; see `from_pose`."""
+    return from_pose(message.pose)
+
+
+def poses_message(poses: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> PoseArray:
+    """Stamped poses (k, 7), for example of objects."""
+    rows = np.asarray(poses, np.float64).reshape(-1, 7)
+    return PoseArray(header=header(stamp_ns, frame), poses=[to_pose(row) for row in rows])
+
+
+def poses_array(message: PoseArray, count: int) -> Vector:
+    """The `count` poses (count, 7) of a message.
+
+    Raises:
+        MessageError: Another number of poses, or as `from_pose`.
+    """
+    if len(message.poses) != count:
+        raise MessageError(
+            "the message has another number of poses", got=len(message.poses), expected=count
+        )
+    return np.array([from_pose(pose) for pose in message.poses]).reshape(count, 7)
+
+
+def twist_message(velocity: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> TwistStamped:
+    """A stamped linear [m/s] and angular [rad/s] velocity (6,)."""
+    linear, angular = _two_vectors(velocity)
+    return TwistStamped(header=header(stamp_ns, frame), twist=Twist(linear=linear, angular=angular))
+
+
+def twist_array(message: TwistStamped) -> Vector:
+    """The linear and angular velocity (6,) of a message.
+
+    Raises:
+        MessageError: A number that is not finite.
+    """
+    return _six(message.twist.linear, message.twist.angular, "the twist's")
+
+
+def wrench_message(wrench: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) -> WrenchStamped:
+    """A stamped force [N] and torque [Nm] (6,)."""
+    force, torque = _two_vectors(wrench)
+    return WrenchStamped(header=header(stamp_ns, frame), wrench=Wrench(force=force, torque=torque))
+
+
+def wrench_array(message: WrenchStamped) -> Vector:
+    """The force and torque (6,) of a message.
+
+    Raises:
+        MessageError: A number that is not finite.
+    """
+    return _six(message.wrench.force, message.wrench.torque, "the wrench's")
+
+
+def _two_vectors(values: npt.ArrayLike) -> tuple[Vector3, Vector3]:
+    a, b, c, d, e, f = np.asarray(values, np.float64).tolist()
+    return Vector3(x=a, y=b, z=c), Vector3(x=d, y=e, z=f)
+
+
+def _six(first: Vector3, second: Vector3, what: str) -> Vector:
+    values = np.array([first.x, first.y, first.z, second.x, second.y, second.z])
+    return _finite(values, what, "xyz" + "xyz")
+
+
+def _finite(values: Vector, what: str, names: Sequence[str]) -> Vector:
+    good = np.isfinite(values)
+    if not good.all():
+        place = int(np.argmin(good))
+        raise MessageError(
+            f"{what} {names[place]!r} is not finite", got=values.tolist(), expected="finite numbers"
+        )
+    return values

@@ -1,0 +1,172 @@
+"""The newest measurements of topics, for a control loop that never waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from robot_rl.errors import RobotRLError
+from robot_rl.ros import qos
+from robot_rl.ros.client import RosClient
+from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart
+from robot_rl.ros.messages import MessageError
+from robot_rl.ros.stamps import to_nanoseconds
+
+# Fast topics are matched with slow ones: this much of the past is kept [messages].
+_KEPT = 64
+
+
+class Received(NamedTuple):
+    """A message and when it was measured [ns, system clock] and received [s, steady clock]."""
+
+    message: Any
+    stamp_ns: int
+    received: float
+
+
+class Sensor:
+    """One subscribed topic.
+
+    A message with the stamp of the one before it is no new measurement. One with an earlier stamp
+    means that a clock was set back: what was received before is forgotten.
+
+    Args:
+        client: The node.
+        kind: Type of the message.
+        topic: Name, relative to the node's namespace.
+        limit_s: Age at which the newest message is too old [s].
+        decode: Turns a message into what `value` returns.
+        stamped: Whether messages have a header.
+        depth: Of the subscription's queue.
+
+    Attributes:
+        topic: The full name.
+        limit_s: See above.
+        count: New measurements so far.
+    """
+
+    def __init__(
+        self,
+        client: RosClient,
+        kind: Any,
+        topic: str,
+        limit_s: float,
+        decode: Callable[[Any], Any],
+        *,
+        stamped: bool = True,
+        depth: int = 1,
+    ) -> None:
+        """See the class."""
+        self.topic = client.topic(topic)
+        self.limit_s = limit_s
+        self.count = 0
+        self._decode = decode
+        self._stamped = stamped
+        self._lock = threading.Lock()
+        self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
+        client.node.create_subscription(kind, topic, self._receive, qos.sensor_subscription(depth))
+
+    def age_s(self) -> float:
+        """Time since the newest measurement was received [s]; infinite without one."""
+        with self._lock:
+            return time.monotonic() - self._kept[-1].received if self._kept else float("inf")
+
+    def late(self) -> SensorLate | None:
+        """The error of a topic that is silent for too long, or None."""
+        age = self.age_s()
+        return SensorLate(self.topic, age, self.limit_s) if age > self.limit_s else None
+
+    def newest(self) -> Received:
+        """The newest measurement.
+
+        Raises:
+            SensorLate: There is none that is fresh.
+        """
+        problem = self.late()
+        if problem is not None:
+            raise problem
+        with self._lock:
+            return self._kept[-1]
+
+    def nearest(self, stamp_ns: int) -> Received:
+        """The measurement that was taken closest to a stamp."""
+        with self._lock:
+            return min(self._kept, key=lambda one: abs(one.stamp_ns - stamp_ns))
+
+    def value(self, received: Received) -> Any:
+        """The content of a measurement.
+
+        Raises:
+            BadMeasurement: It cannot be used; names the topic.
+        """
+        try:
+            return self._decode(received.message)
+        except MessageError as error:
+            raise BadMeasurement(f"{self.topic}: {error}") from error
+
+    def forget(self) -> None:
+        """Forget what was received, so that only later measurements count."""
+        with self._lock:
+            self._kept.clear()
+            self.count = 0
+
+    def _receive(self, message: Any) -> None:
+        stamp = to_nanoseconds(message.header.stamp) if self._stamped else time.time_ns()
+        with self._lock:
+            if self._kept and self._stamped:
+                last = self._kept[-1].stamp_ns
+                if stamp == last:
+                    return
+                if stamp < last:
+                    self._kept.clear()
+            self._kept.append(Received(message, stamp, time.monotonic()))
+            self.count += 1
+
+
+def together(
+    aligned: Iterable[Sensor], newest: Iterable[Sensor], max_skew_s: float
+) -> dict[Sensor, Received]:
+    """The measurements of one observation.
+
+    Of `aligned` topics, which are fast, those are taken that were measured at the same time: when
+    the slowest of them was measured last. Of the others, the newest.
+
+    Raises:
+        SensorLate: A topic has been silent for too long.
+        SensorsApart: They were taken further apart than `max_skew_s`; names both topics.
+    """
+    fast = list(aligned)
+    reference = min(sensor.newest().stamp_ns for sensor in fast)
+    taken = {sensor: sensor.nearest(reference) for sensor in fast}
+    taken |= {sensor: sensor.newest() for sensor in newest}
+    first = min(taken, key=lambda sensor: taken[sensor].stamp_ns)
+    last = max(taken, key=lambda sensor: taken[sensor].stamp_ns)
+    skew = 1e-9 * (taken[last].stamp_ns - taken[first].stamp_ns)
+    if skew > max_skew_s:
+        raise SensorsApart(
+            f"{first.topic} and {last.topic} were not measured together",
+            got=f"{1e3 * skew:.0f} ms apart by their stamps",
+            expected=f"at most {1e3 * max_skew_s:.0f} ms",
+            hint="do both machines' clocks agree (chrony)? Is one of them slow?",
+        )
+    return taken
+
+
+def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> None:
+    """Wait until each topic has given this many measurements: not inside the control loop.
+
+    Raises:
+        RobotRLError: The `SensorLate` of one that has not.
+    """
+    waiting = list(sensors)
+    deadline = time.monotonic() + timeout_s
+    while waiting := [sensor for sensor in waiting if sensor.count < messages]:
+        if time.monotonic() > deadline:
+            problem: RobotRLError = SensorLate(
+                waiting[0].topic, waiting[0].age_s(), waiting[0].limit_s
+            )
+            raise problem
+        time.sleep(0.005)

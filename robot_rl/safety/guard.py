@@ -1,0 +1,382 @@
+"""`ArmGuard`: what stands between any client and an arm; it holds when every client is dead.
+
+Pure arithmetic: no thread, no clock, no ROS. The owner passes steady time in, calls `tick` at its
+control rate, and sends what `tick` returns. An owner that stops ticking sends nothing any more.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.env import rotations
+from robot_rl.errors import RobotRLError
+from robot_rl.safety.arm_limits import ArmLimits
+from robot_rl.safety.limits import MeasurementRefused, Vector, within_angle
+from robot_rl.safety.measurement import Measured, check_measured, excesses
+
+# A loop that was held up for longer than this moves the target as if it had been this long [s].
+LONGEST_TICK = 0.05
+
+
+class Mode(Enum):
+    """What the arm is doing."""
+
+    HOLD = "hold"
+    FOLLOW = "follow"
+    RESET = "reset"
+    STOPPED = "stopped"
+
+
+class CommandRefused(RobotRLError):
+    """A command that does not reach the arm.
+
+    Args:
+        reason: The counter that it is counted under.
+        problem: See `RobotRLError`, as the other arguments.
+        got: See `RobotRLError`.
+        expected: See `RobotRLError`.
+        hint: See `RobotRLError`.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        problem: str,
+        *,
+        got: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        """See the class."""
+        super().__init__(problem, got=got, expected=expected, hint=hint)
+        self.reason = reason
+
+
+class Route(Protocol):
+    """Where a motion of the guard's own leads, one goal after another."""
+
+    speed_translation: float
+    speed_rotation: float
+
+    def goal(self, now: float, pose: Vector) -> Vector | None:
+        """The next goal (7,) for an arm at `pose` (7,), or None at the end."""
+
+    def obstructed(self, reason: str) -> bool:
+        """A limit has stopped the motion; returns whether it ends with that."""
+
+
+class ArmGuard:
+    """Keeps the target of one arm within `limits`, and holds the arm when commands fail to come.
+
+    Args:
+        limits: See `ArmLimits`.
+
+    Attributes:
+        mode: What the arm is doing.
+        reason: Why it is in this mode, in words.
+        counts: How often each limit changed or refused something. Refusals: `not_finite`,
+            `malformed`, `stale_stamp`, `clock_jump`, `stopped`, `resetting`, `publishers`.
+            Clamps: `workspace`, `tilt`, `step`, `lead`, `speed`. Holds: `force`, `joint`,
+            `joint_speed`, `deadline`, `measurement`; `stop` is what latched.
+        target: Newest target (7,) that was given out.
+        goal: Where the target is going (7,): the last command after all limits.
+    """
+
+    def __init__(self, limits: ArmLimits) -> None:
+        """See the class."""
+        self.limits = limits
+        self.mode = Mode.HOLD
+        self.reason = "no command yet"
+        names = "not_finite malformed stale_stamp clock_jump stopped resetting publishers "
+        names += "workspace tilt step lead speed force joint joint_speed deadline measurement stop"
+        self.counts = dict.fromkeys(names.split(), 0)
+        self.target: Vector | None = None
+        self.goal: Vector | None = None
+        self._pose: Vector | None = None  # measured
+        self._low = np.array(limits.workspace_low)
+        self._high = np.array(limits.workspace_high)
+        self._lead = limits.max_lead_translation
+        self._route: Route | None = None
+        self._ticked = -math.inf
+        self._received = -math.inf
+        self._stamp_ns: int | None = None
+        # One count per excursion or command, not one per tick.
+        self._active: set[str] = set()
+
+    # -- what clients and people ask for --------------------------------------------------------
+
+    def command(self, target: npt.ArrayLike, stamp_ns: int, now: float, system_ns: int) -> None:
+        """Take a target pose; `tick` moves there.
+
+        Args:
+            target: Position [m] and quaternion xyzw (7,).
+            stamp_ns: When the client made it, by its system clock [ns].
+            now: Steady time of receipt [s].
+            system_ns: System time of receipt [ns].
+
+        Raises:
+            CommandRefused: It does not reach the arm; counted under its `reason`.
+        """
+        try:
+            pose = self._checked(target)
+            self._check_stamp(stamp_ns, system_ns)
+            self._check_mode()
+        except CommandRefused as refusal:
+            self.counts[refusal.reason] += 1
+            raise
+        assert self._pose is not None  # `_check_mode` refuses before the first measurement
+        anchor = self.goal if self.mode is Mode.FOLLOW and self.goal is not None else self.target
+        assert anchor is not None
+        self.goal = self._limited_goal(anchor, pose, self._pose)
+        self.mode, self.reason = Mode.FOLLOW, "following commands"
+        self._received = now
+        self._active.discard("speed")
+
+    def refuse(self, reason: str, explanation: str) -> None:
+        """Count a command that the owner refuses before looking at it, and hold.
+
+        Args:
+            reason: The counter.
+            explanation: Why, in words.
+        """
+        self.counts[reason] += 1
+        if self.mode is Mode.FOLLOW:
+            self.hold(explanation)
+
+    def hold(self, reason: str) -> None:
+        """Stay where the arm was measured last; commands are accepted again at once."""
+        if self.mode is Mode.STOPPED:
+            return
+        self.mode, self.reason = Mode.HOLD, reason
+        self._route = None
+        self._stay()
+
+    def stop(self, reason: str) -> None:
+        """Latch: nothing is sent until `clear`."""
+        if self.mode is not Mode.STOPPED:
+            self.counts["stop"] += 1
+            self.hold(reason)
+            self.mode, self.reason = Mode.STOPPED, reason
+
+    def clear(self, reason: str = "cleared by a person") -> None:
+        """End a stop, as a person asked; the arm holds where the next tick measures it."""
+        if self.mode is Mode.STOPPED:
+            self.mode = Mode.HOLD
+            self.forget(reason)
+
+    def forget(self, reason: str) -> None:
+        """The last measurement holds no more: hold where the next tick measures the arm."""
+        self._pose = None
+        self.hold(reason)
+
+    def follow_route(self, route: Route) -> None:
+        """Begin a motion of the owner's own, such as a reset; commands are refused meanwhile.
+
+        Raises:
+            CommandRefused: The arm is stopped, or not measured yet.
+        """
+        self._check_mode()
+        self.hold("reset begins")
+        self._route = route
+        self.mode, self.reason = Mode.RESET, "reset motion"
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def tick(self, now: float, measured: Measured) -> Vector | None:
+        """Advance to `now`.
+
+        Args:
+            now: Steady time [s].
+            measured: The arm's newest state.
+
+        Returns:
+            The target pose (7,) to send, or None where nothing may be sent.
+
+        Raises:
+            MeasurementRefused: The measurement is not finite; nothing may be sent.
+        """
+        elapsed = min(max(now - self._ticked, 0.0), LONGEST_TICK)
+        self._ticked = max(now, self._ticked)
+        self._take(measured)
+        if self.mode is Mode.STOPPED:
+            return None
+        if self.target is None:  # the first measurement, or the first after a stop
+            self.hold(self.reason)
+        if self.mode is Mode.FOLLOW and now - self._received > self.limits.command_deadline:
+            self.counts["deadline"] += 1
+            self.hold(f"no command for {self.limits.command_deadline * 1e3:.0f} ms")
+        self._yield_to(measured)
+        if self.mode is Mode.RESET:
+            self._advance_route(now)
+        self.target = self._advanced(elapsed)
+        return self.target
+
+    # -- how ------------------------------------------------------------------------------------
+
+    def _checked(self, target: npt.ArrayLike) -> Vector:
+        try:
+            pose = np.array(target, np.float64)
+        except (TypeError, ValueError) as error:
+            raise CommandRefused("malformed", "the target is no pose", got=target) from error
+        if pose.shape != (7,):
+            raise CommandRefused(
+                "malformed", "the target is no pose", got=pose.shape, expected="shape (7,)"
+            )
+        if not np.isfinite(pose).all():
+            raise CommandRefused(
+                "not_finite",
+                "the target is not finite",
+                got=pose.tolist(),
+                expected="finite numbers",
+                hint="nothing was sent; look at the policy",
+            )
+        # hypot neither overflows nor underflows, whatever the client wrote.
+        if not abs(math.hypot(*pose[3:]) - 1.0) < 1e-2:
+            raise CommandRefused(
+                "malformed",
+                "the target's orientation is not a rotation",
+                got=pose[3:].tolist(),
+                expected="a quaternion xyzw of length 1",
+            )
+        pose[3:] = rotations.normalize(pose[3:])
+        return pose
+
+    def _check_stamp(self, stamp_ns: int, system_ns: int) -> None:
+        """Refuse a command of another time; steady time alone decides when the arm holds."""
+        last, self._stamp_ns = self._stamp_ns, stamp_ns
+        age = (system_ns - stamp_ns) * 1e-9
+        if abs(age) > self.limits.max_stamp_age:
+            raise CommandRefused(
+                "stale_stamp",
+                "the target's stamp is not of now",
+                got=f"{age:.3f} s before this machine's clock",
+                expected=f"within {self.limits.max_stamp_age} s",
+                hint="the client was held up, or two machines' clocks differ: synchronise them",
+            )
+        if last is not None and stamp_ns <= last:
+            raise CommandRefused(
+                "clock_jump",
+                "the target's stamp is not newer than the one before",
+                got=f"{(last - stamp_ns) * 1e-9:.3f} s earlier",
+                hint="a clock was set back, or a message was sent twice; "
+                "the next command with a newer stamp is followed",
+            )
+
+    def _check_mode(self) -> None:
+        if self.mode is Mode.STOPPED:
+            raise CommandRefused(
+                "stopped",
+                f"the arm is stopped: {self.reason}",
+                hint="look at the arm, then call the service clear_errors",
+            )
+        if self.mode is Mode.RESET:
+            raise CommandRefused("resetting", "a reset motion is under way", hint="wait or stop it")
+        if self._pose is None:
+            raise CommandRefused("measurement", "the arm has not been measured yet")
+
+    def _take(self, measured: Measured) -> None:
+        """Take a measurement that limits can be computed from."""
+        try:
+            check_measured(measured, self.limits)
+        except MeasurementRefused as refusal:
+            self._count_once("measurement")
+            self.hold(str(refusal))
+            raise
+        self._active.discard("measurement")
+        self._pose = np.array(measured.tcp_pose, np.float64)
+        self._pose[3:] = rotations.normalize(self._pose[3:])
+
+    def _yield_to(self, measured: Measured) -> None:
+        """Hold at the measured pose where a force, a joint or a joint's speed is too large."""
+        found = excesses(measured, self.limits)
+        for reason, explanation in found.items():
+            self._count_once(reason)
+            if self._route is None or self._route.obstructed(explanation):
+                self.hold(explanation)
+            else:
+                self._stay()
+        self._active -= {"force", "joint", "joint_speed"} - found.keys()
+
+    def _advance_route(self, now: float) -> None:
+        assert self._route is not None
+        assert self._pose is not None
+        goal = self._route.goal(now, self._pose)
+        if goal is None:
+            self.hold("reset ended")
+        else:
+            self.goal = self.inside(goal)
+
+    def inside(self, pose: Vector) -> Vector:
+        """The pose (7,), pulled into the workspace and to the largest tilt."""
+        position = np.clip(pose[:3], self._low, self._high)
+        turn, _ = within_angle(pose[3:], self.limits.reference, self.limits.max_tilt)
+        return np.concatenate([position, rotations.normalize(turn)])
+
+    def _limited_goal(self, anchor: Vector, wanted: Vector, measured: Vector) -> Vector:
+        """The command after the limits of step, lead, workspace and tilt."""
+        limits, counts = self.limits, self.counts
+        position, stepped = _towards(anchor[:3], wanted[:3], limits.max_step_translation)
+        turn, turned = within_angle(wanted[3:], anchor[3:], limits.max_step_rotation)
+        counts["step"] += stepped or turned
+        near = np.clip(position, measured[:3] - self._lead, measured[:3] + self._lead)
+        turn, turned = within_angle(turn, measured[3:], limits.max_lead_rotation)
+        counts["lead"] += turned or bool((near != position).any())
+        goal = self.inside(np.concatenate([near, turn]))
+        counts["workspace"] += bool((goal[:3] != near).any())
+        counts["tilt"] += _angle(turn, limits.reference) > limits.max_tilt
+        return goal
+
+    def _advanced(self, elapsed: float) -> Vector:
+        """The target after `elapsed` seconds of motion towards the goal.
+
+        An arm that holds outside the workspace comes back at its speed limit, never in a jump:
+        the bounds reach as far as the target is now, and shrink with it.
+        """
+        assert self.target is not None
+        assert self.goal is not None
+        assert self._pose is not None
+        limits = self.limits
+        speed, turning = limits.max_speed_translation, limits.max_speed_rotation
+        if self._route is not None:
+            speed, turning = self._route.speed_translation, self._route.speed_rotation
+        position, slowed = _towards(self.target[:3], self.goal[:3], speed * elapsed)
+        turn, slowed_turn = within_angle(self.goal[3:], self.target[3:], turning * elapsed)
+        if (slowed or slowed_turn) and self.mode is Mode.FOLLOW:
+            self._count_once("speed")
+        position = np.clip(position, self._pose[:3] - self._lead, self._pose[:3] + self._lead)
+        position = np.clip(
+            position,
+            np.minimum(self._low, self.target[:3]),
+            np.maximum(self._high, self.target[:3]),
+        )
+        turn, _ = within_angle(turn, self._pose[3:], limits.max_lead_rotation)
+        tilt = max(limits.max_tilt, _angle(self.target[3:], limits.reference))
+        turn, _ = within_angle(turn, limits.reference, tilt)
+        return np.concatenate([position, rotations.normalize(turn)])
+
+    def _stay(self) -> None:
+        self.target = self.goal = None if self._pose is None else self._pose.copy()
+
+    def _count_once(self, reason: str) -> None:
+        if reason not in self._active:
+            self._active.add(reason)
+            self.counts[reason] += 1
+
+
+def _towards(start: Vector, end: Vector, distance: float) -> tuple[Vector, bool]:
+    """The point at most `distance` from `start` on the way to `end`, and whether it falls short."""
+    way = end - start
+    length = math.hypot(*way)
+    if length <= distance:
+        return end, False
+    return start + way * (distance / length), True
+
+
+def _angle(left: Vector, right: Vector) -> float:
+    between = rotations.multiply(left, rotations.conjugate(right))
+    return math.hypot(*rotations.to_rotation_vector(between))

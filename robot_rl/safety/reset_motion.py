@@ -1,0 +1,191 @@
+"""Reset motion under the guard: retract, then move slowly to where episodes begin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from robot_rl.env import rotations
+from robot_rl.safety.guard import ArmGuard, Mode
+from robot_rl.safety.limits import Vector, check_positive
+
+ATTEMPTS = 2
+# Between them.
+_PAUSE_SECONDS = 1.0
+# Longest time for a part of the way: this many times what its length takes, and some seconds.
+_PATIENCE = 2.0
+_PATIENCE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class ResetOptions:
+    """How a reset moves.
+
+    Attributes:
+        retract_distance: How far the tool is drawn back along its own -z axis first [m].
+        speed_translation: Speed of the target [m/s].
+        speed_rotation: Its rotation [rad/s].
+        tolerance_translation: Distance to the reset pose that counts as there [m].
+        tolerance_rotation: The same for the angle [rad].
+    """
+
+    retract_distance: float = 0.08
+    speed_translation: float = 0.08
+    speed_rotation: float = 0.4
+    tolerance_translation: float = 0.005
+    tolerance_rotation: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Refuse what is not positive.
+
+        Raises:
+            RobotRLError: Names the option.
+        """
+        for name in self.__dataclass_fields__:
+            check_positive(name, getattr(self, name))
+
+
+class ResetOutcome(NamedTuple):
+    """How a reset ended, and what a person has to do if it failed."""
+
+    success: bool
+    message: str
+
+
+class ResetMotion:
+    """The way to a pose: back along the tool, across, and forward along the tool again.
+
+    Args:
+        pose: Where to (7,), base frame.
+        options: See `ResetOptions`.
+        guard: Whose workspace the way stays in.
+        pause: Time before it begins, in which the arm yields to what it touches [s].
+
+    Attributes:
+        arrived: Whether the arm is at the pose.
+        failure: What stopped the motion, None while nothing has.
+    """
+
+    def __init__(
+        self, pose: Vector, options: ResetOptions, guard: ArmGuard, pause: float = 0.0
+    ) -> None:
+        """See the class."""
+        self.speed_translation = options.speed_translation
+        self.speed_rotation = options.speed_rotation
+        self.arrived = False
+        self.failure: str | None = None
+        self._options = options
+        self._guard = guard
+        self._pose = pose
+        self._waypoints: list[Vector] | None = None
+        self._pause = pause
+        self._begins = math.inf
+        self._until = math.inf
+
+    def goal(self, now: float, pose: Vector) -> Vector | None:
+        """The waypoint (7,) to move to from `pose` (7,); None when arrived or out of time."""
+        self._begins = min(self._begins, now + self._pause)
+        if now < self._begins:
+            return pose
+        if self._waypoints is None:
+            self._waypoints = [self._retracted(pose), self._retracted(self._pose), self._pose]
+            self._until = now + self._patience(pose)
+        while self._waypoints and self._is_at(pose, self._waypoints[0]):
+            self._waypoints.pop(0)
+            self._until = now + self._patience(pose)
+        if not self._waypoints:
+            self.arrived = True
+            return None
+        if now > self._until:
+            distance, _ = _apart(pose, self._waypoints[0])
+            self.failure = f"the arm did not get there in time, {distance * 1e3:.0f} mm are left"
+            return None
+        return self._waypoints[0]
+
+    def obstructed(self, reason: str) -> bool:
+        """A limit has stopped the motion; it ends unless it has not begun."""
+        if self._waypoints is not None:
+            self.failure = reason
+        return self._waypoints is not None
+
+    def _retracted(self, pose: Vector) -> Vector:
+        back = np.array([0.0, 0.0, -self._options.retract_distance, 0.0, 0.0, 0.0, 1.0])
+        return self._guard.inside(rotations.compose(pose, back))
+
+    def _is_at(self, pose: Vector, waypoint: Vector) -> bool:
+        distance, angle = _apart(pose, waypoint)
+        options = self._options
+        return distance <= options.tolerance_translation and angle <= options.tolerance_rotation
+
+    def _patience(self, pose: Vector) -> float:
+        if not self._waypoints:
+            return math.inf
+        distance, angle = _apart(pose, self._waypoints[0])
+        seconds = max(distance / self.speed_translation, angle / self.speed_rotation)
+        return _PATIENCE * seconds + _PATIENCE_SECONDS
+
+
+class Resets:
+    """Resets an arm, tries twice, then stops it and asks a person.
+
+    Args:
+        guard: Of the arm.
+        options: See `ResetOptions`.
+    """
+
+    def __init__(self, guard: ArmGuard, options: ResetOptions) -> None:
+        """See the class."""
+        self._guard = guard
+        self._options = options
+        self._motion: ResetMotion | None = None
+        self._pose: Vector | None = None
+        self._failures = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reset is under way."""
+        return self._motion is not None
+
+    def begin(self, pose: Vector) -> None:
+        """Start a reset to `pose` (7,), pulled into the workspace.
+
+        Raises:
+            CommandRefused: The arm is stopped, not measured yet, or being reset.
+        """
+        inside = self._guard.inside(pose)
+        motion = ResetMotion(inside, self._options, self._guard)
+        self._guard.follow_route(motion)
+        self._motion, self._pose, self._failures = motion, inside, 0
+
+    def poll(self) -> ResetOutcome | None:
+        """Look, after each tick of the guard, whether the reset ended; None while it has not."""
+        motion, guard = self._motion, self._guard
+        if motion is None or guard.mode is Mode.RESET:
+            return None
+        self._motion = None
+        if motion.arrived:
+            return ResetOutcome(True, "the arm is at its reset pose")
+        if motion.failure is None or guard.mode is Mode.STOPPED:
+            return ResetOutcome(False, f"the reset was given up: {guard.reason}")
+        self._failures += 1
+        assert self._pose is not None
+        if self._failures < ATTEMPTS:
+            self._motion = ResetMotion(self._pose, self._options, guard, _PAUSE_SECONDS)
+            guard.follow_route(self._motion)
+            return None
+        message = (
+            f"the reset failed {ATTEMPTS} times, at last: {motion.failure}; "
+            "next: free the arm, then call the service clear_errors and reset again"
+        )
+        guard.stop(message)
+        return ResetOutcome(False, message)
+
+
+def _apart(left: Vector, right: Vector) -> tuple[float, float]:
+    """Distance [m] and angle [rad] between two poses (7,)."""
+    turn = rotations.multiply(left[3:], rotations.conjugate(right[3:]))
+    angle = math.hypot(*rotations.to_rotation_vector(turn))
+    return math.hypot(*(left[:3] - right[:3])), angle

@@ -1,0 +1,49 @@
+"""Tells by their sequence numbers whether commands come from one publisher, or several."""
+
+from __future__ import annotations
+
+import math
+
+
+class SoleSource:
+    """Notices a second publisher on a command topic at its first message.
+
+    Middleware gives each publisher a sequence of its own. A number that does not go on from the
+    last one is of another publisher, which is accepted only after the other has been silent. The
+    graph alone cannot tell: a publisher that was killed stays in it for up to 20 s.
+
+    Args:
+        silence: Time without a command after which another publisher may begin [s].
+        settle: Time for which a sole publisher must be heard once there were two [s].
+    """
+
+    def __init__(self, silence: float, settle: float = 0.5) -> None:
+        """See the class."""
+        self._silence = silence
+        self._settle = settle
+        self._sequence: int | None = None
+        self._heard = -math.inf
+        self._settled_at = -math.inf
+
+    def refusal(self, sequence: int, publishers: int, now: float) -> str | None:
+        """Judge a command.
+
+        Args:
+            sequence: Its number within its publisher.
+            publishers: How many the middleware knows of on the topic.
+            now: Steady time of receipt [s].
+
+        Returns:
+            Why it must not be followed, or None.
+        """
+        last, silent = self._sequence, now - self._heard > self._silence
+        self._sequence, self._heard = sequence, now
+        if publishers > 1:
+            goes_on = last is not None and sequence == last + 1
+        else:
+            goes_on = last is None or silent or sequence > last
+        if not goes_on:
+            self._settled_at = now + self._settle
+        if now >= self._settled_at:
+            return None
+        return f"commands come from several publishers ({publishers} known)"

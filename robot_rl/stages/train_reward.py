@@ -1,0 +1,121 @@
+"""`robot-rl train-reward`: a success classifier from recorded examples, and how far to trust it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from robot_rl import devices
+from robot_rl.compute import compute_device, explained_memory
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.errors import RobotRLError
+from robot_rl.progress import WorkProgress
+from robot_rl.rewards.calibration import Limits, Scored, calibrate
+from robot_rl.rewards.classifier import SuccessClassifier, TrainedClassifier
+from robot_rl.rewards.examples import Examples
+from robot_rl.rewards.report import RewardRecord, write_reward_report
+from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score_all
+from robot_rl.rewards.validation import validate, weaknesses
+from robot_rl.run import REWARD, RunDirectory
+
+RECORD = "reward.json"
+
+
+@explained_memory("lower classifier.training.batch_size, or add device=cpu")
+def train_reward(config: DictConfig, run: RunDirectory) -> RewardRecord:
+    """Train, calibrate and judge a classifier; writes it, `reward.json` and `reward.html`.
+
+    Args:
+        config: The configuration.
+        run: The run directory with the examples.
+
+    Raises:
+        RewardError: Too few examples, or others than the test recording's.
+    """
+    options: ClassifierTraining = devices.make(config.classifier.training)
+    torch.set_num_threads(options.threads)
+    examples = Examples(_open(run.reward_examples))
+    seed = int(config.seed)
+    split = examples.split(options.validation_share, np.random.default_rng(seed))
+    network = _make_network(config, examples, seed)
+    with WorkProgress(options.updates, "updates") as progress:
+        progress.phase("training the success classifier")
+        ClassifierTrainer(network, examples, split[0], options, seed).train(progress.update)
+    limits = Limits(
+        options.false_positive_frames,
+        options.false_positive_episodes,
+        int(config.classifier.consecutive_frames),
+    )
+    decision = calibrate(_scored(network, examples, split[1], "calibrating"), limits)
+    trained = TrainedClassifier(network, decision, examples.dataset.schema.task)
+    held_out, episodes = examples, split[1]
+    if config.classifier.test:
+        held_out = Examples(_open(Path(config.classifier.test)), sorted(network.cameras))
+        held_out.dataset.expect(examples.dataset.schema)
+        episodes = list(range(len(held_out)))
+    scored = [
+        replace(s, scores=decision.probability(s.scores))
+        for s in _scored(network, held_out, episodes, "judging")
+    ]
+    result = validate(scored, decision.threshold, limits.consecutive_frames)
+    record = RewardRecord(
+        trained=trained,
+        validation=result,
+        warnings=weaknesses(result, limits),
+        limits=limits,
+        training_episodes=len(split[0]),
+        training_positives=sum(int(examples.episode(i).labels.sum()) for i in split[0]),
+        validation_episodes=len(split[1]),
+        tested_on=str(held_out.dataset.path),
+        separate_test=bool(config.classifier.test),
+    )
+    network.to("cpu")
+    with run.atomic_folder(REWARD) as folder:
+        trained.save(folder)
+    run.save_json(RECORD, record.to_json())
+    write_reward_report(run.path, record, held_out, scored)
+    return record
+
+
+def run(config: DictConfig) -> None:
+    """Train on the examples of `run`."""
+    directory = RunDirectory.open(config.run, config.runs_directory)
+    with directory.claim("train"):
+        record = train_reward(config, directory)
+    print(record)
+    for warning in record.warnings:
+        print(f"warning: {warning}")
+    print(
+        f"report: {directory.path / 'reward.html'}\nuse it: robot-rl train reward=classifier"
+        f" reward.source.path={directory.path / REWARD}",
+        flush=True,
+    )
+
+
+def _open(path: Path) -> EpisodeDataset:
+    if not path.exists():
+        raise RobotRLError(
+            "there are no examples of success and failure",
+            got=f"nothing at {path}",
+            hint="record some with: robot-rl collect-reward",
+        )
+    return EpisodeDataset(path)
+
+
+def _make_network(config: DictConfig, examples: Examples, seed: int) -> SuccessClassifier:
+    generator = torch.Generator().manual_seed(seed)
+    network = devices.make(config.classifier.model, cameras=examples.cameras, generator=generator)
+    assert isinstance(network, SuccessClassifier)
+    return network.to(compute_device(config))
+
+
+def _scored(
+    network: SuccessClassifier, examples: Examples, episodes: list[int], words: str
+) -> list[Scored]:
+    with WorkProgress(len(episodes), "episodes") as progress:
+        progress.phase(words)
+        return score_all(network, examples, episodes, progress.update)

@@ -1,0 +1,252 @@
+"""An operator who takes over, hands back and halts the robot, in the one loop and in the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scenes import configuration, environment
+
+from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
+from policies.runner import PolicyRunner
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
+from robot_rl.env.factory import make_intervention
+from robot_rl.env.intervention import Intervention, action_of_motion
+from robot_rl.env.rollout import rollout
+from robot_rl.operator import OperatorError, OperatorInbox
+from robot_rl.stages.collect import ExpertDecision
+
+UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+WANTED = 0.25
+
+
+class Policy:
+    """Always wants the same; remembers what was done in its place."""
+
+    def __init__(self, dimension):
+        self.wanted = np.full((1, dimension), WANTED, np.float32)
+        self.overridden = []
+
+    def reset(self, slots=None, *, seeds, instructions=None):
+        pass
+
+    def act(self, observation, active=None):
+        zero = np.zeros_like(self.wanted)
+        return ExpertDecision(self.wanted, zero, np.zeros(1, np.int16), np.zeros(1, np.int64), {})
+
+    def conclude(self, observation, active=None):
+        return self.act(observation)
+
+    def observe_override(self, executed, slots=None):
+        self.overridden.append((executed.copy(), list(slots)))
+
+
+@pytest.fixture
+def inbox():
+    return OperatorInbox(float("inf"))
+
+
+@pytest.fixture
+def operated(inbox):
+    """A reaching arm whose operator is heard for 0.3 s after a motion."""
+    env = Intervention(environment("reach"), inbox, 0.3)
+    env.reset(seed=3)
+    return env
+
+
+def said(env, *events, action=None):
+    """One step of the policy; returns who acted and what was done."""
+    wanted = np.full(6, WANTED, np.float32) if action is None else action
+    *_, truncated, info = env.step(wanted)
+    return info["intervened"], info["executed_action"], truncated
+
+
+def test_without_an_operator_the_policy_acts(operated):
+    intervened, executed, truncated = said(operated)
+    assert not intervened
+    assert not truncated
+    np.testing.assert_array_equal(executed, np.full(6, WANTED, np.float32))
+
+
+def test_motion_takes_over_at_once_and_rest_hands_back_after_the_hold(operated, inbox):
+    inbox.jog(UP)
+    intervened, executed, _ = said(operated)
+    assert intervened
+    np.testing.assert_array_equal(executed, np.array(UP, np.float32))
+    inbox.jog((0.0,) * 6)
+    for _ in range(3):
+        intervened, executed, _ = said(operated)
+        assert intervened
+        assert not executed.any()
+    assert not said(operated)[0]
+
+
+def test_an_explicit_take_over_lasts_until_it_is_handed_back(operated, inbox):
+    inbox.post("take_over")
+    assert all(said(operated)[0] for _ in range(10))
+    inbox.post("hand_back")
+    assert not said(operated)[0]
+
+
+def test_the_gripper_keeps_what_it_was_told_until_the_operator_tells_it_something(inbox):
+    env = Intervention(environment("pick_cube"), inbox, 0.3)
+    env.reset(seed=1)
+    closing = np.zeros(len(env.schema.action_names), np.float32)
+    closing[-1] = 1.0
+    said(env, action=closing)
+    inbox.jog(UP)
+    assert said(env, action=-closing)[1][-1] == 1.0
+    inbox.jog(UP, -0.5)
+    assert said(env, action=closing)[1][-1] == -0.5
+    inbox.jog(UP)
+    assert said(env, action=closing)[1][-1] == -0.5
+
+
+@pytest.mark.parametrize(("event", "way_on"), [("stop", "clear_errors"), ("pause", "resume")])
+def test_a_halt_holds_the_arm_ends_the_episode_and_lasts(operated, inbox, event, way_on):
+    fast = np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], np.float32)
+    for _ in range(4):
+        said(operated, action=fast)
+    inbox.jog(UP)
+    inbox.post(event)
+    intervened, executed, truncated = said(operated, action=fast)
+    assert (intervened, truncated) == (True, True)
+    assert not executed.any()
+    notes = []
+    asked = iter([False, False, True])
+    operated.wait_until_free(lambda: next(asked), notes.append)
+    assert way_on in notes[0]
+    asked = iter([False] * 50)
+    inbox.post(way_on)
+    operated.wait_until_free(lambda: next(asked), notes.append)
+    assert "go on" in notes[-1]
+    inbox.jog((0.0,) * 6)
+    operated.reset(seed=4)
+    assert not said(operated)[0]
+
+
+def test_a_halted_arm_does_not_go_on_to_its_target(operated, inbox):
+    fast = np.array([0.0, 0.0, 1.0, 0.0, 0.0, 0.0], np.float32)
+    for _ in range(5):
+        said(operated, action=fast)
+    inbox.post("stop")
+    said(operated, action=fast)
+    before = operated.robot.observe()["state/tcp_pose"]
+    for _ in range(5):
+        said(operated, action=fast)
+    after = operated.robot.observe()["state/tcp_pose"]
+    assert np.abs(after[:3] - before[:3]).max() < 0.004
+
+
+def test_what_is_said_between_two_episodes_is_told_at_the_next_reset(operated, inbox):
+    inbox.post("success")
+    assert operated.reset(seed=5)[1]["operator"].events == ("success",)
+    assert not said(operated)[0]
+
+
+def test_rows_hold_both_actions_the_flag_and_the_source(operated, inbox):
+    policy = Policy(6)
+    rows = []
+
+    def listen(row, result):
+        rows.append(row)
+        if result.steps == 2:
+            inbox.jog(UP)
+        if result.steps == 4:
+            inbox.jog((0.0,) * 6)
+
+    recorder = RowBuilder(operated.schema, SOURCE_POLICY)
+    result = next(rollout([operated], policy, iter([3]), recorder=recorder, on_row=listen))
+    packed = operated.schema.unpack(b"".join(operated.schema.pack(row) for row in rows))
+    by_hand = np.flatnonzero(packed["intervened"])
+    np.testing.assert_array_equal(by_hand, np.arange(3, 8))
+    np.testing.assert_array_equal(np.flatnonzero(packed["source"] == SOURCE_INTERVENTION), by_hand)
+    np.testing.assert_array_equal(packed["action"][3], np.array(UP, np.float32))
+    assert (packed["policy_action"][:-1] == WANTED).all()
+    assert (result.intervened_steps, result.take_overs) == (5, 1)
+    assert [len(done) for done, _ in policy.overridden] == [1] * 5
+    assert {tuple(slots) for _, slots in policy.overridden} == {(0,)}
+
+
+def test_a_chunk_is_planned_anew_after_every_step_of_the_operator(operated, inbox):
+    schema = operated.schema
+    keys = {"state/relative_pose": 6}
+    source = np.random.default_rng(0)
+    columns = {name: source.uniform(-1, 1, (9, 6)).astype("f4") for name in (*keys, "action")}
+    generator = torch.Generator().manual_seed(0)
+    policy = DiffusionPolicy.create(columns, keys, generator=generator, denoiser={"hidden": [8]})
+    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
+    runner = PolicyRunner(Behaviour(policy, interface, execute_steps=4))
+    positions = []
+
+    def listen(row, result):
+        positions.append(int(row["chunk_index"]))
+        if result.steps == 1:
+            inbox.jog(UP)
+        if result.steps == 3:
+            inbox.post("hand_back")
+            inbox.jog((0.0,) * 6)
+
+    recorder = RowBuilder(schema, SOURCE_POLICY)
+    next(rollout([operated], runner, iter([3]), recorder=recorder, on_row=listen))
+    # Steps 2 and 3 are the operator's: the queue is dropped, and step 4 begins a new chunk.
+    assert positions[:9] == [0, 1, 2, 0, 0, 1, 2, 3, 0]
+
+
+def test_a_robot_with_other_columns_is_not_moved_but_can_be_halted():
+    names = ("action_0", "action_1")
+    assert not action_of_motion(names, np.zeros(6), -1.0).any()
+    with pytest.raises(OperatorError, match="action_0"):
+        action_of_motion(names, np.array(UP), -1.0)
+
+
+def simulated(task, policy_of, seeds, *overrides):
+    config = configuration(f"task={task}", "operator=simulated", *overrides)
+    env = environment(task)
+    operated = make_intervention(config, env, OperatorInbox(float("inf")))
+    recorder = RowBuilder(env.schema, SOURCE_POLICY)
+    policy = policy_of(env.schema.action_dimension)
+    return list(rollout([operated], policy, iter(seeds), recorder=recorder)), env.schema
+
+
+class Idle(Policy):
+    """A policy that has given up."""
+
+    def __init__(self, dimension):
+        super().__init__(dimension)
+        self.wanted[:] = 0.0
+
+
+class Good(Policy):
+    """A policy that goes to the target."""
+
+    def act(self, observation, active=None):
+        way = observation["state/relative_pose"] / [0.01, 0.01, 0.01, 0.05, 0.05, 0.05]
+        self.wanted = np.clip(way, -1, 1).astype(np.float32)
+        return super().act(observation)
+
+
+def test_the_simulated_operator_helps_a_policy_that_does_nothing_and_lets_a_good_one_be():
+    helped, _ = simulated("reach", Idle, range(12))
+    assert any(result.success for result in helped)
+    assert np.mean([result.take_overs > 0 for result in helped]) > 0.5
+    # Nobody reacts before there was time to see something and to move the hand.
+    assert all(not row["intervened"] for result in helped for row in result.rows[:17])
+    left_alone, _ = simulated("reach", Good, range(12))
+    assert sum(result.intervened_steps for result in left_alone) == 0
+
+
+def test_who_never_watches_never_takes_over():
+    unwatched = "operator.simulated.habits.attention=0.0"
+    results, _ = simulated("reach", Idle, range(4), unwatched)
+    assert sum(result.intervened_steps for result in results) == 0
+
+
+def test_the_simulated_operator_is_repeated_bit_by_bit():
+    def episodes():
+        results, schema = simulated("reach", Idle, range(3))
+        return [b"".join(schema.pack(row) for row in result.rows) for result in results]
+
+    assert episodes() == episodes()

@@ -1,0 +1,181 @@
+"""A progress model in another process: the protocol, its errors, and scores as annotations."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import zmq
+
+from robot_rl.data.episodes import EpisodeWriter
+from robot_rl.data.schema import Field, row_schema
+from robot_rl.rewards.progress import Comparison, RemoteProgressModel, judge_episode
+from robot_rl.rewards.progress_server import GoalImages, serve_progress
+from robot_rl.rewards.progress_wire import (
+    ProgressError,
+    ProgressRequest,
+    decode_answer,
+    decode_request,
+    encode_request,
+)
+
+BRIGHT, DARK = 200, 10
+
+
+def plain(*levels, size=4):
+    return np.stack([np.full((size, size, 3), level, np.uint8) for level in levels])
+
+
+class Model(GoalImages):
+    """The toy; some questions go wrong."""
+
+    def __init__(self):
+        super().__init__({"images/front": plain(BRIGHT)}, {"images/front": plain(DARK)})
+
+    def compare(self, pairs, instruction):
+        if instruction == "fail":
+            raise ValueError("this model has had enough")
+        if instruction == "lie":
+            return Comparison(np.array([7.0]), np.array([0.5]))
+        return super().compare(pairs, instruction)
+
+
+@pytest.fixture
+def address():
+    stop, ready, places = threading.Event(), threading.Event(), []
+
+    def note(place):
+        places.append(place)
+        ready.set()
+
+    arguments = (Model(), "tcp://127.0.0.1:0", stop, note)
+    thread = threading.Thread(target=serve_progress, args=arguments)
+    thread.start()
+    assert ready.wait(20)
+    yield places[0]
+    stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def model(address):
+    with RemoteProgressModel(address, 20) as model:
+        yield model
+
+
+def test_the_nearer_to_the_goal_the_more_progress(model):
+    assert model.version == 1
+    steps = np.stack([plain(DARK, 105), plain(105, BRIGHT), plain(BRIGHT, DARK)])
+    delta, confidence = model.compare({"images/front": steps}, "make it bright")
+    np.testing.assert_allclose(delta, [0.5, 0.5, -1.0])
+    assert ((confidence >= 0) & (confidence <= 1)).all()
+    done = model.done({"images/front": plain(DARK, 105, BRIGHT)}, "make it bright")
+    assert done[0] < done[1] < done[2] == 1.0
+
+
+def test_an_episode_is_judged_action_by_action(model):
+    images = {"images/front": plain(DARK, DARK, 105, BRIGHT)}
+    for batch in (1, 2, 100):
+        scores = judge_episode(images, "", model, batch)
+        np.testing.assert_allclose(scores["progress"], [0, 0.5, 0.5, 0])
+        assert scores["done"].tolist()[2:] == [1.0, 0.0]
+
+
+def test_a_model_that_fails_or_lies_is_an_error_and_the_next_question_is_answered(model):
+    pair = {"images/front": plain(DARK, BRIGHT)[None]}
+    with pytest.raises(ProgressError, match="this model has had enough"):
+        model.compare(pair, "fail")
+    with pytest.raises(ProgressError, match=r"delta.*7\.0.*\[-1, 1\]"):
+        model.compare(pair, "lie")
+    with pytest.raises(ProgressError, match=r"\(n, 2, H, W, 3\)"):
+        model.compare({"images/front": plain(DARK)}, "")
+    assert model.compare(pair, "").delta[0] == 1.0
+
+
+def test_nonsense_is_answered_with_an_error_and_does_not_end_the_server(address, model):
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(address)
+    good = encode_request(ProgressRequest("done", {"images/front": plain(1)}, ""), 1)
+    header = json.loads(good[0])
+    messages = [
+        [b""],
+        [b"\x80\x04pickle"],
+        [b"[]"],
+        [b"{" * 100_000],
+        [json.dumps({**header, "protocol": 2}).encode(), good[1]],
+        [json.dumps({**header, "images": {"images/front": [1, 4, 4, 4]}}).encode(), good[1]],
+        [json.dumps({**header, "images": {"images/front": [-1, 4, 4, -3]}}).encode(), good[1]],
+        [json.dumps({**header, "images": {"images/front": "many"}}).encode(), good[1]],
+        [json.dumps({**header, "ask": "run"}).encode(), good[1]],
+        [good[0]],
+        [good[0], good[1], good[1]],
+        [good[0], good[1][:-1]],
+    ]
+    for message in messages:
+        socket.send_multipart(message)
+        assert socket.poll(20_000)
+        assert "error" in json.loads(socket.recv_multipart()[0]), message
+    socket.close()
+    context.term()
+    assert model.done({"images/front": plain(BRIGHT)}, "")[0] == 1.0
+
+
+def test_an_answer_that_was_given_up_is_not_taken_for_another():
+    request = ProgressRequest("done", {"images/front": plain(1)}, "")
+    late = [b'{"protocol": 1, "request": 3, "version": 1}', np.float32(0.5).tobytes()]
+    assert decode_answer(late, request, 4) is None
+    assert decode_answer(late, request, 3).values["done"].tolist() == [0.5]
+    number, same = decode_request(encode_request(request, 9))
+    assert (number, same.ask) == (9, "done")
+    np.testing.assert_array_equal(same.images["images/front"], plain(1))
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5600", "tcp://example.org:1", "ipc:///x"])
+def test_it_is_asked_and_served_on_this_machine_only(address):
+    for begin in (
+        lambda: RemoteProgressModel(address, 1),
+        lambda: serve_progress(Model(), address, threading.Event()),
+    ):
+        with pytest.raises(ProgressError, match="on this machine only"):
+            begin()
+
+
+def test_nobody_there_is_an_error():
+    with pytest.raises(ProgressError, match="no progress model answers"):
+        RemoteProgressModel("tcp://127.0.0.1:1", 0.2)
+
+
+def test_the_reference_server_serves_a_recording(tmp_path):
+    schema = row_schema("light", [Field("images/front", "uint8", (4, 4, 3))], ["x"], 10.0)
+    with EpisodeWriter(tmp_path / "demonstrations.zarr", schema) as writer:
+        rows = []
+        for step, level in enumerate((DARK, 105, BRIGHT)):
+            row = {f.name: np.zeros(f.shape, f.dtype) for f in schema.fields}
+            row |= {"images/front": plain(level)[0], "is_last": np.bool_(step == 2)}
+            rows.append(row)
+        writer.append(rows, seed=0, success=True, source=0)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "robot_rl.rewards.progress_server",
+            "tcp://127.0.0.1:0",
+            str(tmp_path / "demonstrations.zarr"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = process.stdout.readline().split()[-1]
+        with RemoteProgressModel(address, 20) as model:
+            done = model.done({"images/front": plain(BRIGHT, DARK)}, "")
+        assert done[0] == 1.0 > 0.1 > done[1]
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+    assert process.returncode == 0

@@ -1,0 +1,120 @@
+"""The wrapper in the actor: whose word counts, when an episode ends, and what the rows see."""
+
+import numpy as np
+import pytest
+from reward_scenes import CONFIG, After, inbox, outcome, play, rewarded
+
+from robot_rl.data.rows import RowBuilder
+from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.rollout import rollout
+from robot_rl.rewards.source import HumanReward, PoseReward, RewardError, TaskReward
+from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.stages.collect import ExpertController
+
+
+def rows(wrap):
+    inner = make_env(CONFIG)
+    env = wrap(inner)
+    controller = ExpertController(make_expert(CONFIG, inner), env.schema.action_dimension)
+    recorder = RowBuilder(env.schema, 0)
+    results = rollout([env], controller, iter(range(3)), recorder=recorder)
+    return [env.schema.pack(row) for result in results for row in result.rows]
+
+
+def test_the_tasks_own_reward_is_handed_on_bit_by_bit():
+    assert rows(lambda env: RewardWrapper(env, TaskReward())) == rows(lambda env: env)
+
+
+def test_the_source_decides_and_the_tasks_success_is_only_noted():
+    inner, env = rewarded(After(1000))
+    steps = play(inner, env)
+    assert any(info["task_success"] for *_, info in steps)
+    assert len(steps) == inner.task.time_limit_steps
+    assert [(r, t) for r, t, *_ in steps] == [(0.0, False)] * len(steps)
+    assert [truncated for _, _, truncated, _ in steps] == [False] * (len(steps) - 1) + [True]
+    assert env.episode_facts == {"task_success": True, "reward_alarm": None}
+
+    steps = play(*rewarded(After(3)))
+    assert len(steps) == 3
+    reward, terminated, truncated, info = steps[-1]
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+    assert not info["task_success"]
+    assert info["reward_version"] == 70_000
+
+
+@pytest.mark.parametrize("source", [TaskReward(), HumanReward(), After(1000)])
+@pytest.mark.parametrize("success", [True, False])
+def test_a_label_ends_the_episode_at_the_next_tick_whatever_the_source(source, success):
+    said = inbox()
+
+    def label(step):
+        if step == 4:
+            said.post("success" if success else "failure")
+
+    steps = play(*rewarded(source, said), before_step=label)
+    assert len(steps) == 5
+    reward, terminated, truncated, info = steps[-1]
+    assert (reward, terminated, truncated) == (float(success), True, False)
+    assert (info["success"], info["reward_version"]) == (success, 1)
+
+
+def test_a_label_between_two_episodes_is_about_the_one_before():
+    said, heard = inbox(), []
+    inner, env = rewarded(After(3), said)
+    env.on_late_label = heard.append
+    said.post("success")  # before the first episode: about none
+    play(inner, env)
+    said.post("success")
+    said.post("failure")  # a second thought
+    assert heard == []
+    assert len(play(inner, env)) == 3
+    assert heard == [False]
+
+
+def test_what_is_there_for_the_source_alone_is_hidden():
+    class Looks(After):
+        observed = ("state/tcp_velocity",)
+
+        def judge(self, observation, task):
+            assert "state/tcp_velocity" in observation
+            return super().judge(observation, task)
+
+    _, env = rewarded(Looks(2), hidden=["state/tcp_velocity"])
+    observation, _ = env.reset(seed=0)
+    stepped, *_ = env.step(np.zeros(6, np.float32))
+    names = [f.name for f in env.schema.fields]
+    for shown in (observation, stepped, names, list(env.observation_space)):
+        assert "state/tcp_velocity" not in shown
+        assert "state/tcp_pose" in shown
+
+
+def test_a_source_that_needs_a_camera_says_so_when_there_is_none():
+    class Looks(After):
+        observed = ("images/wrist",)
+
+    _, env = rewarded(Looks(2))
+    with pytest.raises(RewardError, match=r"images/wrist.*reward\.cameras"):
+        env.reset(seed=0)
+
+
+def test_a_pose_counts_after_enough_steps_within_the_tolerances():
+    def at(x, turn=0.0):
+        half = turn / 2
+        return {"state/tcp_pose": np.array([x, 0, 0.1, 0, 0, np.sin(half), np.cos(half)], "f4")}
+
+    source = PoseReward([0.5, 0, 0.1, 0, 0, 0, 1], [0.01, 0.01, 0.01], 0.1, steps=2)
+    source.reset(at(0.4))
+    seen = [at(0.5), at(0.52), at(0.5, 0.2), at(0.505), at(0.495, 0.09)]
+    verdicts = [source.judge(observation, outcome()) for observation in seen]
+    assert [v.success for v in verdicts] == [False, False, False, False, True]
+    assert (verdicts[-1].reward, verdicts[-1].terminated) == (1.0, True)
+    source.reset(at(0.5))
+    assert not source.judge(at(0.5), outcome()).success
+    with pytest.raises(RewardError, match="unit quaternion"):
+        PoseReward([0.5, 0, 0.1, 0, 0, 0, 2], [0.01, 0.01, 0.01], 0.1)
+
+
+def test_a_task_that_gives_up_ends_the_episode_without_reward():
+    source = HumanReward()
+    assert source.judge({}, outcome(terminated=True)) == (0.0, True, False, False)
+    assert source.judge({}, outcome(success=True)) == (0.0, False, False, False)

@@ -1,0 +1,431 @@
+"""What the arm's guard promises for every sequence of commands, measurements, times and stops."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.spatial.transform import Rotation
+
+from robot_rl.errors import RobotRLError
+from robot_rl.safety import (
+    ArmGuard,
+    ArmLimits,
+    CommandRefused,
+    MeasurementRefused,
+    Mode,
+    refuse_stiff_contact,
+)
+
+LIMITS = ArmLimits(
+    workspace_low=(0.30, -0.20, 0.0),
+    workspace_high=(0.65, 0.20, 0.45),
+    joint_low=(-2.0,) * 7,
+    joint_high=(2.0,) * 7,
+)
+DOWN = np.array([1.0, 0.0, 0.0, 0.0])
+START = np.array([0.45, 0.0, 0.2, *DOWN])
+SMALL = 1e-9
+REFUSALS = ("not_finite", "malformed", "stale_stamp", "clock_jump", "stopped", "measurement")
+
+
+@dataclass
+class Arm:
+    tcp_pose: np.ndarray = field(default_factory=lambda: START.copy())
+    tcp_wrench: np.ndarray = field(default_factory=lambda: np.zeros(6))
+    joint_positions: np.ndarray = field(default_factory=lambda: np.zeros(7))
+    joint_velocities: np.ndarray = field(default_factory=lambda: np.zeros(7))
+
+
+class Bench:
+    """A guard, an arm that follows its target at once, and the time."""
+
+    def __init__(self, limits=LIMITS, pose=START):
+        self.guard = ArmGuard(limits)
+        self.arm = Arm(tcp_pose=pose.copy())
+        self.now = 100.0
+        self.stamp = 10**18
+        self.tick()
+
+    def tick(self, seconds=0.01):
+        self.now += seconds
+        target = self.guard.tick(self.now, self.arm)
+        if target is not None:
+            self.arm.tcp_pose = target.copy()
+        return target
+
+    def send(self, target, age=0.0):
+        self.stamp += 10**6
+        self.guard.command(target, self.stamp, self.now, self.stamp + round(age * 1e9))
+
+    def refused(self, target=START, age=0.0):
+        with pytest.raises(CommandRefused) as problem:
+            self.send(target, age)
+        return problem.value.reason, str(problem.value)
+
+
+def shifted(x=0.0, y=0.0, z=0.0):
+    return START + np.array([x, y, z, 0, 0, 0, 0])
+
+
+def angle(left, right):
+    return (Rotation.from_quat(left) * Rotation.from_quat(right).inv()).magnitude()
+
+
+def outside(position):
+    """How far a position is out of the workspace, per axis."""
+    low, high = np.array(LIMITS.workspace_low), np.array(LIMITS.workspace_high)
+    return np.maximum(np.maximum(low - position, position - high), 0.0)
+
+
+# -- every sequence -----------------------------------------------------------------------------
+
+wild = st.floats(allow_nan=True, allow_infinity=True)
+turns = arrays(np.float64, 3, elements=st.floats(-3.0, 3.0))
+poses = st.builds(
+    lambda position, turn: np.concatenate(
+        [position, (Rotation.from_rotvec(turn) * Rotation.from_quat(DOWN)).as_quat()]
+    ),
+    arrays(np.float64, 3, elements=st.floats(-0.3, 0.9)),
+    turns,
+)
+events = st.one_of(
+    st.tuples(st.just("command"), poses | arrays(np.float64, 7, elements=wild)),
+    st.tuples(st.just("tick"), st.sampled_from([0.0, 0.002, 0.01, 0.03, 0.15, 0.5, -1.0])),
+    st.tuples(st.just("push"), poses),  # the arm is elsewhere, for whatever reason
+    st.tuples(st.just("force"), st.floats(0.0, 200.0) | st.just(math.nan)),
+    st.tuples(st.just("joint"), st.tuples(st.floats(-2.2, 2.2), st.floats(-3.0, 3.0))),
+    st.tuples(st.sampled_from(["stop", "clear", "two publishers"]), st.none()),
+)
+
+
+class Trial:
+    """Applies events, and checks after each what must hold after all."""
+
+    def __init__(self):
+        self.guard = ArmGuard(LIMITS)
+        self.arm = Arm()
+        self.now, self.stamp = 50.0, 10**18
+        self.accepted_at = -math.inf
+        self.stopped = False
+        self.before = None
+
+    def apply(self, event):
+        kind, value = event
+        if kind == "command":
+            self.command(value)
+        elif kind == "tick":
+            self.tick(value)
+        elif kind == "push":
+            self.arm.tcp_pose = value
+        elif kind == "force":
+            self.arm.tcp_wrench = np.array([0, 0, value, 0, 0, 0])
+        elif kind == "joint":
+            self.arm.joint_positions[3], self.arm.joint_velocities[3] = value
+        elif kind == "stop":
+            self.guard.stop("a person pressed stop")
+            self.stopped = True
+        elif kind == "clear":
+            self.guard.clear()
+            self.stopped = False
+        else:
+            self.guard.refuse("publishers", "two publishers")
+            assert self.guard.mode is not Mode.FOLLOW
+
+    def command(self, target):
+        self.stamp += 1
+        refusals = sum(self.guard.counts[name] for name in REFUSALS)
+        try:
+            self.guard.command(target, self.stamp, self.now, self.stamp)
+        except CommandRefused:
+            refusals += 1
+        else:
+            assert not self.stopped
+            assert np.isfinite(target).all()
+            self.accepted_at = self.now
+        assert sum(self.guard.counts[name] for name in REFUSALS) == refusals
+
+    def tick(self, seconds):
+        self.now += seconds
+        try:
+            target = self.guard.tick(self.now, self.arm)
+        except MeasurementRefused:
+            assert np.isnan(self.arm.tcp_wrench).any()
+            assert self.guard.mode in (Mode.HOLD, Mode.STOPPED)
+            self.before = None  # it measures anew when it can
+            return
+        if self.stopped:
+            assert target is None
+            self.before = None
+            return
+        self.check(target, max(seconds, 0.0))
+        self.before = target.copy()
+
+    def check(self, target, seconds):
+        arm = self.arm.tcp_pose
+        assert np.isfinite(target).all()
+        assert abs(np.linalg.norm(target[3:]) - 1.0) < SMALL
+        if self.now - self.accepted_at > LIMITS.command_deadline:
+            assert self.guard.mode is Mode.HOLD
+        if self.arm.tcp_wrench[2] > LIMITS.max_force:
+            np.testing.assert_allclose(target, arm, atol=1e-9)
+        # Inside, or as far out as a held arm is, or was, itself.
+        least = arm[:3] if self.before is None else self.before[:3]
+        allowed = np.maximum(outside(arm[:3]), outside(least))
+        assert np.all(outside(target[:3]) <= allowed + SMALL)
+        # Ahead of the arm by at most the lead, but for an arm outside the workspace.
+        inner = np.clip(arm[:3], LIMITS.workspace_low, LIMITS.workspace_high)
+        ahead = np.minimum(np.abs(target[:3] - arm[:3]), np.abs(target[:3] - inner))
+        assert np.all(ahead <= LIMITS.max_lead_translation + SMALL)
+        if self.before is None:
+            return
+        # At most at its speed, or towards an arm that is elsewhere by itself.
+        moved = np.linalg.norm(target[:3] - self.before[:3])
+        nearer = np.abs(target[:3] - arm[:3]) <= np.abs(self.before[:3] - arm[:3]) + SMALL
+        pace = LIMITS.max_speed_translation * min(seconds, 0.05)
+        assert moved <= pace + SMALL or np.all(nearer | (np.abs(target - self.before)[:3] <= pace))
+
+
+@given(st.lists(events, min_size=1, max_size=40))
+@settings(max_examples=150)
+def test_whatever_happens_the_target_keeps_the_limits(sequence):
+    trial = Trial()
+    trial.apply(("tick", 0.01))
+    for event in sequence:
+        trial.apply(event)
+    trial.apply(("tick", 0.01))
+
+
+@given(arrays(np.float64, 7, elements=st.sampled_from([math.nan, math.inf, 1e308, -1e308, 0.0])))
+@settings(max_examples=50)
+def test_what_is_no_pose_never_moves_the_arm(target):
+    bench = Bench()
+    reason, _ = bench.refused(target)
+    assert reason in ("not_finite", "malformed")
+    for _ in range(30):
+        np.testing.assert_array_equal(bench.tick(), START)
+
+
+@given(st.floats(0.01, 0.5), st.floats(0.01, 0.19))
+@settings(max_examples=25)
+def test_the_deadline_holds_whenever_the_client_dies(alive, period):
+    bench = Bench()
+    died = bench.now + alive
+    while bench.now < died:
+        bench.send(shifted(x=0.1))
+        bench.tick(period)
+    last = bench.now - period  # the newest command was sent just before the last tick
+    while bench.now - last <= LIMITS.command_deadline:
+        bench.tick(0.005)
+    held = bench.tick(0.005).copy()
+    assert bench.guard.mode is Mode.HOLD
+    assert "no command for 200 ms" in bench.guard.reason
+    for _ in range(20):
+        np.testing.assert_array_equal(bench.tick(), held)
+    assert bench.guard.counts["deadline"] == 1
+
+
+# -- each limit ---------------------------------------------------------------------------------
+
+
+def test_a_command_is_reached_at_the_speed_limit_and_no_faster():
+    bench = Bench()
+    bench.send(shifted(x=0.015))
+    before = START
+    for _ in range(8):
+        target = bench.tick(0.01)
+        assert np.linalg.norm(target[:3] - before[:3]) <= 0.25 * 0.01 + SMALL
+        before = target.copy()
+    np.testing.assert_allclose(target, shifted(x=0.015), atol=1e-12)
+    assert bench.guard.counts["speed"] == 1
+    assert sum(bench.guard.counts.values()) == 1
+
+
+def test_one_command_moves_the_target_by_one_step_at_most():
+    bench = Bench()
+    bench.send(shifted(x=0.2))
+    np.testing.assert_allclose(bench.guard.goal[:3] - START[:3], [0.02, 0, 0], atol=1e-12)
+    assert bench.guard.counts["step"] == 1
+    assert bench.guard.counts["lead"] == 1
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_workspace_ends_every_way(axis, sign):
+    bench = Bench()
+    for _ in range(300):
+        bench.send(bench.arm.tcp_pose + 0.02 * sign * np.eye(7)[axis])
+        bench.tick(0.05)
+    bound = LIMITS.workspace_high if sign > 0 else LIMITS.workspace_low
+    assert bench.arm.tcp_pose[axis] == bound[axis]
+    assert bench.guard.counts["workspace"] > 0
+
+
+def test_the_tilt_ends_every_turn():
+    bench = Bench()
+    for _ in range(100):
+        turn = Rotation.from_rotvec([0.1, 0, 0]) * Rotation.from_quat(bench.arm.tcp_pose[3:])
+        bench.send(np.concatenate([START[:3], turn.as_quat()]))
+        bench.tick(0.05)
+    assert angle(bench.arm.tcp_pose[3:], DOWN) == pytest.approx(LIMITS.max_tilt, abs=1e-6)
+    assert bench.guard.counts["tilt"] > 0
+
+
+def test_an_arm_outside_holds_there_and_comes_back_slowly():
+    bench = Bench(pose=shifted(z=0.35))  # 10 cm above the workspace
+    before = bench.tick().copy()
+    np.testing.assert_array_equal(before, shifted(z=0.35))
+    for _ in range(100):
+        bench.send(shifted(z=0.2))
+        target = bench.tick()
+        assert before[2] - target[2] <= 0.25 * 0.01 + SMALL
+        before = target.copy()
+    assert bench.arm.tcp_pose[2] <= LIMITS.workspace_high[2] + SMALL
+
+
+def test_a_force_over_the_limit_yields_and_holds_until_the_next_command():
+    bench = Bench()
+    bench.send(shifted(z=-0.01))
+    bench.tick()
+    bench.arm.tcp_wrench[2] = 70.0
+    for _ in range(5):
+        measured = bench.arm.tcp_pose.copy()
+        np.testing.assert_array_equal(bench.tick(), measured)
+    assert bench.guard.counts["force"] == 1
+    assert "force 70.0 N over its limit of 60.0 N" in bench.guard.reason
+    bench.arm.tcp_wrench[2] = 10.0
+    still = bench.tick().copy()
+    np.testing.assert_array_equal(bench.tick(), still)
+    bench.send(still + np.array([0, 0, 0.01, 0, 0, 0, 0]))
+    assert bench.tick()[2] > still[2]
+
+
+def test_a_joint_may_leave_its_limit_and_not_go_on_towards_it():
+    bench = Bench()
+    bench.arm.joint_positions[2] = 1.98
+    bench.arm.joint_velocities[2] = -0.3
+    bench.send(shifted(x=0.01))
+    bench.tick()
+    assert bench.guard.mode is Mode.FOLLOW
+    bench.arm.joint_velocities[2] = 0.3
+    bench.tick()
+    assert bench.guard.mode is Mode.HOLD
+    assert bench.guard.reason == "joint 2 at 1.980 rad moves to its limit"
+    assert bench.guard.counts["joint"] == 1
+
+
+def test_a_joint_that_is_too_fast_holds():
+    bench = Bench()
+    bench.send(shifted(x=0.01))
+    bench.arm.joint_velocities[0] = -2.5
+    bench.tick()
+    assert bench.guard.mode is Mode.HOLD
+    assert bench.guard.counts["joint_speed"] == 1
+
+
+def test_a_stop_latches_until_it_is_cleared():
+    bench = Bench()
+    bench.send(shifted(x=0.01))
+    bench.tick()
+    bench.guard.stop("the operator pressed stop")
+    for _ in range(3):
+        reason, text = bench.refused(shifted(x=0.01))
+        assert reason == "stopped"
+        assert "the operator pressed stop" in text
+        assert "clear_errors" in text
+        assert bench.tick() is None
+    bench.guard.stop("again")
+    assert bench.guard.reason == "the operator pressed stop"
+    bench.guard.clear()
+    here = bench.arm.tcp_pose.copy()
+    np.testing.assert_array_equal(bench.tick(), here)
+    bench.send(here)
+    assert bench.guard.mode is Mode.FOLLOW
+    assert bench.guard.counts["stop"] == 1
+
+
+def test_commands_of_another_time_are_refused():
+    bench = Bench()
+    assert bench.refused(age=0.6)[0] == "stale_stamp"
+    assert "0.600 s before" in bench.refused(age=0.6)[1]
+    assert bench.refused(age=-0.6)[0] == "stale_stamp"  # from the future
+    assert bench.guard.mode is Mode.HOLD
+    bench.send(START)
+    bench.stamp -= 3_600 * 10**9  # all clocks go back by an hour
+    reason, text = bench.refused()
+    assert reason == "clock_jump"
+    assert "3599.999 s earlier" in text
+    bench.send(START)  # and go on from there
+    assert bench.guard.mode is Mode.FOLLOW
+
+
+def test_a_second_publisher_holds_the_arm():
+    bench = Bench()
+    bench.send(shifted(x=0.01))
+    bench.guard.refuse("publishers", "two publishers on target_pose")
+    assert bench.guard.mode is Mode.HOLD
+    assert bench.guard.counts["publishers"] == 1
+
+
+def test_nothing_is_accepted_before_the_arm_is_measured():
+    guard = ArmGuard(LIMITS)
+    with pytest.raises(CommandRefused, match="not been measured"):
+        guard.command(START, 10**18, 1.0, 10**18)
+
+
+@pytest.mark.parametrize("what", ["tcp_pose", "joint_positions", "joint_velocities", "tcp_wrench"])
+def test_a_measurement_that_is_missing_is_named_and_nothing_is_sent(what):
+    bench = Bench()
+    bench.send(shifted(x=0.01))
+    getattr(bench.arm, what)[1] = math.nan
+    with pytest.raises(MeasurementRefused, match="is not finite") as problem:
+        bench.tick()
+    named = {"tcp_pose": "pose", "tcp_wrench": "force"}.get(what, what.replace("_", " "))
+    assert f"measured {named} " in str(problem.value)
+    assert bench.guard.mode is Mode.HOLD
+    assert bench.guard.counts["measurement"] == 1
+
+
+def test_an_arm_without_a_wrench_sensor_has_no_limit_for_it():
+    bench = Bench(
+        ArmLimits(LIMITS.workspace_low, LIMITS.workspace_high, max_force=None, max_torque=None)
+    )
+    bench.arm.tcp_wrench[:] = math.nan
+    bench.send(shifted(x=0.01))
+    assert bench.tick()[0] > START[0]
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"workspace_low": (0.7, 0, 0)}, "workspace is empty along x"),
+        ({"workspace_high": (0.7, 0, math.nan)}, "workspace_high"),
+        ({"max_tilt": 0.0}, "max_tilt"),
+        ({"max_speed_translation": -1.0}, "max_speed_translation"),
+        ({"command_deadline": math.inf}, "command_deadline"),
+        ({"max_force": 0.0}, "max_force"),
+        ({"reference_orientation": (0.0, 0.0, 0.0, 0.0)}, "reference_orientation"),
+        ({"joint_low": (0.0,)}, "differ in length"),
+        ({"joint_low": (0.0,), "joint_high": (0.1,)}, "range of joint 0 is empty"),
+        ({"joint_margin": -0.1}, "joint_margin"),
+    ],
+)
+def test_limits_that_cannot_hold_are_refused(settings, named):
+    corners = {"workspace_low": (0.3, -0.2, 0.0), "workspace_high": (0.6, 0.2, 0.4)}
+    with pytest.raises(RobotRLError, match=named):
+        ArmLimits(**{**corners, **settings})
+
+
+def test_contact_needs_an_arm_that_yields_or_a_wrench_limit():
+    blind = ArmLimits(LIMITS.workspace_low, LIMITS.workspace_high, max_force=None)
+    with pytest.raises(RobotRLError, match=r"position-controlled.*next: set limits.max_force"):
+        refuse_stiff_contact("position", blind)
+    refuse_stiff_contact("position", LIMITS)
+    refuse_stiff_contact("force_mode", blind)
+    refuse_stiff_contact("impedance", blind)

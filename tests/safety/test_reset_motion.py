@@ -1,0 +1,116 @@
+"""A reset: back along the tool, across, forward; stopped at once; given up after two failures."""
+
+import numpy as np
+import pytest
+from test_guard import LIMITS, START, Bench, shifted
+
+from robot_rl.errors import RobotRLError
+from robot_rl.safety import CommandRefused, Mode, ResetOptions, Resets
+
+OPTIONS = ResetOptions(retract_distance=0.1)
+GOAL = shifted(x=0.1, y=-0.1)
+
+
+def run(bench, resets, seconds=60.0, poses=None):
+    for _ in range(int(seconds / 0.02)):
+        bench.tick(0.02)
+        if poses is not None:
+            poses.append(bench.arm.tcp_pose.copy())
+        outcome = resets.poll()
+        if outcome is not None:
+            return outcome
+    raise AssertionError("the reset did not end")
+
+
+def test_it_retracts_first_and_arrives_from_above_slowly():
+    bench, poses = Bench(), []
+    resets = Resets(bench.guard, OPTIONS)
+    resets.begin(GOAL)
+    outcome = run(bench, resets, poses=poses)
+    assert outcome.success, outcome
+    assert not resets.busy
+    way = np.array(poses)[:, :3]
+    aside = np.linalg.norm(way[:, :2] - START[:2], axis=1)
+    assert way[aside > 0.006][0, 2] > START[2] + 0.09  # up before aside: the tool points down
+    np.testing.assert_allclose(way[-1], GOAL[:3], atol=OPTIONS.tolerance_translation)
+    speeds = np.linalg.norm(np.diff(way, axis=0), axis=1) / 0.02
+    assert speeds.max() <= OPTIONS.speed_translation + 1e-9
+    bench.send(bench.arm.tcp_pose)
+    assert bench.guard.mode is Mode.FOLLOW
+
+
+def test_commands_are_refused_meanwhile_and_so_is_a_second_reset():
+    bench = Bench()
+    resets = Resets(bench.guard, OPTIONS)
+    resets.begin(GOAL)
+    bench.tick()
+    assert bench.refused()[0] == "resetting"
+    with pytest.raises(CommandRefused, match="under way"):
+        resets.begin(GOAL)
+
+
+def test_a_stop_ends_it_at_once():
+    bench = Bench()
+    resets = Resets(bench.guard, OPTIONS)
+    resets.begin(GOAL)
+    bench.tick()
+    bench.guard.stop("the operator pressed stop")
+    assert bench.tick() is None
+    outcome = resets.poll()
+    assert not outcome.success
+    assert "the operator pressed stop" in outcome.message
+    with pytest.raises(CommandRefused, match="clear_errors"):
+        resets.begin(GOAL)
+    bench.guard.clear()
+    bench.tick()
+    resets.begin(GOAL)
+    assert run(bench, resets).success
+
+
+def test_after_two_failures_it_stops_and_asks():
+    bench = Bench()
+    resets = Resets(bench.guard, OPTIONS)
+    resets.begin(GOAL)
+    attempts = 0
+    for _ in range(5_000):
+        bench.tick(0.02)
+        # Something stands in the way aside, and pushes back when it is met.
+        blocked = bench.arm.tcp_pose[0] > START[0] + 0.05
+        attempts += blocked and not bench.arm.tcp_wrench.any()
+        bench.arm.tcp_wrench[0] = -80.0 if blocked else 0.0
+        if blocked:
+            bench.arm.tcp_pose[0] -= 0.0002  # what yields is pushed back
+        if (outcome := resets.poll()) is not None:
+            break
+    assert not outcome.success
+    assert "failed 2 times" in outcome.message
+    assert "force" in outcome.message
+    assert "clear_errors" in outcome.message
+    assert bench.guard.mode is Mode.STOPPED
+    assert attempts >= 2
+
+
+def test_an_arm_that_does_not_follow_is_noticed():
+    bench = Bench()
+    resets = Resets(bench.guard, OPTIONS)
+    resets.begin(GOAL)
+    for _ in range(5_000):
+        bench.now += 0.02
+        bench.guard.tick(bench.now, bench.arm)  # the arm stays where it is
+        if (outcome := resets.poll()) is not None:
+            break
+    assert "did not get there in time" in outcome.message
+    np.testing.assert_array_equal(bench.arm.tcp_pose, START)
+
+
+def test_a_pose_outside_the_workspace_ends_at_its_edge():
+    bench = Bench()
+    resets = Resets(bench.guard, OPTIONS)
+    resets.begin(shifted(x=1.0))
+    assert run(bench, resets).success
+    assert bench.arm.tcp_pose[0] == pytest.approx(LIMITS.workspace_high[0], abs=0.006)
+
+
+def test_options_out_of_range_are_named():
+    with pytest.raises(RobotRLError, match="speed_translation"):
+        ResetOptions(speed_translation=0.0)
