@@ -33,6 +33,8 @@ class _Child:
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     log_start: int
+    needed: bool
+    lost: bool = False
     deaths: list[float] = field(default_factory=list)
 
     @property
@@ -69,12 +71,26 @@ class ProcessGroup:
         self._children: dict[str, _Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, name: str, arguments: Sequence[str], module: str = "robot_rl.cli") -> None:
-        """Start `python -m MODULE ARGUMENTS` under a name."""
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        module: str = "robot_rl.cli",
+        *,
+        needed: bool = True,
+    ) -> None:
+        """Start `python -m MODULE ARGUMENTS` under a name.
+
+        Args:
+            name: Of the child and of its log file.
+            arguments: Its command line.
+            module: What runs.
+            needed: Whether its death is an error; of another child it is only noted.
+        """
         log = (self._logs / f"{name}.log").open("ab")
         words = tuple(arguments)
         process = self._spawn(module, words, log, list(self._children.values()))
-        self._children[name] = _Child(module, words, process, log, log.tell())
+        self._children[name] = _Child(module, words, process, log, log.tell(), needed)
 
     def running(self, name: str) -> bool:
         """Whether a child is still running; one that was killed is started again.
@@ -87,12 +103,16 @@ class ProcessGroup:
         code = child.process.poll()
         if code is None:
             return True
-        if code == 0:
+        if code == 0 or child.lost:
             return False
         child.deaths.append(time.monotonic())
         recent = [at for at in child.deaths if at > child.deaths[-1] - _DEATHS_WITHIN_SECONDS]
         if code > 0 or len(recent) > _DEATHS:
-            raise self._died(name, code)
+            if child.needed:
+                raise self._died(name, code)
+            child.lost = True
+            self._note(f"going on without it: {self._died(name, code)}")
+            return False
         self._start_again(name, code)
         return True
 
@@ -157,7 +177,8 @@ class ProcessGroup:
                 f"the process {name!r} did not end within {_END_SECONDS:g} s and was killed",
                 hint=f"see {self._logs / name}.log",
             )
-        return None if code in _ASKED_TO_END else self._died(name, code)
+        forgiven = code in _ASKED_TO_END or not self._children[name].needed
+        return None if forgiven else self._died(name, code)
 
     def __enter__(self) -> Self:
         """Return the group."""

@@ -168,6 +168,11 @@ def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
     return {"replay": ["replay"], "learner": ["learner"], **acting, **evaluator}
 
 
+def _beside(config: DictConfig) -> list[str]:
+    """Processes that learning does not need, and that do not end it when they fail."""
+    return ["console"] if config.console.open else []
+
+
 def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
     """Start the processes and wait until all steps are learned from and evaluated."""
     total = int(config.environment_steps)
@@ -182,11 +187,17 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         processes = _processes(int(config.actors), evaluates_periodically(config))
         for name, arguments in processes.items():
             group.start(name, [*arguments, *place])
+        beside = _beside(config)
+        for name in beside:
+            group.start(name, [name, *place], needed=False)
+            progress.note(f"{name}: its address is in {run.path}/logs/{name}.log")
         feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
         waiting = [name for name in processes if name != "replay"]
         while waiting:
             group.require("replay")
             waiting = [name for name in waiting if group.running(name)]
+            for name in beside:
+                group.running(name)
             feed.show()
             time.sleep(_POLL_SECONDS)
 
