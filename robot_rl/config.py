@@ -31,6 +31,7 @@ MAY_DIFFER = (
     "actor",
     "choices.classifier",
     "choices.replay",
+    "choices.teleop",
     "classifier",
     "console",
     "device",
@@ -40,6 +41,7 @@ MAY_DIFFER = (
     "resume",
     "run",
     "runs_directory",
+    "teleop",
     "start_nodes",
 )
 # Strings of which only some are valid.
@@ -122,6 +124,11 @@ def compose_for_run(overrides: Sequence[str], run_config: DictConfig) -> DictCon
     return result
 
 
+def in_real_time(config: DictConfig) -> DictConfig:
+    """The same configuration on the wall clock, for what a person does."""
+    return _on_clock(config, "realtime")
+
+
 def on_stepped_clock(config: DictConfig) -> DictConfig:
     """The same configuration in simulated time, for what keeps no pace with the wall clock.
 
@@ -129,9 +136,7 @@ def on_stepped_clock(config: DictConfig) -> DictConfig:
     """
     if config.robot.get("clock") is not None:
         return config
-    stepped = OmegaConf.merge(config, {"clock": "stepped"})
-    assert isinstance(stepped, DictConfig)
-    return stepped
+    return _on_clock(config, "stepped")
 
 
 def compare_run(
@@ -226,6 +231,12 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is spelled most like a name; None without choices."""
     close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
     return close[0] if close else None
+
+
+def _on_clock(config: DictConfig, clock: str) -> DictConfig:
+    changed = OmegaConf.merge(config, {"clock": clock})
+    assert isinstance(changed, DictConfig)
+    return changed
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:

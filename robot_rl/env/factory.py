@@ -10,6 +10,7 @@ import numpy as np
 
 from robot_rl import devices
 from robot_rl.data.schema import RowSchema
+from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.intervention import Attendant, Intervention
 from robot_rl.env.rate import make_clock
 from robot_rl.env.robot_env import RobotEnv
@@ -78,10 +79,11 @@ def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:
 def make_intervention(
     config: Mapping[str, Any], env: RobotEnv, inbox: OperatorInbox
 ) -> Intervention:
-    """Let whoever writes to `inbox` take over in `env`, the configured `operator` included.
+    """Let whoever writes to `inbox` take over in `env`, configured operators and devices included.
 
     Raises:
-        RobotRLError: The operator is a simulated one, and the task has no scripted expert.
+        RobotRLError: The device of `teleop` cannot be connected, or the operator is a simulated
+            one, and the task has no scripted expert.
     """
     operator = config["operator"]
     attendants: list[Attendant] = []
@@ -95,6 +97,14 @@ def make_intervention(
                 control_rate_hz=float(config["control_rate_hz"]),
             )
         )
+    if config["teleop"]["device"] is not None:
+        if config["clock"] != "realtime":
+            raise RobotRLError(
+                "a person cannot drive in simulated time",
+                got=f"clock={config['clock']} with a device of teleop",
+                hint="add clock=realtime",
+            )
+        attendants.append(DeviceAttendant(devices.make(config["teleop"]["device"]), inbox))
     return Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
 
 
