@@ -114,7 +114,7 @@ class ArmNode(DeviceNode):
         self._resets = Resets(self.guard, ResetOptions(**self._reset_options))
         self._reset_done: Future | None = None
         self._source = SoleSource(limits.command_deadline)
-        self._refused = ""
+        self._last_refusal = ""
         sensors = qos.sensor_publisher(self.rate_hz)
         publisher = self.create_publisher
         self._joint_states = publisher(JointState, "joint_states", sensors)
@@ -181,7 +181,7 @@ class ArmNode(DeviceNode):
         known = int(self._commands.get_publisher_count())
         problem = self._source.refusal(info["publication_sequence_number"], known, now)
         if problem is not None:
-            self._report(f"{problem}: {', '.join(self._publishers())}")
+            self._report(f"{problem}: {', '.join(self._publisher_names())}")
             guard.refuse("publishers", problem)
             return
         stamp = to_nanoseconds(message.header.stamp)
@@ -274,7 +274,7 @@ class ArmNode(DeviceNode):
         guard = self.guard
         if guard is None:
             return {}
-        state = {"mode": guard.mode.value, "reason": guard.reason, "last_refusal": self._refused}
+        state = {"mode": guard.mode.value, "reason": guard.reason, "last_refusal": self._last_refusal}
         return {**state, "compliance": self.driver.compliance, **guard.counts}
 
     def warning(self) -> str | None:
@@ -284,14 +284,14 @@ class ArmNode(DeviceNode):
             return None
         if guard.mode is Mode.STOPPED:
             return f"stopped: {guard.reason}"
-        return self._refused or None
+        return self._last_refusal or None
 
     def _report(self, refusal: str) -> None:
-        if refusal and refusal != self._refused:
+        if refusal and refusal != self._last_refusal:
             self.get_logger().warning(f"refused: {refusal}", throttle_duration_sec=1.0)
-        self._refused = refusal
+        self._last_refusal = refusal
 
-    def _publishers(self) -> list[str]:
+    def _publisher_names(self) -> list[str]:
         infos = self.get_publishers_info_by_topic(self._commands.topic_name)
         return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
 
@@ -304,7 +304,7 @@ class ArmNode(DeviceNode):
         }
 
     def _arm_limits(self) -> ArmLimits:
-        values = {
+        values: dict[str, Any] = {
             name: tuple(value) if np.iterable(value) else value
             for name, value in self._limits.items()
         }
