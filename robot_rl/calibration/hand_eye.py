@@ -140,7 +140,8 @@ def _check_motion(arm: Matrix) -> None:
     first, second = np.triu_indices(len(arm), 1)
     turns = np.linalg.inv(arm[first, :3, :3]) @ arm[second, :3, :3]
     vectors = Rotation.from_matrix(turns).as_rotvec()
-    spread = np.sqrt(np.linalg.eigvalsh(vectors.T @ vectors / len(vectors)))[::-1]
+    squares = np.linalg.eigvalsh(vectors.T @ vectors / len(vectors))[::-1]
+    spread = np.sqrt(np.maximum(squares, 0.0))
     if spread[1] < _LEAST_TURN:
         about_one = spread[0] >= _LEAST_TURN
         raise CalibrationError(
