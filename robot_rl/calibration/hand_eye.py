@@ -174,7 +174,8 @@ def _refined(
         return _pixel_errors(views, arm, intrinsics, *where).ravel()
 
     start = np.concatenate([_to_vector(camera), _to_vector(board)])
-    best = least_squares(errors, start, x_scale="jac").x
+    # Robust: one view whose board slipped should show, not bend the result.
+    best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
     return _from_vector(best[:6]), _from_vector(best[6:])
 
 
