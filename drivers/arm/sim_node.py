@@ -26,7 +26,7 @@ from robot_rl.ros import messages, qos
 from robot_rl.ros.device_node import ParameterError, run_node
 from robot_rl.safety import Mode
 
-_LARGEST_SEED = 2**31 - 1
+_LARGEST_SEED = 2**63 - 1
 
 
 class SimArmNode(ArmNode):

@@ -1,8 +1,8 @@
 """Views of the board on disk: pictures, the arm's poses beside them, and the camera's intrinsics.
 
-    FOLDER/camera.json     how the camera projects
-    FOLDER/view-00.png     a picture
-    FOLDER/view-00.json    where the arm was: {"tcp_pose": [x, y, z, qx, qy, qz, qw]}
+FOLDER/camera.json     how the camera projects
+FOLDER/view-00.png     a picture
+FOLDER/view-00.json    where the arm was: {"tcp_pose": [x, y, z, qx, qy, qz, qw]}
 """
 
 from __future__ import annotations
