@@ -38,6 +38,8 @@ def make_env(config: Mapping[str, Any]) -> RobotEnv:
 def make_expert(config: Mapping[str, Any], env: RobotEnv) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
+    Over topics that is a copy of the simulated world, which the robot keeps.
+
     Raises:
         RobotRLError: The task has none.
     """
@@ -47,7 +49,8 @@ def make_expert(config: Mapping[str, Any], env: RobotEnv) -> Expert:
             got="task.expert=null",
             hint="name demonstrations with dataset=PATH, or an expert with task.expert",
         )
-    expert: Expert = devices.make(config["task"]["expert"], task=env.task)
+    task = getattr(env.robot, "simulated_task", None) or env.task
+    expert: Expert = devices.make(config["task"]["expert"], task=task)
     return expert
 
 

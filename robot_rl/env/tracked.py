@@ -20,8 +20,9 @@ class Tracker(Protocol):
 
     @property
     def tracked(self) -> Mapping[str, Any]:
-        """Of the newest observation: `tcp_pose` (7,), and where known `object_poses` (k, 7), base
-        frame, and `success`.
+        """What the newest observation says of the task.
+
+        `tcp_pose` (7,), and where known `object_poses` (k, 7), base frame, and `success`.
         """
 
 

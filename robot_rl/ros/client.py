@@ -1,7 +1,8 @@
-"""A ROS node inside a process that has other things to do: its callbacks run in a thread of their own."""
+"""A ROS node inside a process that has other things to do."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -44,6 +45,7 @@ class RosClient:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._spin, name="ros", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread inside of ROS at the end of Python aborts it
 
     def check(self) -> None:
         """Look whether the callbacks still run.
@@ -99,7 +101,10 @@ class RosClient:
             raise ServiceFailed(f"{self.topic(name)} was refused", got=answer.message)
 
     def close(self) -> None:
-        """End the thread and the node."""
+        """End the thread and the node; may be called again."""
+        if self._ending.is_set():
+            return
+        atexit.unregister(self.close)
         self._ending.set()
         self._thread.join()
         self._executor.shutdown()

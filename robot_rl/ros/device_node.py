@@ -32,6 +32,7 @@ from rclpy.timer import Timer
 from robot_rl import devices
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.connection import CONNECTED, Connection
+from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.freshness import Freshness
 from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, stop_event
 
@@ -321,6 +322,7 @@ def run_node(make: Callable[[], DeviceNode]) -> int:
         The exit code: 0, or 2 after an error that the user can mend.
     """
     ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
+    prepare_environment()
     try:
         rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
     except Exception as error:  # of the compiled module, whose class has moved between releases

@@ -28,13 +28,15 @@ class SimulatedEpisodes:
     """Lets the simulation begin the episode that the seed decides, as it does in one process.
 
     Args:
-        service: Of the node that owns the world.
-        timeout_s: For its answer [s].
+        node: Name of the node that owns the world; its parameter `episode_seed` is the seed.
+        service: Of that node, which begins the episode.
+        timeout_s: For each answer [s].
     """
 
-    def __init__(self, service: str, timeout_s: float) -> None:
+    def __init__(self, node: str, service: str, timeout_s: float) -> None:
         """See the class."""
-        self._service, self._timeout = service, timeout_s
+        self._parameters, self._service = f"{node}/set_parameters", service
+        self._timeout = timeout_s
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
         """Place the scene and the arm.
@@ -42,14 +44,18 @@ class SimulatedEpisodes:
         Raises:
             ServiceFailed: The simulation does not answer, or refuses.
         """
-        value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=_seed_of(rng))
-        request = SetParameters.Request(parameters=[Parameter(name="seed", value=value)])
-        answer = robot.client.call(SetParameters, self._service, request, self._timeout)
+        seed = _seed_of(rng)
+        value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
+        request = SetParameters.Request(parameters=[Parameter(name="episode_seed", value=value)])
+        answer = robot.client.call(SetParameters, self._parameters, request, self._timeout)
         for result in answer.results:
             if not result.successful:
                 raise ServiceFailed(
-                    f"{robot.client.topic(self._service)} was refused", got=result.reason
+                    f"{robot.client.topic(self._parameters)} was refused", got=result.reason
                 )
+        robot.client.trigger(self._service, self._timeout)
+        if robot.mirror is not None:
+            robot.mirror.begin(seed)
 
 
 class ScriptedEpisodes:

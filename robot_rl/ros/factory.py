@@ -11,6 +11,7 @@ from robot_rl.env.task import Task
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.robot import CameraTopic, RosRobot, SensorLimits
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 
@@ -18,6 +19,7 @@ from robot_rl.safety import CartesianLimiter, CartesianLimits
 def make_ros_robot(
     task: Task,
     clock: str,
+    discovery_range: str | None,
     control_rate_hz: float,
     namespace: str,
     joint_names: Sequence[str],
@@ -27,12 +29,14 @@ def make_ros_robot(
     limits: CartesianLimits,
     sensors: SensorLimits,
     episodes: Any,
+    mirror: Any,
 ) -> RosRobot:
     """Make a robot on topics.
 
     Args:
         task: A `robot_rl.env.tracked.Tracked`.
         clock: Must be `realtime`: a robot does not wait for a simulated clock.
+        discovery_range: See `robot_rl.ros.environment`.
         control_rate_hz: Actions per second.
         namespace: Of the arm's topics.
         joint_names: See `RosRobot`.
@@ -42,6 +46,7 @@ def make_ros_robot(
         limits: What the arm may be asked for.
         sensors: See `SensorLimits`.
         episodes: See `RosRobot`.
+        mirror: See `RosRobot`.
 
     Raises:
         ClockError: Another clock.
@@ -59,8 +64,9 @@ def make_ros_robot(
             f"a robot on ROS topics cannot do the task {task.name!r}",
             got=type(task).__name__,
             expected="robot_rl.env.tracked.Tracked",
-            hint="give the task's configuration a section `tracked`, as configs/task/reach.yaml has",
+            hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
+    prepare_environment(discovery_range)
     limiter = CartesianLimiter(limits, rotations.DOWNWARD)
     topics = [CameraTopic(c.name, c.width, c.height, c.depth) for c in cameras]
     client = RosClient("robot_rl", namespace)
@@ -76,6 +82,7 @@ def make_ros_robot(
             episodes,
             control_rate_hz,
             track_objects,
+            mirror,
         )
     except BaseException:
         client.close()

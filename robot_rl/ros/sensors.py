@@ -1,4 +1,4 @@
-"""The newest measurements of topics, with their ages, for a control loop that never waits for them."""
+"""The newest measurements of topics, for a control loop that never waits for them."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from robot_rl.env.task import Expert
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
+from robot_rl.stages.nodes import robot_nodes
 
 SEED_STREAM = 0
 _MOST_FAILURES = 200
@@ -150,6 +151,7 @@ def run(config: DictConfig) -> None:
         save_resolved(config, directory.path)
     with (
         directory.claim("train"),
+        robot_nodes(config, directory.path / "logs"),
         WorkProgress(int(config.demonstrations), "demonstrations") as progress,
     ):
         progress.phase("collecting")

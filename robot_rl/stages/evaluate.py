@@ -22,6 +22,7 @@ from robot_rl.learner import learned_steps
 from robot_rl.machine import yield_to_control_loop
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.signals import Stopped, stop_event
+from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.pretrain import load_cloned
 
 RECORDS = "evaluations"
@@ -68,8 +69,15 @@ def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None
         run.append_jsonl(RECORDS, result.to_json())
 
 
+def evaluates_periodically(config: DictConfig) -> bool:
+    """Whether checkpoints are evaluated while a run trains."""
+    return bool(config.evaluation.get("periodic", True))
+
+
 def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
     """Environment steps of the periodic evaluations that are still to be made, or waited for."""
+    if not evaluates_periodically(config):
+        return []
     records = run.read_jsonl(RECORDS)
     known = {r["environment_steps"] for r in records if r["seed_set"] == "periodic"}
     learned = learned_steps(run)
@@ -143,7 +151,8 @@ def run(config: DictConfig) -> None:
             except Stopped:
                 raise KeyboardInterrupt from None
         return
-    result = evaluate_final(config, directory)
+    with robot_nodes(config, directory.path / "logs"):
+        result = evaluate_final(config, directory)
     film_final(config, directory, result)
     print(f"{config.task.name}, {result.policy} after {result.environment_steps} steps: {result}")
     print(json.dumps(result.to_json()), flush=True)

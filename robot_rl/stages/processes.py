@@ -28,6 +28,7 @@ class ProcessDied(RobotRLError):
 
 @dataclass
 class _Child:
+    module: str
     arguments: tuple[str, ...]
     process: subprocess.Popen[bytes]
     log: IO[bytes]
@@ -68,11 +69,12 @@ class ProcessGroup:
         self._children: dict[str, _Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Start `python -m robot_rl.cli ARGUMENTS` under a name."""
+    def start(self, name: str, arguments: Sequence[str], module: str = "robot_rl.cli") -> None:
+        """Start `python -m MODULE ARGUMENTS` under a name."""
         log = (self._logs / f"{name}.log").open("ab")
-        process = self._spawn(arguments, log, list(self._children.values()))
-        self._children[name] = _Child(tuple(arguments), process, log, log.tell())
+        words = tuple(arguments)
+        process = self._spawn(module, words, log, list(self._children.values()))
+        self._children[name] = _Child(module, words, process, log, log.tell())
 
     def running(self, name: str) -> bool:
         """Whether a child is still running; one that was killed is started again.
@@ -128,14 +130,14 @@ class ProcessGroup:
         # Should the parent be killed, it may end before those who were started before it: what
         # they then cannot send stays with them.
         others = [other for other in self._children.values() if other is not child]
-        child.process = self._spawn(child.arguments, child.log, others)
+        child.process = self._spawn(child.module, child.arguments, child.log, others)
         child.log_start = child.log.tell()
 
     def _spawn(
-        self, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]
+        self, module: str, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "robot_rl.cli", *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

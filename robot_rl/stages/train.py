@@ -20,8 +20,15 @@ from robot_rl.machine import describe_machine
 from robot_rl.progress import WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 from robot_rl.stages.collect import collect
-from robot_rl.stages.evaluate import evaluate_final, film_final, record_final, unevaluated
+from robot_rl.stages.evaluate import (
+    evaluate_final,
+    evaluates_periodically,
+    film_final,
+    record_final,
+    unevaluated,
+)
 from robot_rl.stages.memory import MemorySampler
+from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.pretrain import create_run, open_demonstrations, pretrain
 from robot_rl.stages.processes import ProcessGroup
 from robot_rl.stages.vision import exploration_steps
@@ -97,7 +104,11 @@ def run(config: DictConfig) -> None:
     else:
         directory = create_run(config)
     print(f"run directory: {directory.path}", flush=True)
-    with directory.claim("train") as lock, MemorySampler() as memory:
+    with (
+        directory.claim("train") as lock,
+        MemorySampler() as memory,
+        robot_nodes(config, directory.path / "logs"),
+    ):
         costs = _Costs(directory, memory)
         _check(config, directory)
         try:
@@ -144,13 +155,13 @@ def _prepare(config: DictConfig, run: RunDirectory) -> None:
         pretrain(config, run)
 
 
-def _processes(actors: int) -> dict[str, list[str]]:
+def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
     """Names and arguments in the order of their start; they are ended in the reverse one."""
     acting = {
         f"actor-{n}" if actors > 1 else "actor": ["actor", f"actor={n}"]
         for n in range(1, actors + 1)
     }
-    evaluator = {"evaluator": ["evaluate", "evaluation.follow=true"]}
+    evaluator = {"evaluator": ["evaluate", "evaluation.follow=true"]} if periodic else {}
     return {"replay": ["replay"], "learner": ["learner"], **acting, **evaluator}
 
 
@@ -165,7 +176,7 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         ProcessGroup(run.path / "logs", [lock], progress.note) as group,
     ):
         progress.phase("online learning")
-        processes = _processes(int(config.actors))
+        processes = _processes(int(config.actors), evaluates_periodically(config))
         for name, arguments in processes.items():
             group.start(name, [*arguments, *place])
         feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))

@@ -1,0 +1,1 @@
+"""Cameras: one file per device, over the protocol of `drivers.camera.base`."""

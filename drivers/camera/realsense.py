@@ -1,0 +1,279 @@
+"""Intel RealSense cameras through pyrealsense2, or a recording (.db3, .bag) of one.
+
+Tested with the library's own software device and its recordings; not yet run on a camera.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from drivers.camera.base import Depth, Frame, Intrinsics, check_color
+from drivers.errors import DriverError, DriverTimeout, MissingExtra, require
+
+_MILLIMETRES = 1000.0
+
+
+class RealSenseCamera:
+    """A RealSense camera's colour and, where asked, its depth as seen by the colour camera.
+
+    Frames wait in a queue of one inside the library, so that a slow reader gets the newest.
+
+    Args:
+        serial: Serial number, as `robot-rl doctor` lists it; None takes the only one there is.
+        width: Pixels, of colour and depth.
+        height: Pixels.
+        rate_hz: Pictures per second.
+        depth: Whether depth is streamed and aligned to colour.
+        exposure_us: Of the colour camera [µs]; None leaves it to the camera.
+        gain: Of the colour camera; with an exposure only.
+        white_balance_k: Colour temperature [K]; None leaves it to the camera.
+        recording: A file recorded by the RealSense viewer or SDK, played in place of a camera.
+        context: Makes the library's context.
+
+    Raises:
+        DriverError: Both a serial number and a recording.
+        MissingExtra: pyrealsense2 is not installed, or lacks libusb.
+    """
+
+    def __init__(
+        self,
+        serial: str | int | None = None,
+        width: int = 640,
+        height: int = 480,
+        rate_hz: int = 30,
+        depth: bool = False,
+        exposure_us: int | None = None,
+        gain: int | None = None,
+        white_balance_k: int | None = None,
+        recording: str | None = None,
+        context: Callable[[], Any] | None = None,
+    ) -> None:
+        """See the class."""
+        if serial is not None and recording is not None:
+            raise DriverError("a camera is either a serial number or a recording", got=recording)
+        self._rs = load_library()
+        self._serial = None if serial is None else str(serial)
+        self._size, self._rate = (width, height), rate_hz
+        self._depth = depth
+        self._exposure, self._gain, self._white_balance = exposure_us, gain, white_balance_k
+        self._recording = recording
+        self._context = (context or self._rs.context)()
+        self._pipeline: Any = None
+        self._queue: Any = None
+        self._intrinsics: Intrinsics | None = None
+        self._depth_unit = 1e-3  # m
+        self._last: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self._recording or f"RealSense {self._serial or ''}".strip()
+
+    def connect(self) -> None:
+        """Find the camera, start its streams and set its exposure."""
+        self.close()
+        rs = self._rs
+        config = rs.config()
+        if self._recording is not None:
+            self._check_recording()
+            rs.config.enable_device_from_file(config, self._recording, repeat_playback=True)
+        else:
+            config.enable_device(self._found_serial())
+        config.enable_stream(rs.stream.color, *self._size, rs.format.rgb8, self._rate)
+        if self._depth:
+            config.enable_stream(rs.stream.depth, *self._size, rs.format.z16, self._rate)
+        queue, pipeline = rs.frame_queue(1), rs.pipeline(self._context)
+        try:
+            profile = pipeline.start(config, queue)
+        except RuntimeError as error:
+            raise self._unstartable(error) from error
+        self._pipeline, self._queue, self._last = pipeline, queue, None
+        device = profile.get_device()
+        stream = profile.get_stream(rs.stream.color).as_video_stream_profile()
+        self._intrinsics = _intrinsics(stream.get_intrinsics())
+        if self._depth:
+            self._align = rs.align(rs.stream.color)
+            self._depth_unit = device.first_depth_sensor().get_depth_scale()
+        if self._recording is None:
+            self._set_options(device)
+
+    def read(self, timeout_s: float) -> Frame:
+        """Wait for a new frame."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            frames = self._wait(deadline)
+            color = frames.get_color_frame()
+            depth = frames.get_depth_frame() if self._depth else None
+            fresh = color and color.get_frame_number() != self._last and (depth or not self._depth)
+            if fresh:
+                break
+        self._last = color.get_frame_number()
+        stamp = self._stamp_ns(color)
+        if self._depth:
+            aligned = self._align.process(frames)
+            color, depth = aligned.get_color_frame(), aligned.get_depth_frame()
+        picture = np.array(color.get_data())  # a copy: the library takes its memory back
+        check_color(self.name, picture, *self._size)
+        return Frame(stamp, self._last, picture, self._millimetres(depth) if depth else None)
+
+    def intrinsics(self) -> Intrinsics | None:
+        """Those that the camera reports for this size; None before it was connected."""
+        return self._intrinsics
+
+    def close(self) -> None:
+        """Stop the streams."""
+        pipeline, self._pipeline, self._queue = self._pipeline, None, None
+        if pipeline is not None:
+            try:
+                pipeline.stop()
+            except RuntimeError:
+                return  # it was unplugged: nothing is left to stop
+
+    def _wait(self, deadline: float) -> Any:
+        if self._queue is None:
+            raise DriverError(f"{self.name} is not connected", hint="connect first")
+        left = max(1, round((deadline - time.monotonic()) * 1e3))
+        try:
+            return self._queue.wait_for_frame(left).as_frameset()
+        except RuntimeError as error:
+            raise DriverTimeout(
+                f"{self.name} gave no new picture in time",
+                got=error,
+                hint="is it still plugged into USB 3?",
+            ) from error
+
+    def _stamp_ns(self, frame: Any) -> int:
+        """When it was taken, on the system clock, if the camera relates its clock to that."""
+        hardware = self._rs.timestamp_domain.hardware_clock
+        if self._recording is not None or frame.get_frame_timestamp_domain() == hardware:
+            return time.time_ns()
+        return round(frame.get_timestamp() * 1e6)
+
+    def _millimetres(self, depth: Any) -> Depth:
+        raw = np.array(depth.get_data())
+        scale = self._depth_unit * _MILLIMETRES
+        if abs(scale - 1.0) < 1e-6:
+            return raw
+        scaled = np.rint(raw * scale)
+        return np.where(scaled > np.iinfo(np.uint16).max, 0, scaled).astype(np.uint16)
+
+    def _found_serial(self) -> str:
+        """The serial number of the camera to use, which is there.
+
+        Raises:
+            DriverError: It is not there, or several are and none is named.
+        """
+        number = self._rs.camera_info.serial_number
+        there = [d.get_info(number) for d in self._context.query_devices() if d.supports(number)]
+        if self._serial in there:
+            return self._serial
+        if self._serial is None and len(there) == 1:
+            return str(there[0])
+        raise DriverError(
+            f"there is no RealSense {self._serial}"
+            if self._serial
+            else "which RealSense is meant must be said with serial"
+            if there
+            else "there is no RealSense",
+            got=f"there: {', '.join(there) or 'none'}",
+            hint="plug it into USB 3, install the udev rules of hardware/udev; robot-rl doctor"
+            " lists what it sees",
+        )
+
+    def _check_recording(self) -> None:
+        try:
+            with open(str(self._recording), "rb"):
+                return
+        except OSError as error:
+            raise DriverError("the recording cannot be read", got=error) from error
+
+    def _unstartable(self, error: RuntimeError) -> DriverError:
+        """The error of a camera that does not start, with the sizes that it could do."""
+        width, height = self._size
+        return DriverError(
+            f"{self.name} does not start",
+            got=error,
+            expected=f"colour {'and depth ' if self._depth else ''}of {width}×{height} at"
+            f" {self._rate} Hz; it has {self._sizes() or 'no colour at all'}",
+            hint="choose one of these, and use no other program with it at the same time",
+        )
+
+    def _sizes(self) -> str:
+        """Sizes and rates of colour, for an error."""
+        if self._recording is not None:
+            device = self._context.load_device(self._recording)
+        else:
+            number = self._rs.camera_info.serial_number
+            devices = [d for d in self._context.query_devices() if d.supports(number)]
+            device = next(d for d in devices if d.get_info(number) == self._found_serial())
+        profiles = [p for sensor in device.query_sensors() for p in sensor.get_stream_profiles()]
+        videos = [p for p in profiles if p.stream_type() == self._rs.stream.color]
+        sizes = {(p.as_video_stream_profile(), p.fps()) for p in videos}
+        return ", ".join(sorted({f"{v.width()}×{v.height()} {fps} Hz" for v, fps in sizes}))
+
+    def _set_options(self, device: Any) -> None:
+        """Set exposure, gain and white balance of the colour camera, or leave them to it."""
+        option = self._rs.option
+        wanted: dict[Any, float | None] = {
+            option.enable_auto_exposure: None if self._exposure is None else 0.0,
+            option.exposure: self._exposure,
+            option.gain: self._gain,
+            option.enable_auto_white_balance: None if self._white_balance is None else 0.0,
+            option.white_balance: self._white_balance,
+        }
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        if not wanted:
+            return
+        sensor = device.first_color_sensor()
+        for name, value in wanted.items():
+            try:
+                sensor.set_option(name, float(value or 0.0))
+            except RuntimeError as error:
+                limits = sensor.get_option_range(name) if sensor.supports(name) else None
+                raise DriverError(
+                    f"{self.name} refuses {name}",
+                    got=value,
+                    expected="another camera: it lacks this"
+                    if limits is None
+                    else f"{limits.min:g} to {limits.max:g} in steps of {limits.step:g}",
+                ) from error
+
+
+def load_library() -> ModuleType:
+    """Import pyrealsense2; it needs libusb, which the extra brings along.
+
+    Raises:
+        MissingExtra: It is not installed, or does not load.
+    """
+    try:
+        return require("pyrealsense2", "realsense")
+    except MissingExtra as error:
+        if "libusb" not in str(error):
+            raise
+    path = require("libusb_package", "realsense").get_library_path()
+    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    return require("pyrealsense2", "realsense")
+
+
+def _intrinsics(values: Any) -> Intrinsics:
+    """Turn the library's intrinsics into ours.
+
+    As in realsense-ros, coefficients of the inverse Brown and Conrady model, which the library
+    names for its colour cameras, are passed on as those of the forward one.
+    """
+    k1, k2, p1, p2, k3 = (float(value) for value in values.coeffs)
+    return Intrinsics(
+        values.width,
+        values.height,
+        values.fx,
+        values.fy,
+        values.ppx,
+        values.ppy,
+        (k1, k2, p1, p2, k3),
+    )

@@ -1,0 +1,181 @@
+"""Any webcam that Linux knows (UVC, V4L2), or a film that is played in its place; through PyAV."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from drivers.camera.base import Frame, Intrinsics, check_color
+from drivers.camera.newest import NewestFrame
+from drivers.errors import DriverError, require
+
+_STOP_S = 5.0
+# A camera's own stamp is believed if it is at most this old when its picture arrives [s].
+_PLAUSIBLE_DELAY_S = 1.0
+
+
+class UvcCamera:
+    """A webcam, or a film.
+
+    A thread receives and decodes, so that a slow reader gets the newest picture. Stamps are the
+    kernel's, of the beginning of the exposure's transfer, where the camera gives any.
+
+    Args:
+        device: `/dev/video0`, better `/dev/v4l/by-id/…`, which stays the same; or a film's path.
+        width: Pixels; a camera is set to this size, a film must have it.
+        height: Pixels.
+        rate_hz: Of a camera, pictures per second; a film is played at its own rate.
+        encoding: In which the camera sends: `mjpeg`, or `yuyv422`, which is uncompressed.
+        repeat: Whether a film begins again after its end; else its end is an error.
+        intrinsics: A mapping with the fields of `Intrinsics`, from `robot-rl calibrate`; UVC
+            cameras do not know their own.
+
+    Raises:
+        MissingExtra: PyAV is not installed.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        width: int = 640,
+        height: int = 480,
+        rate_hz: int = 30,
+        encoding: str = "mjpeg",
+        repeat: bool = True,
+        intrinsics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See the class."""
+        self._av = require("av", "uvc")
+        self.device = device
+        self._size = (width, height)
+        self._rate = rate_hz
+        self._encoding = encoding
+        self._repeat = repeat
+        self._intrinsics = None if intrinsics is None else _intrinsics(intrinsics, width, height)
+        self._newest = NewestFrame(device)
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def connect(self) -> None:
+        """Open the device and begin to receive."""
+        self.close()
+        source = self._open()
+        # Of its own for each connection: a thread that hangs in the kernel must not wake up in the next.
+        self._newest, self._ending = NewestFrame(self.device), threading.Event()
+        self._thread = threading.Thread(
+            target=self._receive,
+            args=(source, self._newest, self._ending),
+            name=f"camera {self.device}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def read(self, timeout_s: float) -> Frame:
+        """Wait for a new frame."""
+        return self._newest.take(timeout_s)
+
+    def intrinsics(self) -> Intrinsics | None:
+        """Those of the configuration."""
+        return self._intrinsics
+
+    def close(self) -> None:
+        """Stop receiving and let go of the device."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+            self._thread = None
+
+    @property
+    def _is_camera(self) -> bool:
+        path = Path(self.device)
+        return path.is_char_device() or self.device.startswith("/dev/")
+
+    def _open(self) -> Any:
+        """Open the camera or film; returns PyAV's container."""
+        if not Path(self.device).exists():
+            raise DriverError(
+                f"there is no camera {self.device}",
+                hint="plug it in; ls -l /dev/v4l/by-id shows what there is",
+            )
+        width, height = self._size
+        camera: dict[str, Any] = {
+            "format": "v4l2",
+            "options": {
+                "video_size": f"{width}x{height}",
+                "framerate": str(self._rate),
+                "input_format": self._encoding,
+                "timestamps": "abs",  # the system clock
+            },
+        }
+        try:
+            return self._av.open(self.device, **(camera if self._is_camera else {}))
+        except (self._av.FFmpegError, OSError) as error:
+            raise DriverError(
+                f"the camera {self.device} cannot be opened",
+                got=error,
+                expected=f"{width}×{height} at {self._rate} Hz as {self._encoding}"
+                if self._is_camera
+                else "a film",
+                hint="another program may use it, it may lack this size, or this user lacks the"
+                " group video; v4l2-ctl --list-formats-ext shows what it can do",
+            ) from error
+
+    def _receive(self, source: Any, newest: NewestFrame, ending: threading.Event) -> None:
+        """Pass every frame on until `close` or a failure, which the reader then meets."""
+        try:
+            with source:
+                frames = self._camera(source) if self._is_camera else self._film(source, ending)
+                for sequence, frame in enumerate(frames):
+                    if ending.is_set():
+                        return
+                    check_color(self.device, frame.color, *self._size)
+                    newest.put(replace(frame, sequence=sequence))
+            newest.fail(DriverError(f"{self.device} gives no more pictures: it is at its end"))
+        except DriverError as error:
+            newest.fail(error)
+        except Exception as error:  # FFmpeg's, or the system's when the camera is unplugged
+            stopped = f"the camera {self.device} stopped"
+            newest.fail(DriverError(stopped, got=error, hint="is it still plugged in?"))
+
+    def _camera(self, source: Any) -> Iterator[Frame]:
+        for picture in source.decode(video=0):
+            now = time.time_ns()
+            taken = now if picture.time is None else round(picture.time * 1e9)
+            if not 0 <= now - taken <= _PLAUSIBLE_DELAY_S * 1e9:
+                taken = now
+            yield Frame(taken, 0, picture.to_ndarray(format="rgb24"))
+
+    def _film(self, source: Any, ending: threading.Event) -> Iterator[Frame]:
+        """The film's pictures, each when it is due."""
+        while True:
+            started, first = time.monotonic(), None
+            for picture in source.decode(video=0):
+                first = picture.time if first is None else first
+                due = started + float(picture.time - first)
+                if ending.wait(max(0.0, due - time.monotonic())):
+                    return
+                yield Frame(time.time_ns(), 0, picture.to_ndarray(format="rgb24"))
+            if not self._repeat or first is None:
+                return
+            source.seek(0)
+
+
+def _intrinsics(values: Mapping[str, Any], width: int, height: int) -> Intrinsics:
+    try:
+        made = Intrinsics(**{**values, "distortion": tuple(values.get("distortion", (0.0,) * 5))})
+    except TypeError as error:
+        raise DriverError(
+            "the camera's intrinsics", got=error, expected="the fields of Intrinsics"
+        ) from error
+    if (made.width, made.height) != (width, height):
+        raise DriverError(
+            "the camera's intrinsics are those of another size",
+            got=f"{made.width}×{made.height}",
+            expected=f"{width}×{height}",
+            hint="calibrate the camera at the size that it is used with",
+        )
+    return made

@@ -1,0 +1,1 @@
+"""Grippers: one file per device, over the protocol of `drivers.gripper.base`."""

@@ -1,0 +1,86 @@
+"""What every gripper driver does: a position between 0, open, and 1, closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from drivers.errors import DriverError
+
+
+@dataclass(frozen=True)
+class GripperState:
+    """One measurement of a gripper.
+
+    Attributes:
+        stamp_ns: When it was measured, on the system clock [ns].
+        position: Of the fingers, 0 open to 1 closed.
+        object_held: Whether the fingers were stopped by an object; None where the device cannot
+            tell.
+    """
+
+    stamp_ns: int
+    position: float
+    object_held: bool | None = None
+
+
+class Gripper(Protocol):
+    """A gripper whose fingers can be sent to a position.
+
+    A driver is used by one thread at a time.
+    """
+
+    def connect(self) -> None:
+        """Reach the device and make it ready to move; after `close` or an error, once more.
+
+        Raises:
+            DriverTimeout: It does not answer.
+            DriverFault: It reports a fault.
+            MissingExtra: The vendor's SDK is not installed.
+        """
+
+    def read(self) -> GripperState:
+        """Measure.
+
+        Raises:
+            DriverTimeout: The device does not answer.
+            DriverFault: It reports a fault.
+            Stale: The newest measurement is too old.
+        """
+
+    def command(self, position: float) -> None:
+        """Send the fingers to a position, 0 open to 1 closed, and return at once.
+
+        Raises:
+            DriverError: The position is not in [0, 1]; nothing was sent.
+            DriverTimeout: The device does not answer.
+        """
+
+    def stop(self) -> None:
+        """Stop the fingers where they are, with the force that they have; `command` goes on."""
+
+    def clear_errors(self) -> None:
+        """Clear a fault after a person has looked at it; the fingers may move.
+
+        Of a gripper that is not connected, the next `connect` does it. May be called by another
+        thread than the one that connects.
+        """
+
+    def close(self) -> None:
+        """Let go of the device, also when it was never reached."""
+
+
+def check_position(position: float) -> float:
+    """Return a commanded position as a float.
+
+    Raises:
+        DriverError: It is not a number in [0, 1].
+    """
+    if not 0.0 <= position <= 1.0:  # false for NaN
+        raise DriverError(
+            "a gripper cannot go there",
+            got=position,
+            expected="a position from 0, open, to 1, closed",
+            hint="nothing was sent; the fingers stay where they are",
+        )
+    return float(position)

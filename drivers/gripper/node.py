@@ -1,0 +1,142 @@
+"""The ROS 2 node of any gripper.
+
+    publishes   gripper/state (JointState, one joint `gripper`: 0 open to 1 closed)
+    subscribes  gripper/command (Float64: 0 open to 1 closed)
+    services    gripper/stop (Trigger): the fingers stop and keep their grip;
+                gripper/clear_errors (Trigger), for a person who has looked: the fingers may move
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64
+from std_srvs.srv import Trigger
+
+from drivers.gripper.base import GripperState, check_position
+from robot_rl.errors import RobotRLError
+from robot_rl.ros import qos
+from robot_rl.ros.device_node import DeviceNode, run_node
+from robot_rl.ros.messages import joint_state_message
+from robot_rl.safety import SoleSource
+
+JOINT = "gripper"
+# Two publishers that take turns within this time are refused [s].
+_CONFLICT_S = 1.0
+
+
+class GripperNode(DeviceNode):
+    """A lifecycle node over a `drivers.gripper.base.Gripper`.
+
+    A command is sent at the next poll, if it differs from the one before. What was commanded
+    before the device was lost, or before `stop`, is forgotten: a gripper that comes back does not
+    move by itself.
+
+    Args:
+        name: Default name of the node.
+        **options: See `DeviceNode`.
+    """
+
+    default_rate_hz = 50.0
+    highest_rate_hz = 200.0
+
+    def __init__(self, name: str = "gripper_node", **options: Any) -> None:
+        """See the class."""
+        super().__init__(name, **options)
+        self._source = SoleSource(_CONFLICT_S)
+        self._wanted: float | None = None
+        self._sent: float | None = None
+        self._newest: GripperState | None = None
+        self._refused = 0
+        self._refusal = ""
+
+    def setup(self) -> None:
+        """Make the topics and services."""
+        profile = qos.sensor_publisher(self.rate_hz)
+        self._state = self.create_publisher(JointState, "gripper/state", profile)
+        self._commands = self.create_subscription(
+            Float64, "gripper/command", self._take, qos.command_subscription()
+        )
+        for name in ("stop", "clear_errors"):
+            self.create_service(Trigger, f"gripper/{name}", functools.partial(self._do, name))
+
+    def poll(self) -> None:
+        """Send the newest command, measure and publish."""
+        if self._wanted is not None and self._wanted != self._sent:
+            self.driver.command(self._wanted)
+            self._sent = self._wanted
+        state: GripperState = self.driver.read()
+        if self.freshness.is_new(state.stamp_ns):
+            self._newest = state
+            message = joint_state_message([JOINT], [state.position], None, state.stamp_ns)
+            self._state.publish(message)
+
+    def disconnected(self) -> None:
+        """Forget the command and the state."""
+        self._wanted = self._sent = self._newest = None
+
+    def facts(self) -> Mapping[str, object]:
+        """Position, grip, and what was refused."""
+        newest = self._newest
+        held = None if newest is None else newest.object_held
+        return {
+            "position": "unknown" if newest is None else f"{newest.position:.3f}",
+            "object_held": "unknown" if held is None else str(held).lower(),
+            "commands_refused": self._refused,
+            "last_refusal": self._refusal,
+        }
+
+    def warning(self) -> str | None:
+        """Why the last command was refused, until one is taken."""
+        return self._refusal or None
+
+    def _take(self, message: Float64, info: Mapping[str, int]) -> None:
+        if not self.is_connected:
+            return
+        known = int(self._commands.get_publisher_count())
+        number = info["publication_sequence_number"]
+        conflict = self._source.refusal(number, known, time.monotonic())
+        if conflict is not None:
+            self._refuse(f"{self._commands.topic_name}: {conflict}: {', '.join(self._senders())}")
+            return
+        try:
+            self._wanted = check_position(message.data)
+        except RobotRLError as error:
+            self._refuse(str(error))
+        else:
+            self._refusal = ""
+
+    def _refuse(self, reason: str) -> None:
+        self._refused += 1
+        if reason != self._refusal:
+            self.get_logger().warning(f"refused: {reason}", throttle_duration_sec=1.0)
+        self._refusal = reason
+
+    def _senders(self) -> list[str]:
+        infos = self.get_publishers_info_by_topic(self._commands.topic_name)
+        return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
+
+    def _do(self, name: str, request: Trigger.Request, answer: Trigger.Response) -> Any:
+        """Answer the services `stop` and `clear_errors`, which drivers have by these names."""
+        self._wanted = self._sent = None
+        try:
+            getattr(self.driver, name)()
+        except RobotRLError as error:
+            answer.success, answer.message = False, str(error)
+            self.get_logger().error(f"{name}: {error}")
+        else:
+            answer.success, answer.message = True, f"{name} done"
+        return answer
+
+
+def main() -> int:
+    """Run the node; its driver is in the parameter `driver`."""
+    return run_node(GripperNode)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,275 @@
+"""Robotiq 2F-85, 2F-140 and Hand-E over Modbus RTU, or Modbus TCP.
+
+Registers as in Robotiq's "2F-85 & 2F-140 Instruction Manual", chapter 4, control and status; not
+yet run on a real gripper.
+
+Without a message for a second the gripper reports fault 0x09 and keeps its last command and its
+grip: a dead driver neither opens nor closes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from drivers.errors import DriverError, DriverFault, DriverTimeout, require
+from drivers.gripper.base import GripperState, check_position
+
+FULL = 255  # of position, speed and force in the registers
+FAULTS = {
+    0x05: "the action waits for the (re)activation to end",
+    0x07: "it has to be activated before it moves",
+    0x08: "it is too hot; let it cool down",
+    0x09: "there was no message for a second",
+    0x0A: "its voltage is too low",
+    0x0B: "its automatic release is in progress",
+    0x0C: "its processor has a fault",
+    0x0D: "its activation failed; look for something between the fingers",
+    0x0E: "its current was too high",
+    0x0F: "its automatic release is done",
+}
+# No activation yet, and silence, which is over when we hear of it.
+_HARMLESS = (0, 0x05, 0x07, 0x09)
+_ACTIVATE, _GO_TO = 0x01, 0x08
+_ACTIVE = 3  # gSTA
+_ACTIVATION_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Status:
+    """The gripper's three status registers.
+
+    Attributes:
+        activated: gACT, echo of the request to be active.
+        state: gSTA: 0 reset, 1 activation in progress, 3 active.
+        object: gOBJ: 0 moving, 1 and 2 stopped by an object while opening and closing, 3 at the
+            requested position.
+        fault: gFLT, see `FAULTS`.
+        position: gPO: 0 open to 255 closed.
+    """
+
+    activated: bool
+    state: int
+    object: int
+    fault: int
+    position: int
+
+    @classmethod
+    def from_registers(cls, registers: list[int]) -> Status:
+        """Read them from three registers of 16 bit, the first byte in the upper half."""
+        status, fault, position = registers[0] >> 8, registers[1] >> 8, registers[2] >> 8
+        return cls(
+            activated=bool(status & _ACTIVATE),
+            state=status >> 4 & 0b11,
+            object=status >> 6 & 0b11,
+            fault=fault & 0x0F,
+            position=position,
+        )
+
+
+class Robotiq2F:
+    """A Robotiq gripper with two fingers.
+
+    The first `connect` activates a gripper that is not active: **its fingers then open and close
+    once**. Later ones do not, so that a gripper that was switched off and on holds still until
+    `clear_errors`.
+
+    Args:
+        address: `/dev/ttyUSB0` for its RS-485 adapter; `tcp://HOST:502` for Modbus TCP;
+            `rtu+tcp://HOST:PORT` for a gateway that passes RTU frames on.
+        speed: 0 slowest to 1 fastest (2F-85: 20 to 150 mm/s).
+        force: 0 least to 1 most (2F-85: 20 to 235 N).
+        open_count: What it reports when it is fully open, of 255.
+        closed_count: What it reports when it is fully closed on nothing, of 255.
+        device_id: Its Modbus address.
+        baud_rate: Of the serial line [bit/s].
+        command_register: First of its three command registers; 0 with Robotiq's own TCP box.
+        status_register: First of its three status registers; 0 with Robotiq's own TCP box.
+        timeout_s: How long it may take to answer [s].
+        activation_timeout_s: How long its activation may take [s].
+
+    Raises:
+        DriverError: A number out of its range, or an address that cannot be read.
+        MissingExtra: pymodbus is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        speed: float = 1.0,
+        force: float = 0.25,
+        open_count: int = 3,
+        closed_count: int = 228,
+        device_id: int = 9,
+        baud_rate: int = 115200,
+        command_register: int = 0x03E8,
+        status_register: int = 0x07D0,
+        timeout_s: float = 0.2,
+        activation_timeout_s: float = 10.0,
+    ) -> None:
+        """See the class."""
+        for name, value in (("speed", speed), ("force", force)):
+            if not 0.0 <= value <= 1.0:
+                raise DriverError(f"{name} of the gripper", got=value, expected="0 to 1")
+        if not 0 <= open_count < closed_count <= FULL:
+            raise DriverError(
+                "open_count and closed_count of the gripper",
+                got=f"{open_count} and {closed_count}",
+                expected="0 <= open_count < closed_count <= 255",
+            )
+        self.address = address
+        self._modbus = require("pymodbus.client", "robotiq")
+        self._failures = require("pymodbus.exceptions", "robotiq")
+        self._client = _make_client(self._modbus, address, baud_rate, timeout_s)
+        self._speed, self._force = round(speed * FULL), round(force * FULL)
+        self._open, self._closed = open_count, closed_count
+        self._device = device_id
+        self._command_register, self._status_register = command_register, status_register
+        self._activation_timeout = activation_timeout_s
+        self._was_active = False
+        self._connected = False
+        self._clearing = False
+        self._line = threading.Lock()  # one question at a time on the wire
+
+    def connect(self) -> None:
+        """Open the line, and activate the gripper if this is the first time."""
+        if not self._client.connect():
+            raise DriverTimeout(
+                f"the gripper's line {self.address} does not open",
+                hint="is it plugged in, is the address right, and may this user open it"
+                " (group dialout)?",
+            )
+        status = self.status()
+        if not self._clearing:
+            self._check(status)
+        if self._clearing or (status.state != _ACTIVE and not self._was_active):
+            self._activate()
+        elif status.state != _ACTIVE:
+            raise self._not_active("lost its activation: was it switched off?")
+        self._was_active = self._connected = True
+        self._clearing = False
+
+    def read(self) -> GripperState:
+        """Measure position and grip."""
+        status = self.status()
+        stamp = time.time_ns()
+        self._check(status)
+        if status.state != _ACTIVE:
+            raise self._not_active("is not active")
+        share = (status.position - self._open) / (self._closed - self._open)
+        return GripperState(stamp, min(max(share, 0.0), 1.0), status.object in (1, 2))
+
+    def command(self, position: float) -> None:
+        """Send the fingers to a position, 0 open to 1 closed."""
+        count = round(check_position(position) * FULL)
+        self._write(_ACTIVATE | _GO_TO, count, self._speed, self._force)
+
+    def stop(self) -> None:
+        """Stop the fingers; they keep their grip."""
+        status = self.status()
+        self._write(_ACTIVATE, status.position, self._speed, self._force)
+
+    def clear_errors(self) -> None:
+        """Reset and activate the gripper: **its fingers open and close once**."""
+        if self._connected:
+            self._activate()
+        else:
+            self._clearing = True
+
+    def close(self) -> None:
+        """Close the line; the fingers stay as they are."""
+        self._connected = False
+        self._client.close()
+
+    def status(self) -> Status:
+        """Ask for the status registers.
+
+        Raises:
+            DriverTimeout: No answer, or none that can be read.
+        """
+        answer = self._ask("read_input_registers", self._status_register, count=3)
+        if len(answer.registers) != 3:
+            raise DriverTimeout(
+                f"the gripper at {self.address} sent half an answer",
+                got=answer.registers,
+                expected="3 registers",
+            )
+        return Status.from_registers(answer.registers)
+
+    def _activate(self) -> None:
+        self._write(0, 0, 0, 0)
+        self._write(_ACTIVATE, 0, 0, 0)
+        deadline = time.monotonic() + self._activation_timeout
+        while (status := self.status()).state != _ACTIVE:
+            self._check(status)
+            if time.monotonic() > deadline:
+                raise DriverTimeout(
+                    f"the gripper at {self.address} was not active in time",
+                    got=f"state {status.state} after {self._activation_timeout:g} s",
+                    hint="look for something between the fingers, then clear_errors",
+                )
+            time.sleep(_ACTIVATION_POLL_S)
+        self._check(status)
+
+    def _check(self, status: Status) -> None:
+        if status.fault not in _HARMLESS:
+            meaning = FAULTS.get(status.fault, "a fault that the manual does not list")
+            raise DriverFault(
+                f"the gripper at {self.address} reports a fault: {meaning}",
+                got=f"gFLT 0x{status.fault:02X}",
+                hint="mend the cause, then clear_errors, which opens and closes its fingers once",
+            )
+
+    def _not_active(self, what: str) -> DriverFault:
+        return DriverFault(
+            f"the gripper at {self.address} {what}",
+            hint="clear_errors activates it, which opens and closes its fingers once",
+        )
+
+    def _write(self, action: int, position: int, speed: int, force: int) -> None:
+        registers = [action << 8, position, speed << 8 | force]
+        self._ask("write_registers", self._command_register, registers)
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Send one request and return its answer."""
+        try:
+            with self._line:
+                answer = getattr(self._client, method)(
+                    *arguments, device_id=self._device, **options
+                )
+        except (self._failures.ModbusException, OSError) as error:
+            raise DriverTimeout(
+                f"the gripper at {self.address} does not answer",
+                got=error,
+                hint="look at its cable and power, its Modbus address and the baud rate",
+            ) from error
+        if answer.isError():
+            raise DriverError(
+                f"the gripper at {self.address} refuses a request",
+                got=answer,
+                expected=f"registers at 0x{arguments[0]:04X}",
+                hint="see command_register and status_register",
+            )
+        return answer
+
+
+def _make_client(modbus: ModuleType, address: str, baud_rate: int, timeout_s: float) -> Any:
+    """Make the client that an address asks for; nothing is opened yet."""
+    options: dict[str, Any] = {"timeout": timeout_s, "retries": 1}
+    if address.startswith("/"):
+        require("serial", "robotiq")
+        return modbus.ModbusSerialClient(address, baudrate=baud_rate, **options)
+    parts = urlsplit(address)
+    framers = {"tcp": "socket", "rtu+tcp": "rtu"}
+    if parts.scheme not in framers or not parts.hostname:
+        raise DriverError(
+            "the gripper's address cannot be read",
+            got=address,
+            expected="/dev/ttyUSB0, tcp://HOST:PORT or rtu+tcp://HOST:PORT",
+        )
+    framer = require("pymodbus", "robotiq").FramerType(framers[parts.scheme])
+    return modbus.ModbusTcpClient(parts.hostname, port=parts.port or 502, framer=framer, **options)

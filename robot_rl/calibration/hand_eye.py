@@ -1,0 +1,231 @@
+"""Where a camera is: hand-eye calibration from views of a board.
+
+With the camera at the wrist the board lies still; with a fixed camera the gripper holds it. Both
+are A_i X C_i = B over the views i: X is the camera's pose, wanted; C_i the board's pose seen by the
+camera; A_i the TCP in the base frame (or the base in the TCP's frame, for a fixed camera); B the
+board's pose in the frame that A_i leads from, unknown but constant. OpenCV's closed solution is
+refined by least squares on what is measured, the corners' pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+from scipy.spatial.transform import Rotation
+
+from policies.extras import require
+from robot_rl.calibration.board import CalibrationError, Corners
+from robot_rl.calibration.intrinsics import Intrinsics
+
+Matrix = npt.NDArray[np.float64]
+MOUNTS = ("wrist", "fixed")
+LEAST_VIEWS = 5
+# The arm must have turned about two axes by about this much, or X is not determined [rad].
+_LEAST_TURN = np.deg2rad(5.0)
+
+
+class View(NamedTuple):
+    """One picture of the board, and where the arm was.
+
+    Attributes:
+        name: Of the picture, for messages.
+        tcp_pose: (7,) of the TCP in the base frame, m and quaternion xyzw.
+        corners: What was found in it.
+    """
+
+    name: str
+    tcp_pose: Matrix
+    corners: Corners
+
+
+@dataclass(frozen=True)
+class Residual:
+    """How well views, poses and result agree.
+
+    Attributes:
+        pixels: Root mean square of the corners' distance from where they should be [pixels].
+        translation: Of the board's position, each view's against the common one, root mean
+            square [m].
+        rotation: Of its orientation [rad].
+        worst_view: Name of the view with the largest error of position.
+        worst_translation: That error [m].
+    """
+
+    pixels: float
+    translation: float
+    rotation: float
+    worst_view: str
+    worst_translation: float
+
+
+class HandEye(NamedTuple):
+    """Result of a hand-eye calibration.
+
+    Attributes:
+        pose: (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the
+            TCP for a wrist camera, in the base frame for a fixed one.
+        residual: How well it fits.
+    """
+
+    pose: Matrix
+    residual: Residual
+
+
+def solve(views: Sequence[View], intrinsics: Intrinsics, mount: str) -> HandEye:
+    """Find the camera's pose.
+
+    Args:
+        views: At least 5, between which the arm turned about two axes or more.
+        intrinsics: How the camera projects.
+        mount: `wrist` or `fixed`.
+
+    Raises:
+        CalibrationError: Too few views, or motion from which the pose does not follow.
+    """
+    if mount not in MOUNTS:
+        raise CalibrationError("an unknown mount", got=mount, expected=f"one of {MOUNTS}")
+    if len(views) < LEAST_VIEWS:
+        raise CalibrationError(
+            "there are too few views of the board",
+            got=len(views),
+            expected=f"{LEAST_VIEWS} or more, better 15",
+            hint="turn the gripper by 20 to 40 degrees about different axes between them",
+        )
+    tcp = np.array([to_matrix(view.tcp_pose) for view in views])
+    arm = tcp if mount == "wrist" else np.linalg.inv(tcp)
+    _check_motion(arm)
+    seen = np.array([_board_pose(view.corners, intrinsics) for view in views])
+    cv2 = require("cv2", "calibrate")
+    rotation, translation = cv2.calibrateHandEye(
+        arm[:, :3, :3],
+        arm[:, :3, 3],
+        seen[:, :3, :3],
+        seen[:, :3, 3],
+        method=cv2.CALIB_HAND_EYE_PARK,
+    )
+    camera = np.eye(4)
+    camera[:3, :3], camera[:3, 3] = rotation, translation.ravel()
+    if not np.isfinite(camera).all():
+        raise CalibrationError(
+            "the camera's pose does not follow from these views",
+            hint="turn the gripper more, about different axes, between them",
+        )
+    board = (arm @ camera @ seen)[0]
+    camera, board = _refined(views, arm, intrinsics, camera, board)
+    return HandEye(to_pose(camera), _residual(views, arm, seen, intrinsics, camera, board))
+
+
+def to_matrix(pose: npt.ArrayLike) -> Matrix:
+    """Homogeneous matrix (4, 4) of a pose (7,)."""
+    values = np.asarray(pose, np.float64)
+    matrix = np.eye(4)
+    matrix[:3, :3] = Rotation.from_quat(values[3:]).as_matrix()
+    matrix[:3, 3] = values[:3]
+    return matrix
+
+
+def to_pose(matrix: Matrix) -> Matrix:
+    """Pose (7,), m and quaternion xyzw, of a homogeneous matrix (4, 4)."""
+    turn = Rotation.from_matrix(matrix[:3, :3]).as_quat(canonical=True)
+    return np.concatenate([matrix[:3, 3], turn])
+
+
+def _check_motion(arm: Matrix) -> None:
+    """Refuse views between which the arm did not turn about two axes."""
+    first, second = np.triu_indices(len(arm), 1)
+    turns = np.linalg.inv(arm[first, :3, :3]) @ arm[second, :3, :3]
+    vectors = Rotation.from_matrix(turns).as_rotvec()
+    squares = np.linalg.eigvalsh(vectors.T @ vectors / len(vectors))[::-1]
+    spread = np.sqrt(np.maximum(squares, 0.0))
+    if spread[1] < _LEAST_TURN:
+        about_one = spread[0] >= _LEAST_TURN
+        raise CalibrationError(
+            "between the views the gripper turned about one axis only"
+            if about_one
+            else "between the views the gripper hardly turned",
+            got=f"{np.rad2deg(spread[0]):.1f} and {np.rad2deg(spread[1]):.1f} degrees about the"
+            " first two axes",
+            expected=f"{np.rad2deg(_LEAST_TURN):.0f} degrees or more about both",
+            hint="add views in which it is tilted by 20 to 40 degrees about different axes",
+        )
+
+
+def _board_pose(corners: Corners, intrinsics: Intrinsics) -> Matrix:
+    """The board in the camera's frame, (4, 4)."""
+    cv2 = require("cv2", "calibrate")
+    lens = intrinsics.matrix(), np.array(intrinsics.distortion)
+    _, rotation, translation = cv2.solvePnP(*corners, *lens, flags=cv2.SOLVEPNP_IPPE)
+    rotation, translation = cv2.solvePnPRefineLM(*corners, *lens, rotation, translation)
+    return _from_vector(np.concatenate([rotation.ravel(), translation.ravel()]))
+
+
+def _refined(
+    views: Sequence[View], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
+) -> tuple[Matrix, Matrix]:
+    """Camera and board that put the corners nearest to where they were seen."""
+
+    def errors(values: Matrix) -> Matrix:
+        where = _from_vector(values[:6]), _from_vector(values[6:])
+        return _pixel_errors(views, arm, intrinsics, *where).ravel()
+
+    start = np.concatenate([_to_vector(camera), _to_vector(board)])
+    # Robust: one view whose board slipped should show, not bend the result.
+    best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
+    return _from_vector(best[:6]), _from_vector(best[6:])
+
+
+def _pixel_errors(
+    views: Sequence[View], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
+) -> Matrix:
+    """Difference (n, 2) of all corners seen from where camera and board put them [pixels]."""
+    cv2 = require("cv2", "calibrate")
+    lens = intrinsics.matrix(), np.array(intrinsics.distortion)
+    errors = []
+    for view, pose in zip(views, np.linalg.inv(arm @ camera) @ board, strict=True):
+        vector = _to_vector(pose)
+        there, _ = cv2.projectPoints(view.corners.points, vector[:3], vector[3:], *lens)
+        errors.append(there.reshape(-1, 2) - view.corners.pixels)
+    return np.concatenate(errors)
+
+
+def _residual(
+    views: Sequence[View],
+    arm: Matrix,
+    seen: Matrix,
+    intrinsics: Intrinsics,
+    camera: Matrix,
+    board: Matrix,
+) -> Residual:
+    boards = arm @ camera @ seen
+    distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
+    turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
+    pixels = np.linalg.norm(_pixel_errors(views, arm, intrinsics, camera, board), axis=1)
+    worst = int(distances.argmax())
+    return Residual(
+        pixels=_root_mean_square(pixels),
+        translation=_root_mean_square(distances),
+        rotation=_root_mean_square(turns),
+        worst_view=views[worst].name,
+        worst_translation=float(distances[worst]),
+    )
+
+
+def _root_mean_square(values: Matrix) -> float:
+    return float(np.sqrt(np.square(values).mean()))
+
+
+def _to_vector(matrix: Matrix) -> Matrix:
+    """Rotation vector and position (6,) of a homogeneous matrix."""
+    return np.concatenate([Rotation.from_matrix(matrix[:3, :3]).as_rotvec(), matrix[:3, 3]])
+
+
+def _from_vector(vector: Matrix) -> Matrix:
+    matrix = np.eye(4)
+    matrix[:3, :3] = Rotation.from_rotvec(vector[:3]).as_matrix()
+    matrix[:3, 3] = vector[3:]
+    return matrix

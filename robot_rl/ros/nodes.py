@@ -1,0 +1,123 @@
+"""The table of a robot's ROS 2 nodes: what the supervisor starts, and what the launch files start.
+
+It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` has it: under each
+name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
+where they are needed its namespace (relative to the robot's), remappings, and `each_camera`, with
+which there is one node for each camera that the policy sees with. Loads no ROS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.errors import RobotRLError
+
+PACKAGE = "robot_rl"
+_KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
+
+
+class NodeTableError(RobotRLError):
+    """A node in the configuration that cannot be started."""
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """One node.
+
+    Attributes:
+        name: Its name, which also names its log file.
+        executable: Its name in the ROS package `robot_rl`.
+        module: The Python module that the executable runs.
+        namespace: Absolute.
+        parameters: ROS parameters: numbers, booleans, texts and lists, by dotted name.
+        remappings: Old name → new name of topics and services.
+    """
+
+    name: str
+    executable: str
+    module: str
+    namespace: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    remappings: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, parameter_file: Path) -> list[str]:
+        """What follows the executable on a command line."""
+        remappings = {"__node": self.name, "__ns": self.namespace, **self.remappings}
+        pairs = [word for old, new in remappings.items() for word in ("-r", f"{old}:={new}")]
+        return ["--ros-args", *pairs, "--params-file", str(parameter_file)]
+
+    def parameter_file(self) -> str:
+        """The content of a parameter file for this node, YAML."""
+        return json.dumps({"/**": {"ros__parameters": dict(self.parameters)}}, indent=2) + "\n"
+
+
+def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
+    """The nodes of a configuration, in the order in which they are started.
+
+    Raises:
+        NodeTableError: Names the node and the key.
+    """
+    plain = OmegaConf.to_container(config.nodes, resolve=True)
+    assert isinstance(plain, dict)
+    cameras = OmegaConf.to_container(config.observation.cameras, resolve=True)
+    assert isinstance(cameras, list)
+    table = []
+    for name, entry in plain.items():
+        _check(str(name), entry)
+        options = cameras if entry.get("each_camera") else [None]
+        table += [_description(config, str(name), entry, camera) for camera in options]
+    return tuple(table)
+
+
+def _description(
+    config: DictConfig, name: str, entry: Mapping[str, Any], camera: Mapping[str, Any] | None
+) -> NodeDescription:
+    parameters = dict(entry.get("parameters") or {})
+    if camera is not None:
+        parameters["camera"] = str(camera["name"])
+        name = f"{camera['name']}_camera"
+        size = {key: camera[key] for key in ("width", "height", "depth") if key in camera}
+        parameters["driver"] |= {"camera": parameters["camera"], **size}
+    if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
+        parameters["driver"] = json.dumps(parameters["driver"])
+    return NodeDescription(
+        name,
+        str(entry["executable"]),
+        str(entry["module"]),
+        joined(str(config.robot.namespace), str(entry.get("namespace") or "")),
+        _flat(parameters),
+        dict(entry.get("remappings") or {}),
+    )
+
+
+def joined(namespace: str, relative: str) -> str:
+    """A namespace below another; both may be empty or `/`."""
+    parts = [part for part in f"{namespace}/{relative}".split("/") if part]
+    return "/" + "/".join(parts)
+
+
+def _check(name: str, entry: Mapping[str, Any]) -> None:
+    unknown = sorted(set(entry) - _KEYS)
+    missing = [key for key in ("executable", "module") if not entry.get(key)]
+    if unknown or missing:
+        raise NodeTableError(
+            f"the node nodes.{name} cannot be started",
+            got=f"unknown {unknown}" if unknown else f"no {missing[0]}",
+            expected=sorted(_KEYS),
+        )
+
+
+def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in parameters.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,97 @@
+"""Starts the ROS 2 nodes of a robot for as long as a stage runs, and keeps them running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.nodes import NodeDescription, node_table
+from robot_rl.stages.processes import ProcessDied, ProcessGroup
+
+_POLL_SECONDS = 0.1
+
+
+class NodeSupervisor:
+    """Runs the nodes of a table; one that is killed is started again.
+
+    A node that ends with an error of its own, such as an impossible parameter, cannot be helped:
+    the process is then asked to end, as by Ctrl-C, and `check` raises.
+
+    Args:
+        table: The nodes.
+        group: Starts them and ends them.
+        folder: Where their parameter files are written.
+    """
+
+    def __init__(self, table: Sequence[NodeDescription], group: ProcessGroup, folder: Path) -> None:
+        """Start the nodes; see the class for the arguments."""
+        self._group = group
+        self._names = [node.name for node in table]
+        self._problem: ProcessDied | None = None
+        self._ending = threading.Event()
+        for node in table:
+            file = folder / f"{node.name}.yaml"
+            file.write_text(node.parameter_file(), encoding="utf-8")
+            group.start(node.name, node.arguments(file), module=node.module)
+        self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Look whether the nodes can run.
+
+        Raises:
+            ProcessDied: One cannot; names it, with the end of its log.
+        """
+        if self._problem is not None:
+            raise self._problem
+
+    def stop_watching(self) -> None:
+        """Let the nodes end; call it before they are asked to."""
+        self._ending.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ending.wait(_POLL_SECONDS):
+            try:
+                for name in self._names:
+                    self._group.require(name)
+            except ProcessDied as problem:
+                self._problem = problem
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+@contextmanager
+def robot_nodes(config: DictConfig, logs: Path) -> Iterator[NodeSupervisor | None]:
+    """Run the nodes of the configured robot; they end after everything else.
+
+    Args:
+        config: The configuration; a robot in this process has no nodes.
+        logs: Folder of the log files.
+
+    Yields:
+        What watches them; None where there are none, or somebody else runs them.
+
+    Raises:
+        ProcessDied: A node ended with an error.
+    """
+    if not config.get("nodes") or not config.start_nodes:
+        yield None
+        return
+    prepare_environment(config.robot.discovery_range)
+    with ProcessGroup(logs) as group:
+        supervisor = NodeSupervisor(node_table(config), group, logs)
+        try:
+            yield supervisor
+        except KeyboardInterrupt:
+            supervisor.check()
+            raise
+        finally:
+            supervisor.stop_watching()

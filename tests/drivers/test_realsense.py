@@ -1,0 +1,154 @@
+"""The RealSense driver with the real library: recordings of its software device are the cameras."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("libusb_package", reason="needs the extra realsense")
+
+from realsense_recording import HEIGHT, RATE, WIDTH, record
+
+from drivers.camera.realsense import RealSenseCamera, load_library
+from drivers.errors import DriverError, DriverTimeout
+
+SIZE = {"width": WIDTH, "height": HEIGHT, "rate_hz": RATE}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("realsense")
+    distortion = (0.1, -0.2, 0.001, 0.002, 0.05)
+    stamps = {
+        "111": record(folder / "111.db3", "111", coefficients=distortion),
+        "222": record(folder / "222.db3", "222", depth_unit=1e-4, frames=20),
+    }
+    return folder, stamps
+
+
+@pytest.fixture
+def plugged(recorded):
+    """The library's context, with both cameras plugged in."""
+    context = load_library().context()
+    files = [str(recorded[0] / f"{serial}.db3") for serial in ("111", "222")]
+    devices = [context.load_device(file) for file in files]
+    yield context
+    del devices
+    for file in files:
+        context.unload_device(file)
+
+
+@pytest.fixture
+def camera(plugged):
+    made = []
+
+    def make(**options):
+        made.append(RealSenseCamera(context=lambda: plugged, **{**SIZE, **options}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_colour_and_depth_of_the_camera_with_this_serial(camera, recorded):
+    here = camera(serial="111", depth=True)
+    here.connect()
+    frames = [here.read(2.0) for _ in range(4)]
+    for frame in frames:
+        assert (frame.color.dtype, frame.color.shape) == (np.uint8, (HEIGHT, WIDTH, 3))
+        assert (frame.depth.dtype, frame.depth.shape) == (np.uint16, (HEIGHT, WIDTH))
+        assert (frame.color == frame.sequence).all()
+        assert set(np.unique(frame.depth)) - {0} == {500 + frame.sequence}  # in millimetres
+        taken = recorded[1]["111"] + frame.sequence * 1e9 / RATE
+        assert abs(frame.stamp_ns - taken) < 1e6
+    numbers = [frame.sequence for frame in frames]
+    assert numbers == sorted(set(numbers))
+
+
+def test_depth_in_another_unit_comes_in_millimetres(camera):
+    here = camera(serial=222, depth=True)
+    here.connect()
+    frame = here.read(2.0)
+    seen = frame.depth[frame.depth > 0]  # aligning leaves holes
+    assert seen.size > frame.depth.size / 2
+    assert (seen == round((500 + frame.sequence) / 10)).all()
+
+
+def test_the_newest_frame_wins_and_frames_can_be_kept(camera):
+    here = camera(serial="111")
+    here.connect()
+    first = here.read(2.0)
+    kept = first.color.copy()
+    time.sleep(0.5)  # some 15 pictures pass
+    second = here.read(2.0)
+    assert second.sequence > first.sequence + 3
+    np.testing.assert_array_equal(first.color, kept)
+    assert first.depth is None
+
+
+def test_intrinsics_are_those_of_the_device(camera):
+    here = camera(serial="111")
+    assert here.intrinsics() is None
+    here.connect()
+    found = here.intrinsics()
+    assert (found.width, found.height, found.fx, found.fy) == (WIDTH, HEIGHT, 60.0, 61.0)
+    assert (found.cx, found.cy) == (32.0, 24.0)
+    assert found.distortion == pytest.approx((0.1, -0.2, 0.001, 0.002, 0.05))
+
+
+def test_an_unplugged_camera_gives_nothing_until_it_is_back(camera, plugged, recorded):
+    here = camera(serial="222")
+    here.connect()
+    last = here.read(2.0)
+    file = str(recorded[0] / "222.db3")
+    plugged.unload_device(file)
+    with pytest.raises(DriverTimeout, match="RealSense 222 gave no new picture"):
+        for _ in range(30):
+            assert here.read(1.0).sequence != last.sequence
+    here.close()
+    with pytest.raises(DriverError, match="there is no RealSense 222; got: there: 111"):
+        here.connect()
+    device = plugged.load_device(file)
+    here.connect()
+    assert here.read(2.0).color.shape == (HEIGHT, WIDTH, 3)
+    del device
+
+
+def test_which_of_several_must_be_said(camera):
+    with pytest.raises(DriverError, match="which RealSense is meant.*there: 111, 222"):
+        camera().connect()
+
+
+def test_without_a_camera_it_says_so():
+    with pytest.raises(DriverError, match=r"there is no RealSense; got: there: none.*USB 3"):
+        RealSenseCamera().connect()
+
+
+@pytest.mark.parametrize("wrong", [{"width": 640, "height": 480}, {"rate_hz": 90}])
+def test_a_size_that_it_lacks_is_answered_with_those_that_it_has(camera, wrong):
+    with pytest.raises(DriverError, match="does not start.*it has 64×48 30 Hz"):
+        camera(serial="111", **wrong).connect()
+
+
+def test_an_option_that_it_lacks_is_named(camera):
+    with pytest.raises(DriverError, match=r"refuses Enable Auto Exposure.*it lacks this"):
+        camera(serial="111", exposure_us=8000).connect()
+
+
+def test_a_recording_plays_in_place_of_a_camera_again_and_again(recorded):
+    here = RealSenseCamera(recording=str(recorded[0] / "222.db3"), **SIZE)
+    here.connect()
+    numbers = []
+    for _ in range(25):  # it has 20
+        frame = here.read(2.0)
+        assert abs(frame.stamp_ns - time.time_ns()) < 1e9
+        numbers.append(frame.sequence)
+    assert sorted(numbers) != numbers
+    here.close()
+    with pytest.raises(DriverError, match="the recording cannot be read.*nothing.db3"):
+        RealSenseCamera(recording="nothing.db3", **SIZE).connect()
+    with pytest.raises(DriverError, match="either a serial number or a recording"):
+        RealSenseCamera(serial="1", recording="x.db3")

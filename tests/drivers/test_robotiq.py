@@ -1,0 +1,210 @@
+"""The Robotiq driver against a real Modbus server that speaks the gripper's register map."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+pytest.importorskip("pymodbus", reason="needs the extra robotiq")
+pytest.importorskip("serial", reason="needs the extra robotiq")
+
+from gripper_server import CLOSED_COUNT, OPEN_COUNT, Gripper2F, serve
+
+from drivers.errors import DriverError, DriverFault, DriverTimeout
+from drivers.gripper.robotiq import Robotiq2F
+
+
+@pytest.fixture
+def gripper():
+    return Gripper2F()
+
+
+@pytest.fixture(params=["tcp", "rtu+tcp", "serial"])
+def any_line(request, gripper):
+    with serve(gripper, request.param) as address:
+        yield address
+
+
+@pytest.fixture
+def address(gripper):
+    with serve(gripper, "tcp") as address:
+        yield address
+
+
+@pytest.fixture
+def driver(address):
+    made = Robotiq2F(address, timeout_s=0.5)
+    yield made
+    made.close()
+
+
+def settled(driver, polls=12):
+    for _ in range(polls):
+        state = driver.read()
+    return state
+
+
+def test_on_every_line_it_activates_once_moves_and_measures(any_line, gripper):
+    driver = Robotiq2F(any_line, timeout_s=0.5)
+    driver.connect()
+    try:
+        assert gripper.activations == 1
+        assert driver.read().position == 0.0
+        driver.command(1.0)
+        assert 0.0 < driver.read().position < 1.0
+        assert settled(driver).position == 1.0
+        assert driver.read().object_held is False
+        driver.command(0.5)
+        assert settled(driver).position == pytest.approx(0.55, abs=0.01)  # 127.5 of 3 to 228
+    finally:
+        driver.close()
+
+
+def test_speed_and_force_reach_the_gripper(address, gripper):
+    driver = Robotiq2F(address, speed=0.2, force=0.6, timeout_s=0.5)
+    driver.connect()
+    driver.command(1.0)
+    assert (gripper.request, gripper.speed, gripper.force) == (255, 51, 153)
+    driver.close()
+
+
+def test_an_object_between_the_fingers_is_held(driver, gripper):
+    driver.connect()
+    gripper.object_at = 120
+    driver.command(1.0)
+    assert driver.read().object_held is False
+    state = settled(driver)
+    assert state.object_held is True
+    assert state.position == pytest.approx((120 - OPEN_COUNT) / (CLOSED_COUNT - OPEN_COUNT))
+
+
+def test_connecting_again_does_not_move_the_fingers(driver, gripper):
+    driver.connect()
+    driver.command(1.0)
+    settled(driver)
+    driver.close()
+    driver.connect()
+    assert gripper.activations == 1
+    assert driver.read().position == 1.0
+
+
+def test_a_gripper_that_was_switched_off_holds_still_until_a_person_says_so(driver, gripper):
+    driver.connect()
+    gripper.write([0, 0, 0])  # as after its power came back
+    with pytest.raises(DriverFault, match="not active.*clear_errors"):
+        driver.read()
+    driver.close()
+    with pytest.raises(DriverFault, match="lost its activation.*clear_errors"):
+        driver.connect()
+    assert gripper.activations == 1
+    driver.clear_errors()
+    driver.close()
+    driver.connect()
+    assert gripper.activations == 2
+    assert driver.read().position == 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(0x08, "too hot"), (0x0A, "voltage"), (0x0E, "current"), (0x01, "not list")]
+)
+def test_a_fault_is_named_and_stays_until_it_is_cleared(driver, gripper, code, words):
+    driver.connect()
+    gripper.fault = code
+    with pytest.raises(DriverFault, match=rf"{words}.*gFLT 0x{code:02X}.*clear_errors"):
+        driver.read()
+    driver.close()
+    with pytest.raises(DriverFault, match=words):
+        driver.connect()
+    driver.clear_errors()
+    driver.connect()
+    assert driver.read().position == 0.0
+    gripper.fault = code
+    driver.clear_errors()
+    assert driver.read().position == 0.0
+    assert gripper.activations == 3
+
+
+def test_a_fault_during_activation_ends_it(driver, gripper):
+    gripper.activation_left = gripper._activation_polls = 10**6
+    real = gripper.write
+
+    def failing(registers):
+        real(registers)
+        gripper.fault = 0x0D if gripper.active else 0
+
+    gripper.write = failing
+    with pytest.raises(DriverFault, match="activation failed"):
+        driver.connect()
+
+
+def test_silence_alone_is_no_fault(driver, gripper):
+    gripper.fault = 0x09  # as after it was switched on
+    driver.connect()
+    assert gripper.activations == 1
+    gripper.fault = 0x09
+    assert driver.read().position == 0.0
+
+
+def test_an_activation_that_never_ends_is_a_timeout(address, gripper):
+    gripper.activation_left = gripper._activation_polls = 10**6
+    driver = Robotiq2F(address, timeout_s=0.5, activation_timeout_s=0.2)
+    with pytest.raises(DriverTimeout, match="not active in time; got: state 1"):
+        driver.connect()
+    driver.close()
+
+
+def test_stop_keeps_the_fingers_where_they_are(driver, gripper):
+    driver.connect()
+    driver.command(1.0)
+    driver.read()
+    driver.stop()
+    where = driver.read().position
+    assert 0.0 < where < 1.0
+    assert settled(driver).position == where
+    driver.command(0.0)
+    assert settled(driver).position == 0.0
+
+
+@pytest.mark.parametrize("position", [-0.01, 1.01, math.nan, math.inf])
+def test_an_impossible_position_is_not_sent(driver, gripper, position):
+    driver.connect()
+    sent = len(gripper.commands)
+    with pytest.raises(DriverError, match="from 0, open, to 1, closed"):
+        driver.command(position)
+    assert len(gripper.commands) == sent
+
+
+def test_a_gripper_that_falls_silent_is_a_timeout(address, gripper):
+    driver = Robotiq2F(address, timeout_s=0.05)
+    driver.connect()
+    gripper.silent = True
+    with pytest.raises(DriverTimeout, match=rf"{address} does not answer"):
+        driver.read()
+    driver.close()
+
+
+def test_nobody_at_the_address_and_a_wrong_modbus_address(address):
+    nobody = Robotiq2F("tcp://127.0.0.1:1", timeout_s=0.2)
+    with pytest.raises(DriverTimeout, match=r"tcp://127.0.0.1:1 does not open"):
+        nobody.connect()
+    with pytest.raises(DriverTimeout, match="/dev/nothing does not open"):
+        Robotiq2F("/dev/nothing").connect()
+    other = Robotiq2F(address, status_register=0, timeout_s=0.5)
+    with pytest.raises(DriverError, match="refuses a request.*registers at 0x0000"):
+        other.connect()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"address": "gripper"}, "expected: /dev/ttyUSB0, tcp://HOST:PORT"),
+        ({"address": "tcp://"}, "cannot be read"),
+        ({"address": "tcp://h", "force": 1.5}, "force of the gripper; got: 1.5; expected: 0 to 1"),
+        ({"address": "tcp://h", "open_count": 230}, "open_count < closed_count"),
+    ],
+)
+def test_a_wrong_configuration_is_one_clear_error(arguments, words):
+    with pytest.raises(DriverError, match=words):
+        Robotiq2F(**arguments)

@@ -1,0 +1,114 @@
+"""Webcams and films through PyAV; a film without losses stands for a camera."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+av = pytest.importorskip("av", reason="needs the extra uvc")
+
+from drivers.camera.uvc import UvcCamera
+from drivers.errors import DriverError, DriverTimeout
+
+SIZE = {"width": 32, "height": 24}
+
+
+def picture(number):
+    image = np.zeros((24, 32, 3), np.uint8)
+    image[:, :, 0], image[:12, :, 1], image[:, :16, 2] = number, 200, 100
+    return image
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory):
+    """20 pictures, 50 a second; number n has red n."""
+    path = tmp_path_factory.mktemp("film") / "film.mkv"
+    with av.open(str(path), "w") as target:
+        stream = target.add_stream("ffv1", rate=Fraction(50))
+        stream.width, stream.height, stream.pix_fmt = 32, 24, "bgr0"
+        for number in range(20):
+            target.mux(stream.encode(av.VideoFrame.from_ndarray(picture(number), format="rgb24")))
+        target.mux(stream.encode())
+    return str(path)
+
+
+@pytest.fixture
+def playing():
+    made = []
+
+    def make(*arguments, **options):
+        made.append(UvcCamera(*arguments, **{**SIZE, **options}))
+        made[-1].connect()
+        return made[-1]
+
+    yield make
+    for camera in made:
+        camera.close()
+
+
+def test_pictures_come_in_rgb_with_number_and_stamp(film, playing):
+    camera = playing(film)
+    frames = [camera.read(5.0) for _ in range(4)]
+    for frame in frames:
+        np.testing.assert_array_equal(frame.color, picture(frame.sequence % 20))
+        assert abs(time.time_ns() - frame.stamp_ns) < 2e9
+    numbers = [frame.sequence for frame in frames]
+    assert numbers == sorted(set(numbers))
+    assert camera.intrinsics() is None
+
+
+def test_the_newest_picture_wins(film, playing):
+    camera = playing(film)
+    first = camera.read(5.0).sequence
+    time.sleep(0.3)  # 15 pictures pass
+    assert camera.read(5.0).sequence > first + 3
+
+
+def test_a_film_begins_again_or_ends(film, playing):
+    camera = playing(film)
+    while camera.read(5.0).sequence < 21:
+        pass
+    once = playing(film, repeat=False)
+    with pytest.raises(DriverError, match="it is at its end"):
+        while True:
+            once.read(5.0)
+    once.connect()
+    assert once.read(5.0).color.shape == (24, 32, 3)
+
+
+def test_another_size_is_an_error_that_names_both(film, playing):
+    camera = playing(film, width=64, height=48)
+    with pytest.raises(DriverError, match=r"film.mkv.*another size.*got: 32×24.*64×48 uint8 RGB"):
+        camera.read(5.0)
+
+
+def test_no_picture_in_time_is_a_timeout(film, playing):
+    camera = playing(film)
+    camera.close()
+    with pytest.raises((DriverTimeout, DriverError)):
+        for _ in range(3):  # one may have been waiting
+            camera.read(0.01)
+
+
+def test_what_cannot_be_opened_is_named(tmp_path, playing):
+    with pytest.raises(DriverError, match="there is no camera /dev/video99; .*by-id"):
+        playing("/dev/video99")
+    (tmp_path / "film.mkv").write_bytes(b"no film")
+    with pytest.raises(DriverError, match=r"film.mkv cannot be opened; .*expected: a film"):
+        playing(str(tmp_path / "film.mkv"))
+    with pytest.raises(DriverError, match=r"/dev/null cannot be opened; .*32×24 at 30 Hz as mjpeg"):
+        playing("/dev/null")
+
+
+def test_intrinsics_come_from_the_configuration(film):
+    known = {"width": 32, "height": 24, "fx": 30.0, "fy": 30.0, "cx": 16.0, "cy": 12.0}
+    camera = UvcCamera(film, **SIZE, intrinsics={**known, "distortion": [0.1, 0, 0, 0, 0]})
+    assert camera.intrinsics().fx == 30.0
+    assert camera.intrinsics().distortion[0] == 0.1
+    with pytest.raises(DriverError, match="of another size; got: 64×24; expected: 32×24"):
+        UvcCamera(film, **SIZE, intrinsics={**known, "width": 64})
+    with pytest.raises(DriverError, match=r"intrinsics; got: .*focal"):
+        UvcCamera(film, **SIZE, intrinsics={**known, "focal": 1.0})
