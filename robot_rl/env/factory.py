@@ -52,6 +52,8 @@ def make_env(
 def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
+    Over topics that is a copy of the simulated world, which the robot keeps.
+
     Args:
         config: The configuration.
         env: The environment.
@@ -66,7 +68,8 @@ def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Ex
             got="task.expert=null",
             hint="name demonstrations with dataset=PATH, or an expert with task.expert",
         )
-    expert: Expert = devices.make(config["task"]["expert"], task=env.task, **replaced)
+    task = getattr(env.robot, "simulated_task", None) or env.task
+    expert: Expert = devices.make(config["task"]["expert"], task=task, **replaced)
     return expert
 
 
