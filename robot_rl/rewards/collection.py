@@ -11,10 +11,15 @@ import numpy.typing as npt
 
 from robot_rl.data.rows import Conclusion, Decision
 from robot_rl.data.schema import Observation
-from robot_rl.env.robot import GRIPPER_ACTION
+from robot_rl.env.robot import GRIPPER_ACTION, Action
+from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Outcome
-from robot_rl.rewards.source import TASK_VERSION
+from robot_rl.operator import NOTHING, OperatorEvent, OperatorInput
+from robot_rl.rewards.source import TASK_VERSION, RewardError
+
+TASK, OPERATOR = "task", "operator"
+LABELS = (OperatorEvent.SUCCESS, OperatorEvent.FAILURE)
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,8 @@ class CollectionOptions:
     """What `robot-rl collect-reward` records.
 
     Attributes:
+        labels: Whose: ``task``, the task's detector while a scripted expert acts; or ``operator``,
+            who moves the robot and says when it has succeeded.
         positive_frames: Frames that show success, in all.
         frames_after_success: Frames that an episode goes on for from its success on.
         negative_episodes: Episodes that never reach the goal.
@@ -32,6 +39,7 @@ class CollectionOptions:
         fidget: Standard deviation of the action columns of one that has stopped.
     """
 
+    labels: str
     positive_frames: int
     frames_after_success: int
     negative_episodes: int
@@ -40,6 +48,13 @@ class CollectionOptions:
     action_noise: float
     stall_steps: int
     fidget: float
+
+    def __post_init__(self) -> None:
+        """Check whose labels are wanted."""
+        if self.labels not in (TASK, OPERATOR):
+            raise RewardError(
+                "nobody of that name gives labels", got=self.labels, expected=f"{TASK}, {OPERATOR}"
+            )
 
 
 class Lingering:
@@ -68,6 +83,61 @@ class Lingering:
             self._since += 1
         ends = self._since >= self.frames or (task.terminated and not task.success)
         return task._replace(terminated=ends)
+
+
+class OperatorDetector(RobotEnvWrapper):
+    """Takes the operator's word for what the task's detector says, where there is no detector.
+
+    From the event `success` on every frame shows success, until the episode ends; `failure` ends
+    it. Wrappers around this one hear neither of the two.
+
+    Attributes:
+        discarded: Whether the operator does not want the episode to be kept.
+    """
+
+    def __init__(self, env: RobotEnvWrapper) -> None:
+        """Listen to the operator of an `Intervention`."""
+        super().__init__(env)
+        self.discarded = self._success = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode; what was said before it is about none."""
+        observation, info = super().reset(seed=seed, options=options)
+        self.discarded = self._success = False
+        return observation, info | {"operator": NOTHING}
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Step, and judge as the operator does."""
+        observation, _, _, truncated, info = super().step(action)
+        said: OperatorInput = info["operator"]
+        self._success |= OperatorEvent.SUCCESS in said.events
+        self.discarded |= OperatorEvent.DISCARD in said.events
+        failed = OperatorEvent.FAILURE in said.events and not self._success
+        others = tuple(event for event in said.events if event not in LABELS)
+        info |= {"success": self._success, "operator": said._replace(events=others)}
+        over = self._success or failed
+        return observation, float(self._success), over, truncated and not over, info
+
+
+class Resting:
+    """An expert who does nothing, while an operator moves the robot.
+
+    Args:
+        action_dimension: Number of action columns d.
+    """
+
+    def __init__(self, action_dimension: int) -> None:
+        """See the class."""
+        self._rest = np.zeros(action_dimension, np.float32)
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Nothing to begin."""
+
+    def act(self, rng: np.random.Generator) -> Action:
+        """The action that moves nothing (d,)."""
+        return self._rest.copy()
 
 
 class StallingController:

@@ -123,7 +123,7 @@ def decode_request(frames: Sequence[bytes]) -> tuple[int, ProgressRequest]:
         )
     images = {}
     for (name, shape), frame in zip(shapes.items(), frames[1:], strict=True):
-        sizes = shape if isinstance(shape, list) else [None]
+        sizes: list[Any] = shape if isinstance(shape, list) else [None]
         whole = all(type(size) is int and 0 < size < 1 << 20 for size in sizes)
         if not whole or math.prod(sizes) != len(frame):
             raise ProgressError(
@@ -131,7 +131,7 @@ def decode_request(frames: Sequence[bytes]) -> tuple[int, ProgressRequest]:
                 got=f"{len(frame)} bytes",
                 expected=str(shape)[:80],
             )
-        images[str(name)] = np.frombuffer(frame, np.uint8).reshape(sizes)
+        images[str(name)] = np.frombuffer(frame, np.uint8).reshape(tuple(sizes))
     request = ProgressRequest(str(ask), images, text)
     _check_request(request)
     return _number(header), request

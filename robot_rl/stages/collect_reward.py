@@ -16,19 +16,27 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import Controller, EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
+from robot_rl.operator import OperatorInbox
 from robot_rl.progress import WorkProgress
-from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingController
+from robot_rl.rewards.collection import (
+    OPERATOR,
+    CollectionOptions,
+    Lingering,
+    OperatorDetector,
+    Resting,
+    StallingController,
+)
 from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.evaluate import load_newest
 
 # Apart from those of collecting, acting and exploring.
-_POSITIVE_STREAM, _NEGATIVE_STREAM = (1 << 31) - 3, (1 << 31) - 2
+_OPERATOR_STREAM, _POSITIVE_STREAM, _NEGATIVE_STREAM = ((1 << 31) - n for n in (4, 3, 2))
 _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
 
@@ -62,34 +70,40 @@ class ExampleCollector:
         Raises:
             NoExamples: Nothing wanted came of 200 episodes in a row.
         """
-        path, options = self._run.reward_examples, self._options
-        facts = {"robot": self._config.choices.robot}
-        with EpisodeWriter(path, self._env.schema, facts) as writer:
+        path = self._run.reward_examples
+        with EpisodeWriter(path, self._env.schema, _facts(self._config)) as writer:
             known = EpisodeDataset(path)
-            done = int(known.read("success").sum()) if len(known) else 0
-            expert = self._expert(self._inner)
-            for result in self._attempts(known, True, itertools.cycle([self._by(expert)])):
-                if done >= options.positive_frames:
-                    break
-                if result.success:
-                    self._record(writer, result, True)
-                    done += sum(bool(row["success"]) for row in result.rows)
-                    self._source.frames = min(
-                        options.frames_after_success, max(options.positive_frames - done, 1)
-                    )
-                    progress.update(len(writer))
-            self._source.frames = 1  # what succeeds is not recorded
-            failed = int((~known.successes).sum())
-            kinds = itertools.cycle(self._negative_kinds())
-            for result in self._attempts(known, False, kinds):
-                if failed >= options.negative_episodes:
-                    break
-                if not result.success:
-                    self._record(writer, result, False)
-                    failed += 1
-                    progress.update(len(writer))
+            self._collect_successes(writer, known, progress)
+            self._collect_failures(writer, known, progress)
         self._env.close()
         return EpisodeDataset(path)
+
+    def _collect_successes(
+        self, writer: EpisodeWriter, known: EpisodeDataset, progress: WorkProgress
+    ) -> None:
+        options = self._options
+        left = options.positive_frames - _positive_frames(known)
+        attempts = self._attempts(known, True, itertools.cycle([self._by(self._expert())]))
+        while left > 0:
+            self._source.frames = min(options.frames_after_success, left)
+            result = next(attempts)
+            if result.success:
+                _record(writer, result)
+                left -= sum(bool(row["success"]) for row in result.rows)
+                progress.update(len(writer))
+
+    def _collect_failures(
+        self, writer: EpisodeWriter, known: EpisodeDataset, progress: WorkProgress
+    ) -> None:
+        self._source.frames = 1  # what succeeds is not recorded
+        left = self._options.negative_episodes - int((~known.successes).sum())
+        attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
+        while left > 0:
+            result = next(attempts)
+            if not result.success:
+                _record(writer, result)
+                left -= 1
+                progress.update(len(writer))
 
     def _attempts(
         self, known: EpisodeDataset, success: bool, kinds: Iterator[Attempt]
@@ -112,27 +126,15 @@ class ExampleCollector:
                 )
             yield result
 
-    def _record(self, writer: EpisodeWriter, result: EpisodeResult, success: bool) -> None:
-        writer.append(
-            result.rows,
-            seed=result.seed,
-            instruction=self._env.task.instruction,
-            success=success,
-            source=SOURCE_DEMONSTRATION,
-        )
-
     def _negative_kinds(self) -> list[Attempt]:
         """Everything that fails in a way of its own."""
         options = self._options
         kinds = [self._stalling()]
         if devices.takes(self._config.task.expert, "imperfections"):
             misplaced = self._expert(
-                self._inner,
-                offset=options.offset,
-                yaw_offset=options.yaw_offset,
-                correction=1.0,
+                offset=options.offset, yaw_offset=options.yaw_offset, correction=1.0
             )
-            wandering = self._expert(self._inner, action_noise=options.action_noise)
+            wandering = self._expert(action_noise=options.action_noise)
             kinds += [self._by(misplaced), self._by(wandering)]
         if self._run.has_folder(LAST) or self._run.has_folder(CLONED):
             behaviour = load_newest(self._run)[0].exploring("mean", *_WANDERING)
@@ -146,34 +148,100 @@ class ExampleCollector:
             make_expert(self._config, ahead), ahead.schema.action_dimension
         )
         names, fidget = self._env.schema.action_names, self._options.fidget
-        controller = StallingController(self._expert(self._inner), names, fidget)
+        controller = StallingController(self._expert(), names, fidget)
 
         def attempt(seed: int) -> EpisodeResult:
             steps = next(rollout([ahead], foresight, iter([seed]))).steps
             rng = np.random.default_rng(seed)
             controller.stall_at = steps - int(rng.integers(1, self._options.stall_steps + 1))
-            return self._run_one(controller, seed, self._recorder)
+            return _one(self._env, controller, seed, self._recorder)
 
         return attempt
 
     def _by(self, controller: Controller, source: int = SOURCE_DEMONSTRATION) -> Attempt:
         recorder = RowBuilder(self._env.schema, source)
-        return lambda seed: self._run_one(controller, seed, recorder)
+        return lambda seed: _one(self._env, controller, seed, recorder)
 
-    def _run_one(self, controller: Controller, seed: int, recorder: RowBuilder) -> EpisodeResult:
-        result = next(rollout([self._env], controller, iter([seed]), recorder=recorder))
-        # It may have come out again while the episode went on.
-        result.success = any(bool(row["success"]) for row in result.rows)
-        return result
-
-    def _expert(self, env: RobotEnv, **flaws: float) -> ExpertController:
+    def _expert(self, **flaws: float) -> ExpertController:
         """The task's expert, with other imperfections than its own if they are given."""
         replaced = {}
         if flaws:
             own = devices.make(self._config.task.expert.imperfections)
             replaced["imperfections"] = dataclasses.replace(own, **flaws)
-        expert = make_expert(self._config, env, **replaced)
-        return ExpertController(expert, env.schema.action_dimension)
+        expert = make_expert(self._config, self._inner, **replaced)
+        return ExpertController(expert, self._env.schema.action_dimension)
+
+
+def collect_by_operator(
+    config: DictConfig, run: RunDirectory, inbox: OperatorInbox, progress: WorkProgress
+) -> EpisodeDataset:
+    """Record episodes of an operator, whose events `success` and `failure` are the labels.
+
+    The policy of the run acts while nobody has taken over; without one the robot rests.
+
+    Args:
+        config: The configuration.
+        run: Where `reward.zarr` is written.
+        inbox: Where the operator writes.
+        progress: Where to show how far it is.
+    """
+    options: CollectionOptions = devices.make(config.classifier.collection)
+    inner, _ = make_watched_env(config, config.classifier.cameras)
+    operated = make_intervention(config, inner, inbox)
+    detector = OperatorDetector(operated)
+    source = Lingering(options.frames_after_success)
+    env = RewardWrapper(detector, source)
+    controller: Controller = ExpertController(
+        Resting(env.schema.action_dimension), env.schema.action_dimension
+    )
+    if run.has_folder(LAST) or run.has_folder(CLONED):
+        controller = PolicyRunner(load_newest(run)[0].exploring("mean"))
+    recorder = RowBuilder(env.schema, SOURCE_POLICY)
+    with EpisodeWriter(run.reward_examples, env.schema, _facts(config)) as writer:
+        known = EpisodeDataset(run.reward_examples)
+        successes = options.positive_frames - _positive_frames(known)
+        failures = options.negative_episodes - int((~known.successes).sum())
+        while successes > 0 or failures > 0:
+            operated.wait_until_free(lambda: False, progress.note)
+            seed = training_seed(int(config.seed), _OPERATOR_STREAM, len(writer))
+            source.frames = max(1, min(options.frames_after_success, successes))
+            result = _one(env, controller, seed, recorder)
+            if detector.discarded:
+                continue
+            _record(writer, result)
+            successes -= sum(bool(row["success"]) for row in result.rows)
+            failures -= not result.success
+            progress.update(len(writer))
+    env.close()
+    return EpisodeDataset(run.reward_examples)
+
+
+def _one(
+    env: RewardWrapper, controller: Controller, seed: int, recorder: RowBuilder
+) -> EpisodeResult:
+    result = next(rollout([env], controller, iter([seed]), recorder=recorder))
+    result.facts["instruction"] = env.task.instruction
+    # What was reached may have come undone while the episode went on.
+    result.success = any(bool(row["success"]) for row in result.rows)
+    return result
+
+
+def _record(writer: EpisodeWriter, result: EpisodeResult) -> None:
+    writer.append(
+        result.rows,
+        seed=result.seed,
+        instruction=str(result.facts["instruction"]),
+        success=result.success,
+        source=int(result.rows[0]["source"]),
+    )
+
+
+def _positive_frames(dataset: EpisodeDataset) -> int:
+    return int(dataset.read("success").sum()) if len(dataset) else 0
+
+
+def _facts(config: DictConfig) -> dict[str, str]:
+    return {"robot": str(config.choices.robot)}
 
 
 def run(config: DictConfig) -> None:
@@ -187,8 +255,11 @@ def run(config: DictConfig) -> None:
     expected = options.negative_episodes + options.positive_frames // options.frames_after_success
     with directory.claim("train"), WorkProgress(expected, "episodes") as progress:
         progress.phase("collecting examples of success and failure")
-        dataset = ExampleCollector(config, directory).collect(progress)
-        frames = int(dataset.read("success").sum())
+        if options.labels == OPERATOR:
+            dataset = collect_by_operator(config, directory, make_inbox(config), progress)
+        else:
+            dataset = ExampleCollector(config, directory).collect(progress)
+        frames = _positive_frames(dataset)
         progress.note(
             f"{frames} frames show success, in {int(dataset.successes.sum())} episodes; the other"
             f" {dataset.rows_total - frames} do not, {int((~dataset.successes).sum())} episodes"
