@@ -18,6 +18,7 @@ import policies.gripper
 import policies.residual
 import policies.vla  # noqa: F401
 from policies.errors import PolicyError
+from policies.instructions import INSTRUCTION_FEATURES
 from policies.policy import KINDS, ChunkPolicy, Policy, build
 from policies.vision import FEATURES, ImageEncoder
 
@@ -132,7 +133,9 @@ class Behaviour:
     @property
     def observation(self) -> dict[str, int]:
         """Name → width of everything that a robot must observe for it."""
-        own = {name: width for name, width in self.policy.observation.items() if name != FEATURES}
+        derived = (FEATURES, INSTRUCTION_FEATURES)
+        seen = self.policy.observation
+        own = {name: width for name, width in seen.items() if name not in derived}
         cameras = self.vision.cameras if self.vision is not None else {}
         return {**own, **{name: math.prod(shape) for name, shape in cameras.items()}}
 

@@ -92,6 +92,16 @@ class Normalizer(nn.Module):
         self.fitted.fill_(True)
         return self
 
+    def with_identity(self, key: str, width: int) -> Normalizer:
+        """Give a normaliser with the same statistics and one more key, which passes unchanged."""
+        widths = {**self.widths, key: width}
+        identity = {*self.identity, key}
+        more = Normalizer(widths, identity=identity, range_floor=self.range_floor, tail=self.tail)
+        more.center[: len(self.center)] = self.center
+        more.half_range[: len(self.half_range)] = self.half_range
+        more.fitted.copy_(self.fitted)
+        return more.to(self.center.device)
+
     def normalize(self, values: Tensor) -> Tensor:
         """Map (..., total width) in the keys' units to about [-1, 1]."""
         return (values - self.center) / self.half_range

@@ -14,6 +14,11 @@ import torch
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
 from policies.history import ObservationHistory, Rows, episode_windows
+from policies.instructions import (
+    INSTRUCTION_FEATURES,
+    INSTRUCTION_WIDTH,
+    instruction_features,
+)
 from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.vision import ENCODER_ID, FEATURES
 
@@ -31,7 +36,8 @@ class Acted:
         chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
         version: (slots,) int64, version of the behaviour that acted.
         features: With an image encoder its ``features/image``, (slots, F) float16, as the policy
-            saw them, and ``encoder_id``, (slots,) int64; else empty.
+            saw them, and ``encoder_id``, (slots,) int64; with a conditioned base
+            ``features/instruction``, (slots, 16) float16.
     """
 
     action: Floats
@@ -263,6 +269,20 @@ class PolicyRunner:
         return np.ascontiguousarray(labels[:rows])
 
     def _features(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+        """What rows carry beside the observation: of the images, and of the instruction."""
+        base = self._latest.policy.base
+        told = self._told(rows) if base is not None and base.conditioned else {}
+        return {**self._seen(observation, rows), **told}
+
+    def _told(self, rows: Rows) -> dict[str, Array]:
+        """What tells the slots' instructions apart."""
+        features = np.zeros((self.slots, INSTRUCTION_WIDTH), np.float16)
+        texts = [episode.instruction for episode in self._episodes(rows)]
+        if texts:
+            features[rows] = instruction_features(texts)
+        return {INSTRUCTION_FEATURES: features}
+
+    def _seen(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """What the image encoder makes of the slots' images, and whose features these are."""
         vision = self._latest.vision
         if vision is None:

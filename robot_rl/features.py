@@ -1,4 +1,4 @@
-"""What a policy made of a row's images, kept in the store's row beside them.
+"""What a policy made of a row's images and instruction, kept in the store's row beside them.
 
 Features are derived: a demonstration does not hold them, and an export leaves them out.
 """
@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 
 from policies.behaviour import Behaviour
+from policies.instructions import (
+    INSTRUCTION_FEATURES,
+    INSTRUCTION_WIDTH,
+    instruction_features,
+)
 from policies.vision import ENCODER_ID, FEATURES
 from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.errors import RobotRLError
@@ -21,19 +26,33 @@ class WrongFeatures(RobotRLError):
 
 
 def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
-    """The schema of the store's rows: the environment's, and features where there are images."""
-    if behaviour.vision is None:
-        return schema
-    width = behaviour.vision.features
-    return schema.with_fields([Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (width,))])
+    """The schema of the store's rows: the environment's, and the features that the policy adds."""
+    added = []
+    if behaviour.vision is not None:
+        width = behaviour.vision.features
+        added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (width,))]
+    if _is_conditioned(behaviour):
+        added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
+    return schema.with_fields(added) if added else schema
 
 
-def feature_columns(columns: dict[str, Array], behaviour: Behaviour) -> dict[str, Array]:
-    """The columns that `stored_schema` adds, for an episode's images (T + 1, ...)."""
-    if behaviour.vision is None:
-        return {}
-    features = behaviour.vision.encode(columns)
-    return {FEATURES: features, ENCODER_ID: np.full(len(features), behaviour.encoder_id, np.int64)}
+def feature_columns(
+    columns: dict[str, Array], behaviour: Behaviour, instruction: str
+) -> dict[str, Array]:
+    """The columns that `stored_schema` adds, for an episode's columns (T + 1, ...)."""
+    rows = len(columns["action"])
+    added: dict[str, Array] = {}
+    if behaviour.vision is not None:
+        added[FEATURES] = behaviour.vision.encode(columns)
+        added[ENCODER_ID] = np.full(rows, behaviour.encoder_id, np.int64)
+    if _is_conditioned(behaviour):
+        added[INSTRUCTION_FEATURES] = np.repeat(instruction_features([instruction]), rows, 0)
+    return added
+
+
+def _is_conditioned(behaviour: Behaviour) -> bool:
+    base = behaviour.policy.base
+    return base is not None and base.conditioned
 
 
 def check_features(batch: Batch, behaviour: Behaviour) -> None:

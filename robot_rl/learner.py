@@ -259,7 +259,7 @@ def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned:
         length = int(dataset.episode_ends[index]) - start
         if start + length > present:
             columns = dataset.episode(index)
-            columns |= feature_columns(columns, cloned)
+            columns |= feature_columns(columns, cloned, dataset.instructions[index])
             columns["base_action"] = runner.label(
                 columns, int(dataset.seeds[index]), dataset.instructions[index]
             )

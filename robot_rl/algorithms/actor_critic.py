@@ -21,6 +21,7 @@ from torch import Tensor
 from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
+from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from policies.networks import seeded, to_device
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms import losses
@@ -349,9 +350,15 @@ class ActorCritic(ABC):
 
 
 def step_encoder(base: ChunkPolicy) -> StateEncoder:
-    """An encoder of single observations with a base policy's keys and statistics."""
+    """An encoder of single observations with a base policy's keys and statistics.
+
+    On top of a conditioned base it also tells which instruction is meant.
+    """
     source = base.encoder
-    return StateEncoder(source.keys, copy.deepcopy(source.normalizer))
+    normalizer = copy.deepcopy(source.normalizer)
+    if base.conditioned:
+        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
+    return StateEncoder(normalizer.widths, normalizer)
 
 
 def _join(*parts: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 from tiny_runs import TINY, lines
 
 from policies import checkpoint
+from policies.instructions import INSTRUCTION_FEATURES
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.replay import StoreReader
@@ -34,7 +35,13 @@ def test_a_residual_is_trained_on_a_frozen_vla(tmp_path, robot_rl_command):
     env = make_env(compose(["task=reach_instructed"]))
     reader = StoreReader(run / "store")
     episodes = reader.episodes("reach_instructed")
+    told = {e.metadata["instruction"]: set() for e in episodes}
+    for episode in episodes:
+        rows = reader.read_episode("reach_instructed", episode)[INSTRUCTION_FEATURES]
+        told[episode.metadata["instruction"]] |= {row.tobytes() for row in rows}
     reader.close()
+    assert [len(signs) for signs in told.values()] == [1, 1]
+    assert len(set().union(*told.values())) == 2
     assert {episode.source for episode in episodes} == {"demo", "policy"}
     for episode in episodes:
         env.reset(seed=episode.metadata["seed"])

@@ -14,6 +14,7 @@ from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
 from policies.checkpoint import StoredBase
 from policies.errors import PolicyError
+from policies.instructions import INSTRUCTION_FEATURES
 from policies.networks import seeded
 from policies.policy import INSTRUCTION
 from policies.residual import ResidualPolicy
@@ -271,11 +272,26 @@ def test_labels_are_what_the_runner_would_have_proposed(folder):
 def test_a_new_residual_on_a_vla_is_that_vla(folder):
     vla = policy(folder)
     residual = ResidualPolicy.create(step_encoder(vla), vla, generator=seeded(0))
-    assert residual.observation == vla.observation
+    assert behaviour(residual).observation == behaviour(vla).observation
     mine, _ = run(residual, [RED], [1])
     base, _ = run(vla, [RED], [1])
     for one, other in zip(mine, base, strict=True):
         assert np.array_equal(one.action, other.action)  # a new residual is zero
+
+
+def test_a_residual_on_a_vla_knows_which_instruction_is_meant(folder):
+    vla = policy(folder)
+    residual = ResidualPolicy.create(step_encoder(vla), vla, generator=seeded(0))
+    first, recording = run(residual, [RED, BLUE, RED], [1, 2, 3])
+    told = first[0].features[INSTRUCTION_FEATURES]
+    assert np.array_equal(told[0], told[2])
+    assert not np.array_equal(told[0], told[1])
+    assert set(np.unique(told)) == {-1.0, 1.0}
+    with torch.inference_mode():
+        seen = {name: value[0] for name, value in recording.items()} | first[0].features
+        encoded = residual.encoder(seen)
+    assert not torch.equal(encoded[0, -16:], encoded[1, -16:])
+    assert np.array_equal(encoded[:, -16:].numpy(), told)
 
 
 def test_a_large_base_is_referred_to_and_not_repeated(folder, tmp_path):
