@@ -17,7 +17,6 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
-from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import Controller, EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorInbox
