@@ -26,9 +26,7 @@ class Running:
 
     def __init__(self, kind, namespace, driver, **parameters):
         self.context = rclpy.Context()
-        rclpy.init(
-            args=[], context=self.context, signal_handler_options=SignalHandlerOptions.NO
-        )
+        rclpy.init(args=[], context=self.context, signal_handler_options=SignalHandlerOptions.NO)
         values = {"driver": yaml.safe_dump(driver), **parameters}
         self.node = kind(
             context=self.context,
