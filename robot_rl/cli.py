@@ -193,6 +193,36 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl keys keys client=robot2",
     ),
+    "calibrate": Stage(
+        "robot_rl.stages.calibrate:run",
+        "Work out where a camera is (hand-eye calibration).",
+        "WHAT=board writes a picture of the board to PATH, to be printed. WHAT=camera works on the"
+        " folder PATH: with camera=FILE arm=FILE, which configure a driver each (YAML with"
+        " _target_), it takes views of the board while a person moves the arm; then it finds the"
+        " camera's pose from all views in the folder and writes PATH/calibration.yaml with the"
+        " residual error. hardware/cameras.md has the steps.",
+        arguments=("WHAT", "PATH"),
+        options=(
+            Option("camera", None, (), "file with the camera's driver, to take views"),
+            Option("arm", None, (), "file with the arm's driver, to take views"),
+            Option(
+                "mount", "wrist", ("wrist", "fixed"), "camera at the wrist, or board in the gripper"
+            ),
+            Option(
+                "intrinsics",
+                "device",
+                ("device", "estimate"),
+                "those that the camera reported, or from the views",
+            ),
+            Option("columns", "7", (), "squares of the board along its longer side"),
+            Option("rows", "5", (), "squares along the other"),
+            Option("square", "0.03", (), "side of a square [m], measured on the print"),
+            Option("marker", "0.022", (), "side of a marker [m]"),
+            Option("dictionary", "DICT_5X5_100", (), "OpenCV's name of the set of markers"),
+        ),
+        takes_overrides=False,
+        example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
+    ),
     "doctor": Stage(
         "robot_rl.stages.doctor:run",
         "Say what of this machine works here, and how to mend what does not.",

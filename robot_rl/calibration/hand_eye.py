@@ -140,7 +140,8 @@ def _check_motion(arm: Matrix) -> None:
     first, second = np.triu_indices(len(arm), 1)
     turns = np.linalg.inv(arm[first, :3, :3]) @ arm[second, :3, :3]
     vectors = Rotation.from_matrix(turns).as_rotvec()
-    spread = np.sqrt(np.linalg.eigvalsh(vectors.T @ vectors / len(vectors)))[::-1]
+    squares = np.linalg.eigvalsh(vectors.T @ vectors / len(vectors))[::-1]
+    spread = np.sqrt(np.maximum(squares, 0.0))
     if spread[1] < _LEAST_TURN:
         about_one = spread[0] >= _LEAST_TURN
         raise CalibrationError(
@@ -173,7 +174,8 @@ def _refined(
         return _pixel_errors(views, arm, intrinsics, *where).ravel()
 
     start = np.concatenate([_to_vector(camera), _to_vector(board)])
-    best = least_squares(errors, start, x_scale="jac").x
+    # Robust: one view whose board slipped should show, not bend the result.
+    best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
     return _from_vector(best[:6]), _from_vector(best[6:])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import yaml
+from PIL import Image as Picture
 
-from policies.extras import require
 from robot_rl import devices
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError
-from robot_rl.calibration.hand_eye import HandEye, solve
+from robot_rl.calibration.hand_eye import HandEye, View, solve
+from robot_rl.calibration.intrinsics import Intrinsics
+from robot_rl.calibration.lens import estimate
 from robot_rl.calibration.views import ViewFolder
 
 _DOTS_PER_METRE = 300 / 0.0254
@@ -69,7 +71,7 @@ def _draw(board: Board, path: Path) -> None:
     if path.exists():
         raise CalibrationError("nothing is overwritten", got=path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = require("PIL.Image", "calibrate").fromarray(board.picture(_DOTS_PER_METRE))
+    picture = Picture.fromarray(board.picture(_DOTS_PER_METRE))
     picture.save(path, format="PNG", dpi=(300, 300))
     width, height = (1000 * side for side in board.size)
     print(
@@ -148,17 +150,7 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
     views, without = folder.find(board)
     for name, problem in without.items():
         print(f"{name} is left out: {problem}", flush=True)
-    if which == "estimate":
-        intrinsics = folder.estimate_intrinsics(views)
-    else:
-        known = folder.intrinsics()
-        if known is None:
-            raise CalibrationError(
-                f"{folder.path}/camera.json, the camera's intrinsics, is not there",
-                hint="the camera does not know them: add intrinsics=estimate to take them from the"
-                " views",
-            )
-        intrinsics = known
+    intrinsics = _intrinsics(folder, views, which)
     result = solve(views, intrinsics, mount)
     path = folder.path / "calibration.yaml"
     _save(path, result, {**asdict(intrinsics), "source": which}, board, mount, len(views))
@@ -180,6 +172,20 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
             " again without camera and arm.",
             flush=True,
         )
+
+
+def _intrinsics(folder: ViewFolder, views: Sequence[View], which: str) -> Intrinsics:
+    if which == "estimate":
+        height, width = folder.image(folder.pictures()[0]).shape[:2]
+        return estimate([view.corners for view in views], width, height)
+    known = folder.intrinsics()
+    if known is None:
+        raise CalibrationError(
+            f"{folder.path}/camera.json, the camera's intrinsics, is not there",
+            hint="the camera does not know them: add intrinsics=estimate, which takes them from"
+            " the views",
+        )
+    return known
 
 
 def _save(
