@@ -72,6 +72,9 @@ def test_wheel_carries_every_module_and_every_resource(wheel: Path, source_tree:
     }
     shipped = {name.partition(".data/data/")[2] for name in names}
     assert resources - shipped == set(), "add the folder to tool.setuptools.data-files"
+    ros = {f"lib/robot_rl/{path.name}" for path in (source_tree / "launch/lib").iterdir()}
+    ros |= {"share/robot_rl/package.xml", "share/ament_index/resource_index/packages/robot_rl"}
+    assert ros - shipped == set()
     top_level = {name.partition("/")[0] for name in names if name.endswith(".py")}
     assert top_level == {"robot_rl", "drivers", "policies"}
 
