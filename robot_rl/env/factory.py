@@ -52,14 +52,12 @@ def make_env(
 def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
-<<<<<<< HEAD
+    Over topics that is a copy of the simulated world, which the robot keeps.
+
     Args:
         config: The configuration.
         env: The environment.
         **replaced: Arguments that replace those of the configuration.
-=======
-    Over topics that is a copy of the simulated world, which the robot keeps.
->>>>>>> b46f115b8dcce34487859dbadb890af2158c6c6a
 
     Raises:
         RobotRLError: The task has none.
@@ -70,12 +68,8 @@ def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Ex
             got="task.expert=null",
             hint="name demonstrations with dataset=PATH, or an expert with task.expert",
         )
-<<<<<<< HEAD
-    expert: Expert = devices.make(config["task"]["expert"], task=env.task, **replaced)
-=======
     task = getattr(env.robot, "simulated_task", None) or env.task
-    expert: Expert = devices.make(config["task"]["expert"], task=task)
->>>>>>> b46f115b8dcce34487859dbadb890af2158c6c6a
+    expert: Expert = devices.make(config["task"]["expert"], task=task, **replaced)
     return expert
 
 
