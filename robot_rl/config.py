@@ -139,17 +139,17 @@ def compose_for_run(
     return result
 
 
-def in_real_time(config: DictConfig) -> DictConfig:
-    """The same configuration on the wall clock, for what a person does."""
-    return _on_clock(config, "realtime")
-
-
 def _follow_choice(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
     """Set what a choice changes outside of its own section, as a robot on ROS does."""
     old, new = flatten(before), flatten(after)
     for key, value in new.items():
         if old.get(key, _NO_VALUE) != value:
             OmegaConf.update(result, key, value, force_add=True)
+
+
+def in_real_time(config: DictConfig) -> DictConfig:
+    """The same configuration on the wall clock, for what a person does."""
+    return _on_clock(config, "realtime")
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
