@@ -47,6 +47,11 @@ class RosClient:
         self._thread.start()
         atexit.register(self.close)  # a thread inside of ROS at the end of Python aborts it
 
+    @property
+    def running(self) -> bool:
+        """Whether the callbacks still run; `check` says why not."""
+        return self._thread.is_alive()
+
     def check(self) -> None:
         """Look whether the callbacks still run.
 

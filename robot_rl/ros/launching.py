@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import LaunchContext, LaunchDescription
 from launch.actions import (
     DeclareLaunchArgument,
     ExecuteProcess,
@@ -22,6 +21,7 @@ from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackagePrefix
 
+from launch import LaunchContext, LaunchDescription
 from robot_rl.config import compose
 from robot_rl.ros.environment import ros_environment
 from robot_rl.ros.nodes import PACKAGE, NodeDescription, node_table

@@ -1,0 +1,275 @@
+"""The one environment on topics: a simulated arm's node in this process, in real time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+from geometry_msgs.msg import PoseStamped
+from listening import Running
+from omegaconf import OmegaConf
+from sensor_msgs.msg import JointState
+
+from drivers.arm.sim_node import SimArmNode
+from robot_rl.config import compose
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.rate import ClockError
+from robot_rl.env.rollout import rollout
+from robot_rl.errors import RobotRLError
+from robot_rl.ros import messages, qos
+from robot_rl.ros.client import RosClient
+from robot_rl.ros.errors import BadMeasurement, CommandConflict, SensorLate, SensorsApart
+from robot_rl.stages.collect import ExpertController
+
+# A busy machine is late by chance; what is said of lateness is tested with nodes that are gone.
+PATIENT = [f"robot.sensors.{name}_s=3.0" for name in ("arm", "image", "gripper", "tracker", "skew")]
+REST = {"rate_hz": 60.0}
+
+
+def configuration(namespace, *overrides):
+    words = ["robot=ros_sim", "task=reach", f"robot.namespace={namespace}", "robot.gripper=false"]
+    return compose([*words, *PATIENT, *overrides])
+
+
+def arm_node(config):
+    parameters = OmegaConf.to_container(config.nodes.arm.parameters, resolve=True)
+    limits = {f"limits.{name}": value for name, value in parameters.pop("limits").items()}
+    driver = parameters.pop("driver")
+    return Running(SimArmNode, config.robot.namespace, driver, **limits, **REST)
+
+
+@pytest.fixture
+def cell(request):
+    """An environment and the node of its arm, in a namespace of the test's own."""
+    config = configuration(f"/{request.node.name.split('[')[0]}")
+    arm, env = arm_node(config), make_env(config)
+    yield config, arm, env
+    env.close()
+    arm.close()
+
+
+def towards(observation):
+    left = observation["state/relative_pose"] / np.repeat([0.01, 0.05], 3)
+    return np.clip(left, -1.0, 1.0).astype(np.float32)
+
+
+def test_an_episode_over_topics_is_that_of_the_simulation(cell):
+    _, _, env = cell
+    simulated = make_env(compose(["task=reach"]))
+    names = set(env.schema.observation_names)
+    assert names == set(simulated.schema.observation_names) - {"state/gripper_position"}
+    assert env.schema.action_names == simulated.schema.action_names
+
+    here, there = env.reset(seed=3)[0], simulated.reset(seed=3)[0]
+    for name in ("state/object_poses", "state/tcp_pose", "state/relative_pose"):
+        np.testing.assert_allclose(here[name], there[name], atol=2e-3, err_msg=name)
+    began = np.linalg.norm(here["state/relative_pose"][:3])
+    truncated = False
+    while not truncated and np.linalg.norm(here["state/relative_pose"][:3]) > 0.6 * began:
+        here, _, _, truncated, info = env.step(towards(here))
+        assert info["stamp_observation"] > info["stamp_action"]
+    assert not truncated, "the arm has not come closer within the time limit"
+
+
+def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
+    config, _, env = cell
+    controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
+    recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
+    result = next(rollout([env], controller, iter([5]), recorder=recorder))
+    assert result.interrupted is None
+    ways = [np.linalg.norm(row["state/relative_pose"][:3]) for row in result.rows]
+    assert ways[-1] < 0.5 * ways[0]
+    for row in result.rows:
+        env.schema.pack(row)
+
+
+def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observation(cell):
+    config, arm, env = cell
+    env.robot.limits = type(env.robot.limits)(*[0.4] * 6)
+    for sensor in env.robot.all_sensors:
+        sensor.limit_s = 0.4
+    controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
+    recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
+
+    def die_after_three(row, result):
+        rows.append(row)
+        if result.steps == 3:
+            arm.close()
+
+    rows = []
+    seeds = iter([5])
+    (result,) = rollout([env], controller, seeds, recorder=recorder, on_row=die_after_three)
+    assert isinstance(result.interrupted, SensorLate)
+    assert "/current_" in str(result.interrupted) or "/joint_states" in str(result.interrupted)
+    assert [bool(row["is_last"]) for row in rows] == [False] * result.steps + [True]
+    with pytest.raises(SensorLate):
+        env.robot.apply(np.zeros(6, np.float32))
+    with pytest.raises(SensorLate, match="no message on"):
+        env.reset(seed=6)
+
+    again = arm_node(config)
+    try:
+        env.robot.limits = type(env.robot.limits)(*[5.0] * 6)
+        env.reset(seed=6)
+    finally:
+        again.close()
+
+
+def test_somebody_else_on_the_command_topic_is_named_and_nothing_starts(cell):
+    config, _, env = cell
+    intruder = RosClient("intruder", config.robot.namespace)
+    publisher = intruder.node.create_publisher(
+        PoseStamped, "target_pose", qos.command_publisher(10.0)
+    )
+    try:
+        while len(env.robot.client.node.get_publishers_info_by_topic(publisher.topic_name)) < 2:
+            pass
+        with pytest.raises(CommandConflict, match="intruder"):
+            env.reset(seed=1)
+    finally:
+        intruder.close()
+
+
+def test_other_joints_than_the_arm_has_are_named():
+    config = configuration("/other_joints", "robot.joint_names=[joint1,elbow]")
+    arm, env = arm_node(config), make_env(config)
+    try:
+        with pytest.raises(BadMeasurement, match="joint_states: the joint 'elbow' is missing"):
+            env.reset(seed=1)
+    finally:
+        env.close()
+        arm.close()
+
+
+class Publisher:
+    """Publishes what a test gives it, in place of drivers."""
+
+    def __init__(self, namespace):
+        self.client = RosClient("publisher", namespace)
+        self._publishers = {}
+
+    def send(self, topic, message):
+        if topic not in self._publishers:
+            self._publishers[topic] = self.client.node.create_publisher(
+                type(message), topic, qos.sensor_publisher(100.0)
+            )
+        self._publishers[topic].publish(message)
+
+    def arm(self, stamp, *, behind=0):
+        joints = [f"joint{number}" for number in range(1, 8)]
+        pose = [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]
+        self.send("joint_states", messages.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp))
+        self.send("current_pose", messages.pose_message(pose, stamp))
+        self.send("current_twist", messages.twist_message([0.0] * 6, stamp))
+        self.send("current_wrench", messages.wrench_message([0.0] * 6, stamp - behind))
+
+
+def robot_on(namespace, *overrides):
+    words = ["robot.track_objects=false", "robot.sensors.start_timeout_s=5.0"]
+    return make_env(configuration(namespace, *words, *overrides)).robot
+
+
+def assembled(robot, send):
+    """The observation of what `send(stamp)` publishes, twice."""
+    for sensor in robot.all_sensors:
+        sensor.forget()
+    stamp = 1_790_000_000_000_000_000
+    while any(sensor.count < 2 for sensor in robot.all_sensors if sensor is not robot.success):
+        stamp += 10_000_000
+        send(stamp)
+    return robot.observe()
+
+
+def test_measurements_of_one_instant_are_put_together_and_others_refused():
+    publisher, robot = Publisher("/instant"), robot_on("/instant")
+    try:
+        seen = assembled(robot, publisher.arm)
+        np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
+        with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* 4000 ms apart"):
+            assembled(robot, lambda stamp: publisher.arm(stamp, behind=4_000_000_000))
+    finally:
+        robot.close()
+        publisher.client.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"encoding": "mono8"}, "does not fit"), ({"width": 12}, "fit its size")]
+)
+def test_a_camera_of_another_kind_is_named(changes, named):
+    camera = "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,name:front,"
+    size = "width:8,height:6}]"
+    publisher, robot = Publisher("/camera"), robot_on("/camera", camera + size)
+    picture = np.zeros((6, 8, 3), np.uint8)
+
+    def send(stamp, **changed):
+        publisher.arm(stamp)
+        message = messages.image_message(picture, stamp, "front")
+        for name, value in changed.items():
+            setattr(message, name, value)
+        publisher.send("front/color/image_raw", message)
+
+    try:
+        assert assembled(robot, send)["images/front"].shape == (6, 8, 3)
+        with pytest.raises(BadMeasurement, match=f"/camera/front/color/image_raw.*{named}"):
+            assembled(robot, lambda stamp: send(stamp, **changes))
+    finally:
+        robot.close()
+        publisher.client.close()
+
+
+def test_a_repeated_stamp_is_no_new_measurement_and_a_clock_set_back_begins_anew():
+    publisher, robot = Publisher("/clock"), robot_on("/clock")
+    try:
+        assembled(robot, publisher.arm)
+        count, hour = robot.pose.count, 3_600_000_000_000
+        newest = robot.pose.newest()
+        for _ in range(20):
+            publisher.send(
+                "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns)
+            )
+        publisher.send(
+            "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns - hour)
+        )
+        while robot.pose.count == count:
+            pass
+        assert robot.pose.count == count + 1
+        assert robot.pose.nearest(newest.stamp_ns).stamp_ns == newest.stamp_ns - hour
+    finally:
+        robot.close()
+        publisher.client.close()
+
+
+def test_a_callback_that_fails_surfaces_in_the_owner():
+    client = RosClient("failing", "/failing")
+    publisher = Publisher("/failing")
+
+    def fail(message):
+        raise ZeroDivisionError("in a callback")
+
+    client.node.create_subscription(JointState, "joint_states", fail, qos.sensor_subscription())
+    try:
+        deadline = time.monotonic() + 20.0
+        while client.running and time.monotonic() < deadline:
+            publisher.arm(1)
+        with pytest.raises(RobotRLError, match="ZeroDivisionError"):
+            client.check()
+    finally:
+        client.close()
+        publisher.client.close()
+
+
+def test_a_robot_on_topics_keeps_the_wall_clock():
+    assert compose(["robot=ros_sim"]).clock == "realtime"
+    with pytest.raises(ClockError, match=r"clock=stepped.*clock=realtime"):
+        make_env(configuration("/stepped", "clock=stepped"))
+
+
+def test_a_task_that_nothing_tracks_is_refused():
+    with pytest.raises(RobotRLError, match=r"task\.tracked is missing"):
+        make_env(compose(["robot=ros_sim", "task=reach_instructed"]))
