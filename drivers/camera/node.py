@@ -4,6 +4,8 @@
     <camera>/color/image_raw/compressed        sensor_msgs/CompressedImage, JPEG, where asked for
     <camera>/color/camera_info                 sensor_msgs/CameraInfo; K is 0 while it is unknown
     <camera>/aligned_depth_to_color/image_raw  sensor_msgs/Image, 16UC1 [mm], where there is depth
+
+Every picture is published once, with the stamp of when it was taken; never an old one again.
 """
 
 from __future__ import annotations

@@ -182,5 +182,3 @@ def _stamp_ns(message: Any) -> int:
     from robot_rl.ros.stamps import to_nanoseconds
 
     return to_nanoseconds(message.header.stamp)
-
-

@@ -64,7 +64,7 @@ class UvcCamera:
         """Open the device and begin to receive."""
         self.close()
         source = self._open()
-        # Of its own for each connection: a thread that hangs in the kernel must not wake up in the next.
+        # Of its own for each connection: a thread that hung must not wake up in the next.
         self._newest, self._ending = NewestFrame(self.device), threading.Event()
         self._thread = threading.Thread(
             target=self._receive,

@@ -4,6 +4,8 @@
     subscribes  gripper/command (Float64: 0 open to 1 closed)
     services    gripper/stop (Trigger): the fingers stop and keep their grip;
                 gripper/clear_errors (Trigger), for a person who has looked: the fingers may move
+
+What was refused, and whether something is held, is in `/diagnostics`.
 """
 
 from __future__ import annotations

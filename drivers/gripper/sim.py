@@ -1,4 +1,4 @@
-"""The simulated gripper: reports the fingers of a copy of the world, and moves those of the real."""
+"""The simulated gripper: reports a copy of the world's fingers, and moves the world's."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def _draw(board: Board, path: Path) -> None:
     picture.save(path, format="PNG", dpi=(300, 300))
     width, height = (1000 * side for side in board.size)
     print(
-        f"wrote {path}: print it at 100 %, {width:g} × {height:g} mm, glue it to something stiff and"
-        " flat, measure a square, and give the measure as square=… and marker=… [m]",
+        f"wrote {path}: print it at 100 %, {width:g} × {height:g} mm, glue it to something stiff"
+        " and flat, measure a square, and give the measure as square=… and marker=… [m]",
         flush=True,
     )
 
@@ -211,8 +211,8 @@ def _save(
         "board": asdict(board),
     }
     head = (
-        "# Made by robot-rl calibrate camera. The pose is that of the camera's optical frame (x right,"
-        "\n# y down, z forward), m and quaternion xyzw, in the frame that `frame` names.\n"
+        "# Made by robot-rl calibrate camera. The pose is that of the camera's optical frame\n"
+        "# (x right, y down, z forward), m and quaternion xyzw, in the frame that `frame` names.\n"
     )
     partial = path.with_suffix(".partial")
     partial.write_text(head + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")

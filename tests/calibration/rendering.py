@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import ClassVar
 
 import cv2
 import numpy as np
@@ -97,7 +98,7 @@ class Camera:
 class Arm:
     """Stands where the camera's next picture is taken from; moves in views that are None."""
 
-    speeds = {}
+    speeds: ClassVar = {}
 
     def connect(self):
         pass

@@ -92,10 +92,10 @@ def test_connecting_again_does_not_move_the_fingers(driver, gripper):
 def test_a_gripper_that_was_switched_off_holds_still_until_a_person_says_so(driver, gripper):
     driver.connect()
     gripper.write([0, 0, 0])  # as after its power came back
-    with pytest.raises(DriverFault, match="not active.*clear_errors"):
+    with pytest.raises(DriverFault, match=r"not active.*clear_errors"):
         driver.read()
     driver.close()
-    with pytest.raises(DriverFault, match="lost its activation.*clear_errors"):
+    with pytest.raises(DriverFault, match=r"lost its activation.*clear_errors"):
         driver.connect()
     assert gripper.activations == 1
     driver.clear_errors()
@@ -191,7 +191,7 @@ def test_nobody_at_the_address_and_a_wrong_modbus_address(address):
     with pytest.raises(DriverTimeout, match="/dev/nothing does not open"):
         Robotiq2F("/dev/nothing").connect()
     other = Robotiq2F(address, status_register=0, timeout_s=0.5)
-    with pytest.raises(DriverError, match="refuses a request.*registers at 0x0000"):
+    with pytest.raises(DriverError, match=r"refuses a request.*registers at 0x0000"):
         other.connect()
     other.close()
 

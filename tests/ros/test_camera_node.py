@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
-av = pytest.importorskip("av", reason="needs the extra uvc")
+pytest.importorskip("av", reason="needs the extra uvc")
 
+import av
 from listening import Listener, Running
 from PIL import Image as Picture
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image

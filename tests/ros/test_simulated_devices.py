@@ -136,7 +136,7 @@ def test_a_copy_of_another_world_is_refused(cell):
     other, _ = simulation("reach")
     camera = SimCamera(**_made(other), camera="wrist", **SIZE, namespace=cell.namespace)
     camera.connect()
-    with pytest.raises(DriverError, match="of another model.*same task and model"):
+    with pytest.raises(DriverError, match=r"of another model.*same task and model"):
         camera.read(10.0)
     camera.close()
 
