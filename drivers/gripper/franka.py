@@ -43,7 +43,7 @@ class FrankaHand:
         self._hand: Any = None
         self._changed = threading.Condition()
         self._wanted: float | None = None
-        self._moving = self._ending = self._homing = False
+        self._moving = self._interrupted = self._ending = self._homing = False
         self._failure: DriverError | None = None
         self._thread: threading.Thread | None = None
 
@@ -84,7 +84,7 @@ class FrankaHand:
         hand = self._connected()
         with self._changed:
             self._wanted = value
-            interrupt = self._moving
+            interrupt = self._interrupted = self._moving
             self._changed.notify_all()
         if interrupt:
             self._stop(hand)
@@ -92,7 +92,7 @@ class FrankaHand:
     def stop(self) -> None:
         """Stop the fingers."""
         with self._changed:
-            self._wanted = None
+            self._wanted, self._interrupted = None, True
         self._stop(self._connected())
 
     def clear_errors(self) -> None:
@@ -117,13 +117,14 @@ class FrankaHand:
                 self._changed.wait_for(lambda: self._ending or self._wanted is not None)
                 if self._ending:
                     return
-                position, self._wanted, self._moving = self._wanted, None, True
+                position, self._wanted = self._wanted, None
+                self._moving, self._interrupted = True, False
             try:
                 self._move(hand, position or 0.0)
             except Exception as error:
-                # An interrupted motion ends as a failed command; then a newer one is waiting.
-                stopped = isinstance(error, self._franky.CommandException)
-                if not stopped:
+                # A motion that `stop` or a newer command interrupts ends as a failed command.
+                failed = isinstance(error, self._franky.CommandException)
+                if not (failed and self._interrupted):
                     self._failure = self._translated(error)
             finally:
                 with self._changed:
