@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 
 from robot_rl.errors import RobotRLError
@@ -43,6 +44,23 @@ class Stale(DriverError):
 
 class MissingExtra(DriverError):
     """A vendor's SDK is not installed, or does not load."""
+
+
+def check_ranges(device: str, ranges: Mapping[str, tuple[float, float, float]]) -> None:
+    """Check a driver's numbers before its device is touched.
+
+    Args:
+        device: Its name, for the error.
+        ranges: Value, lowest and highest value of each argument.
+
+    Raises:
+        DriverError: Names the first argument that is out of range or not a number.
+    """
+    for name, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            raise DriverError(
+                f"{name!r} of the {device} is out of range", got=value, expected=f"{low} to {high}"
+            )
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -22,7 +22,7 @@ class ArmState:
         joint_positions: (n,) [rad].
         joint_velocities: (n,) [rad/s].
         tcp_pose: Position [m] and quaternion xyzw (7,).
-        tcp_velocity: Linear [m/s] and angular [rad/s] velocity (6,).
+        tcp_velocity: Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
         tcp_wrench: Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN
             where the arm measures none.
     """

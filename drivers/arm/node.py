@@ -1,11 +1,13 @@
 """The arm's node: any arm driver on topics, with the guard that holds when every client is dead.
 
-    publishes   joint_states, current_pose, current_twist, current_wrench (sensors), applied_pose
+    publishes   joint_states, current_pose, current_twist, current_wrench, applied_pose, mode
     subscribes  target_pose: the equilibrium of the Cartesian impedance controller, base frame
     services    stop, clear_errors, reset (std_srvs/Trigger)
 
-`applied_pose` is each accepted target after all limits, with the stamp of its command. How the
-guard works is in `robot_rl.safety.ArmGuard`; what it refused and limited is in `/diagnostics`.
+`applied_pose` is each accepted target after all limits, with the stamp of its command. `mode`
+(String) says at each change what the arm does and why: `hold`, `follow`, `reset` or `stopped`, a
+colon, the reason. How the guard works is in `robot_rl.safety.ArmGuard`; what it refused and limited
+is in `/diagnostics`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
 from rcl_interfaces.msg import SetParametersResult
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from drivers.arm.base import ArmState, Vector
@@ -122,12 +126,16 @@ class ArmNode(DeviceNode):
         self._twist = publisher(TwistStamped, "current_twist", sensors)
         self._wrench = publisher(WrenchStamped, "current_wrench", sensors)
         self._applied = publisher(PoseStamped, "applied_pose", sensors)
+        self._mode = publisher(String, "mode", qos.latched())
+        self._told_mode = ""
         self._commands = self.create_subscription(
             PoseStamped, "target_pose", self._take_target, qos.command_subscription()
         )
         self.create_service(Trigger, "stop", self._on_stop)
         self.create_service(Trigger, "clear_errors", self._on_clear_errors)
-        self.create_service(Trigger, "reset", self._on_reset)
+        # It waits for the motion to end; in a group of its own it keeps nothing else from running.
+        group = MutuallyExclusiveCallbackGroup()
+        self.create_service(Trigger, "reset", self._on_reset, callback_group=group)
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -141,7 +149,7 @@ class ArmNode(DeviceNode):
             self._reset_done.set_result(outcome)
 
     def publish_state(self, state: ArmState) -> None:
-        """Publish a new measurement; a wrench only where one is measured."""
+        """Publish a new measurement; a velocity and a wrench only where they are known."""
         stamp, joints = state.stamp_ns, self.driver.joint_names
         self._joint_states.publish(
             messages.joint_state_message(
@@ -149,7 +157,8 @@ class ArmNode(DeviceNode):
             )
         )
         self._pose.publish(messages.pose_message(state.tcp_pose, stamp))
-        self._twist.publish(messages.twist_message(state.tcp_velocity, stamp))
+        if np.isfinite(state.tcp_velocity).all():
+            self._twist.publish(messages.twist_message(state.tcp_velocity, stamp))
         if np.isfinite(state.tcp_wrench).all():
             self._wrench.publish(messages.wrench_message(state.tcp_wrench, stamp))
 
@@ -161,6 +170,7 @@ class ArmNode(DeviceNode):
             state: ArmState = driver.read()
         except RobotRLError as error:
             guard.forget(str(error))
+            self._tell_mode()
             raise
         if driver.fault is not None:
             guard.stop(driver.fault)
@@ -170,7 +180,15 @@ class ArmNode(DeviceNode):
                 driver.command(target)
             except DriverFault as fault:  # it came up since it was read
                 guard.stop(str(fault))
+        self._tell_mode()
         return state
+
+    def _tell_mode(self) -> None:
+        assert self.guard is not None
+        mode = f"{self.guard.mode.value}: {self.guard.reason}"
+        if mode != self._told_mode:
+            self._told_mode = mode
+            self._mode.publish(String(data=mode))
 
     def _take_target(self, message: PoseStamped, info: Mapping[str, int]) -> None:
         """Take a command: check it, and move at once instead of at the next poll."""
@@ -211,6 +229,7 @@ class ArmNode(DeviceNode):
         self.get_logger().warning(f"stopped: {reason}")
         if self.is_connected:
             self.driver.stop()
+        self._tell_mode()
 
     def _on_clear_errors(
         self, request: Trigger.Request, answer: Trigger.Response
@@ -274,8 +293,13 @@ class ArmNode(DeviceNode):
         guard = self.guard
         if guard is None:
             return {}
-        state = {"mode": guard.mode.value, "reason": guard.reason, "last_refusal": self._last_refusal}
-        return {**state, "compliance": self.driver.compliance, **guard.counts}
+        return {
+            "mode": guard.mode.value,
+            "reason": guard.reason,
+            "last_refusal": self._last_refusal,
+            "compliance": self.driver.compliance,
+            **guard.counts,
+        }
 
     def warning(self) -> str | None:
         """A stop, or commands that are being refused."""

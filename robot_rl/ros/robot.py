@@ -1,6 +1,6 @@
 """`RosRobot`: an arm, its gripper and its cameras on ROS 2 topics.
 
-Names and units of the topics are those of README.md in this folder. What is measured arrives in a
+Names and units of the topics are those of docs/topics.md. What is measured arrives in a
 thread of its own; the control loop takes what is there, and never waits.
 """
 

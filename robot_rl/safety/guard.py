@@ -248,7 +248,6 @@ class ArmGuard:
 
     def _check_stamp(self, stamp_ns: int, system_ns: int) -> None:
         """Refuse a command of another time; steady time alone decides when the arm holds."""
-        last, self._stamp_ns = self._stamp_ns, stamp_ns
         age = (system_ns - stamp_ns) * 1e-9
         if abs(age) > self.limits.max_stamp_age:
             raise CommandRefused(
@@ -258,6 +257,7 @@ class ArmGuard:
                 expected=f"within {self.limits.max_stamp_age} s",
                 hint="the client was held up, or two machines' clocks differ: synchronise them",
             )
+        last, self._stamp_ns = self._stamp_ns, stamp_ns
         if last is not None and stamp_ns <= last:
             raise CommandRefused(
                 "clock_jump",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+# With several publishers known, a sole one may lose this many messages in a row to a busy machine.
+_LOST = 20
+
 
 class SoleSource:
     """Notices a second publisher on a command topic at its first message.
@@ -39,7 +42,7 @@ class SoleSource:
         last, silent = self._sequence, now - self._heard > self._silence
         self._sequence, self._heard = sequence, now
         if publishers > 1:
-            goes_on = last is not None and sequence == last + 1
+            goes_on = last is not None and last < sequence <= last + 1 + _LOST
         else:
             goes_on = last is None or silent or sequence > last
         if not goes_on:

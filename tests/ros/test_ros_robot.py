@@ -13,6 +13,7 @@ from geometry_msgs.msg import PoseStamped
 from listening import Running
 from omegaconf import OmegaConf
 from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool
 
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
@@ -29,6 +30,7 @@ from robot_rl.stages.collect import ExpertController
 
 # A busy machine is late by chance; what is said of lateness is tested with nodes that are gone.
 PATIENT = [f"robot.sensors.{name}_s=3.0" for name in ("arm", "image", "gripper", "tracker", "skew")]
+PATIENT.append("robot.sensors.start_timeout_s=10.0")
 REST = {"rate_hz": 60.0}
 
 
@@ -46,12 +48,13 @@ def arm_node(config):
 
 @pytest.fixture
 def cell(request):
-    """An environment and the node of its arm, in a namespace of the test's own."""
+    """An environment and the nodes of its arm, in a namespace of the test's own."""
     config = configuration(f"/{request.node.name.split('[')[0]}")
-    arm, env = arm_node(config), make_env(config)
-    yield config, arm, env
+    arms, env = [arm_node(config)], make_env(config)
+    yield config, arms, env
     env.close()
-    arm.close()
+    for arm in arms:
+        arm.close()
 
 
 def towards(observation):
@@ -90,8 +93,7 @@ def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
 
 
 def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observation(cell):
-    config, arm, env = cell
-    env.robot.limits = type(env.robot.limits)(*[0.4] * 6)
+    config, arms, env = cell
     for sensor in env.robot.all_sensors:
         sensor.limit_s = 0.4
     controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
@@ -100,7 +102,7 @@ def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observati
     def die_after_three(row, result):
         rows.append(row)
         if result.steps == 3:
-            arm.close()
+            arms.pop().close()
 
     rows = []
     seeds = iter([5])
@@ -113,12 +115,11 @@ def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observati
     with pytest.raises(SensorLate, match="no message on"):
         env.reset(seed=6)
 
-    again = arm_node(config)
-    try:
-        env.robot.limits = type(env.robot.limits)(*[5.0] * 6)
-        env.reset(seed=6)
-    finally:
-        again.close()
+    arms.append(arm_node(config))
+    for sensor in env.robot.all_sensors:
+        sensor.limit_s = 3.0
+    env.robot.wait_until_fresh()
+    env.reset(seed=6)
 
 
 def test_somebody_else_on_the_command_topic_is_named_and_nothing_starts(cell):
@@ -128,8 +129,11 @@ def test_somebody_else_on_the_command_topic_is_named_and_nothing_starts(cell):
         PoseStamped, "target_pose", qos.command_publisher(10.0)
     )
     try:
-        while len(env.robot.client.node.get_publishers_info_by_topic(publisher.topic_name)) < 2:
-            pass
+        deadline = time.monotonic() + 20.0
+        names: list[str] = []
+        while "intruder" not in "".join(names) and time.monotonic() < deadline:
+            found = env.robot.client.node.get_publishers_info_by_topic(publisher.topic_name)
+            names = [info.node_name for info in found]
         with pytest.raises(CommandConflict, match="intruder"):
             env.reset(seed=1)
     finally:
@@ -168,10 +172,11 @@ class Publisher:
         self.send("current_pose", messages.pose_message(pose, stamp))
         self.send("current_twist", messages.twist_message([0.0] * 6, stamp))
         self.send("current_wrench", messages.wrench_message([0.0] * 6, stamp - behind))
+        self.send("task/success", Bool(data=False))
 
 
 def robot_on(namespace, *overrides):
-    words = ["robot.track_objects=false", "robot.sensors.start_timeout_s=5.0"]
+    words = ["robot.track_objects=false"]
     return make_env(configuration(namespace, *words, *overrides)).robot
 
 
@@ -180,7 +185,7 @@ def assembled(robot, send):
     for sensor in robot.all_sensors:
         sensor.forget()
     stamp = 1_790_000_000_000_000_000
-    while any(sensor.count < 2 for sensor in robot.all_sensors if sensor is not robot.success):
+    while any(sensor.count < 2 for sensor in robot.all_sensors):
         stamp += 10_000_000
         send(stamp)
     return robot.observe()
@@ -191,7 +196,7 @@ def test_measurements_of_one_instant_are_put_together_and_others_refused():
     try:
         seen = assembled(robot, publisher.arm)
         np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
-        with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* 4000 ms apart"):
+        with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* \d+ ms apart"):
             assembled(robot, lambda stamp: publisher.arm(stamp, behind=4_000_000_000))
     finally:
         robot.close()
@@ -199,7 +204,8 @@ def test_measurements_of_one_instant_are_put_together_and_others_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"), [({"encoding": "mono8"}, "does not fit"), ({"width": 12}, "fit its size")]
+    ("changes", "named"),
+    [({"encoding": "mono8"}, "another size or kind"), ({"width": 12}, "fit its size")],
 )
 def test_a_camera_of_another_kind_is_named(changes, named):
     camera = "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,name:front,"

@@ -12,8 +12,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env import rotations
-from robot_rl.errors import RobotRLError
+from robot_rl.env.sim.kinematics import Chain, site_pose, solve_inverse_kinematics
 
 Vector = npt.NDArray[np.float64]
 
@@ -23,7 +22,6 @@ FINGERS = ("finger_left", "finger_right")
 GRIPPER_ACTUATOR = "gripper"
 _TOOL_ROOT = "hand"
 _WXYZ = [3, 0, 1, 2]
-_XYZW = [1, 2, 3, 0]
 
 
 class World:
@@ -67,11 +65,11 @@ class World:
 
     def site_pose(self, name: str) -> Vector:
         """Pose (7,) of a site in the base frame."""
-        return self._site_pose(self.model.site(name).id)
+        return site_pose(self.data, self.model.site(name).id)
 
     def tcp_pose(self) -> Vector:
         """Pose (7,) of the TCP in the base frame."""
-        return self._site_pose(self._tcp)
+        return site_pose(self.data, self._tcp)
 
     def tcp_velocity(self) -> Vector:
         """Linear [m/s] and angular [rad/s] velocity (6,) of the TCP in the base frame."""
@@ -157,33 +155,9 @@ class World:
         Raises:
             RobotRLError: The pose cannot be reached from the guess.
         """
-        model, data = self.model, self.data
-        low, high = model.jnt_range[: len(ARM_JOINTS)].T
-        joints = np.array(joint_guess, np.float64)
-        jacobian = np.zeros((6, model.nv))
-        for _ in range(100):
-            data.qpos[self._qpos] = joints
-            mujoco.mj_kinematics(model, data)
-            mujoco.mj_comPos(model, data)
-            reached = self.tcp_pose()
-            turn = rotations.multiply(pose[3:], rotations.conjugate(reached[3:]))
-            error = np.concatenate([pose[:3] - reached[:3], rotations.to_rotation_vector(turn)])
-            if np.abs(error).max() < tolerance:
-                return joints
-            mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], self._tcp)
-            arm = jacobian[:, self._dofs]
-            joints += arm.T @ np.linalg.solve(arm @ arm.T + 1e-4 * np.eye(6), error)
-            joints = np.clip(joints, low, high)
-        raise RobotRLError(
-            "the arm cannot reach the pose",
-            got=np.round(pose, 4).tolist(),
-            expected=f"a pose within reach of joints {np.round(joint_guess, 3).tolist()}",
-        )
-
-    def _site_pose(self, site: int) -> Vector:
-        quaternion = np.zeros(4)
-        mujoco.mju_mat2Quat(quaternion, self.data.site_xmat[site])
-        return np.concatenate([self.data.site_xpos[site], quaternion[_XYZW]])
+        low, high = self.model.jnt_range[: len(ARM_JOINTS)].T
+        chain = Chain(self._tcp, self._qpos, self._dofs, low, high)
+        return solve_inverse_kinematics(self.model, self.data, chain, pose, joint_guess, tolerance)
 
     def _contact_wrench(self) -> Vector:
         # cfrc_ext is (torque, force) about the centre of mass of the whole kinematic tree.

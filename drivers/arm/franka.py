@@ -1,0 +1,213 @@
+"""Franka Research 3 and Emika Panda with `franky-control`: its Cartesian impedance tracker.
+
+The impedance law runs at 1 kHz in franky's real-time thread. When this process is killed, the
+controller misses its commands and stops the arm (reflex `communication_constraints_violation`). A
+node that hangs leaves the arm at its last target, which leads it by a bounded distance.
+
+Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from drivers.arm.base import ArmState, Vector
+from drivers.arm.impedance import Spring
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
+from drivers.network import check_reachable
+from robot_rl.safety import Compliance
+
+_FCI_PORT = 1337
+# Of the data sheets of Panda and FR3, the narrower of both [rad].
+_LOW = (-2.7437, -1.7628, -2.8973, -3.0421, -2.8065, 0.5445, -2.8973)
+_HIGH = (2.7437, 1.7628, 2.8973, -0.1518, 2.8065, 3.7525, 2.8973)
+
+
+class FrankaArm:
+    """One Franka arm, reached through FCI.
+
+    Args:
+        host: Name or IP address of the control unit.
+        spring: Stiffness of the impedance; damping is critical, see franky.
+        max_error_translation: Largest position error that the spring acts on, per axis [m].
+        max_error_rotation: The same for the rotation [rad].
+        collision_torque: Joint torque of the collision reflex [Nm].
+        collision_force: Cartesian force of the collision reflex [N].
+        joint_names: Names of the joints.
+        timeout_s: For connecting [s].
+
+    Raises:
+        MissingExtra: `franky-control` is not installed.
+        DriverError: A number is out of range.
+    """
+
+    compliance: Compliance = "impedance"
+    joint_limits = (_LOW, _HIGH)
+
+    def __init__(
+        self,
+        host: str,
+        spring: Spring | None = None,
+        max_error_translation: float = 0.03,
+        max_error_rotation: float = 0.2,
+        collision_torque: float = 40.0,
+        collision_force: float = 60.0,
+        joint_names: tuple[str, ...] | list[str] = tuple(f"fr3_joint{i}" for i in range(1, 8)),
+        timeout_s: float = 3.0,
+    ) -> None:
+        """See the class."""
+        ranges = {
+            "max_error_translation": (max_error_translation, 0.001, 0.1),
+            "max_error_rotation": (max_error_rotation, 0.01, 0.6),
+            "collision_torque": (collision_torque, 1.0, 100.0),
+            "collision_force": (collision_force, 1.0, 100.0),
+        }
+        check_ranges("Franka arm", ranges)
+        if len(joint_names) != len(_LOW):
+            raise DriverError("a Franka arm has seven joints", got=list(joint_names))
+        self._franky = require("franky", "franka")
+        self.host = host
+        self.joint_names = tuple(joint_names)
+        self._spring = spring or Spring()
+        self._error_clips = (max_error_translation, max_error_rotation)
+        self._collision = (collision_torque, collision_force)
+        self._timeout = timeout_s
+        self._robot: Any = None
+        self._tracker: Any = None
+        self._stopped = False
+        self.fault: str | None = None
+
+    def connect(self) -> None:
+        """Set the collision reflex and begin the impedance controller where the arm is.
+
+        A reflex of before is not cleared: it is the `fault` until a person clears it.
+
+        Raises:
+            DriverTimeout: No answer.
+            DriverError: FCI is not active, another client controls the arm, or no real-time kernel.
+        """
+        check_reachable("Franka control unit", self.host, _FCI_PORT, self._timeout)
+        try:
+            self._robot = self._franky.Robot(self.host)
+            self.fault = self.fault or self._reported_fault()
+            if self.fault is None and not self._stopped:
+                self._begin()
+        except self._franky.Exception as error:
+            self.close()
+            raise DriverError(
+                f"the Franka arm at {self.host} cannot be controlled",
+                got=error,
+                hint="unlock the joints, activate FCI in Desk, and run a real-time kernel",
+            ) from error
+
+    def read(self) -> ArmState:
+        """The newest measurement; 1 kHz while the controller runs.
+
+        Raises:
+            DriverTimeout: The connection is cut.
+        """
+        if self._robot is None:
+            raise DriverTimeout(f"the Franka arm at {self.host} is not connected")
+        try:
+            state = self._robot.state
+            self.fault = self.fault or self._reported_fault()
+        except self._franky.Exception as error:
+            raise DriverTimeout(
+                f"the Franka arm at {self.host} does not answer", got=error
+            ) from error
+        pose, twist = state.O_T_EE, state.O_dP_EE_est
+        velocity = np.full(6, np.nan)
+        if twist is not None:
+            velocity = np.concatenate([twist.linear, twist.angular]).astype(np.float64)
+        return ArmState(
+            time.time_ns(),
+            np.array(state.q, np.float64).ravel(),
+            np.array(state.dq, np.float64).ravel(),
+            np.concatenate([pose.translation, pose.quaternion]).astype(np.float64),
+            velocity,
+            # Libfranka reports what the arm exerts on its environment.
+            -np.array(state.O_F_ext_hat_K, np.float64).ravel(),
+        )
+
+    def command(self, target_pose: Vector) -> None:
+        """Set the equilibrium pose (7,).
+
+        Raises:
+            DriverFault: A reflex, the user stop or a stop holds the arm.
+        """
+        if self._tracker is None or self.fault is not None or self._stopped:
+            raise DriverFault(
+                "the Franka arm does not move",
+                got=self.fault or "stopped",
+                hint="look at the arm, then clear_errors",
+            )
+        self._tracker.set_target(self._franky.Affine(target_pose[:3], target_pose[3:]))
+
+    def hold(self) -> None:
+        """Let the target be the measured pose."""
+        if self._tracker is not None:
+            self._tracker.set_target(self._robot.state.O_T_EE)
+
+    def stop(self) -> None:
+        """End the motion with franky's stop; the brakes of the controller stay open."""
+        self._stopped = True
+        self._end()
+
+    def clear_errors(self) -> None:
+        """Recover from a reflex, and hold where the arm is.
+
+        Raises:
+            DriverFault: It cannot be recovered from, for example with the user stop pressed.
+        """
+        if self._robot is None:
+            raise DriverFault("the Franka arm is not connected", hint="wait until it is")
+        try:
+            self._end()
+            if not self._robot.recover_from_errors():
+                raise DriverFault(
+                    "the Franka arm does not recover",
+                    got=self._reported_fault(),
+                    hint="release the user stop, and look at Desk",
+                )
+            self.fault, self._stopped = None, False
+            self._begin()
+        except self._franky.Exception as error:
+            raise DriverFault("the Franka arm does not recover", got=error) from error
+
+    def close(self) -> None:
+        """End the motion and disconnect."""
+        if self._robot is not None:
+            self._end()
+        self._robot = None
+
+    def _begin(self) -> None:
+        torque, force = self._collision
+        self._robot.set_collision_behavior(torque, force)
+        translation, rotation = self._error_clips
+        self._tracker = self._franky.CartesianImpedanceTracker(
+            self._robot,
+            translational_stiffness=self._spring.stiffness_translation,
+            rotational_stiffness=self._spring.stiffness_rotation,
+            translational_error_clip=np.full(3, translation),
+            rotational_error_clip=np.full(3, rotation),
+        )
+
+    def _end(self) -> None:
+        tracker, self._tracker = self._tracker, None
+        if tracker is not None:
+            try:
+                tracker.stop()
+            except self._franky.ControlException as error:  # it had ended by itself
+                self.fault = self.fault or str(error)
+
+    def _reported_fault(self) -> str | None:
+        modes = self._franky.RobotMode
+        mode = self._robot.state.robot_mode
+        if mode in (modes.Reflex, modes.UserStopped, modes.Guiding):
+            return f"{mode.name}: {self._robot.state.current_errors}"
+        if self._tracker is not None and not self._robot.is_in_control:
+            return f"the controller has ended: {self._robot.state.last_motion_errors}"
+        return None

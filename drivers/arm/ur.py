@@ -1,0 +1,289 @@
+"""Universal Robots (CB3 and e-Series) with `ur-rtde`: a Cartesian impedance made in force mode.
+
+A thread streams `forceMode` at `rate_hz`: the wrench of a spring between the TCP and its target.
+The controller's own watchdog is armed with `setWatchdog`: when this process is killed, or its node
+no longer reads the arm, the program on the controller ends and the arm stands in position control.
+
+Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from drivers.arm.base import ArmState, Vector
+from drivers.arm.impedance import Spring
+from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale, check_ranges, require
+from drivers.network import check_reachable
+from robot_rl.env import rotations
+from robot_rl.safety import Compliance
+
+_RTDE_PORT = 30004
+_STALE_SECONDS = 0.2
+# A node that has not read the arm for this long is dead: the controller's watchdog is not kicked.
+_NODE_SECONDS = 0.3
+_FULL_TURN = 2.0 * math.pi
+_FORCE_FRAME_UNCHANGED = 2
+_COMPLIANT = [1] * 6
+
+
+class UrArm:
+    """One UR arm.
+
+    Args:
+        host: Name or IP address of the controller.
+        spring: The impedance; see `Spring`.
+        rate_hz: Force commands per second: 500 for e-Series, 125 for CB3.
+        max_speed: Largest TCP speed along an axis [m/s] that force mode may reach.
+        max_turn_speed: The same about an axis [rad/s].
+        force_mode_damping: See UR's `force_mode_set_damping`, 0 to 1.
+        force_mode_gain: See UR's `force_mode_set_gain_scaling`, 0 to 2 (e-Series).
+        watchdog_hz: Lowest rate of commands before the controller ends the program [Hz].
+        timeout_s: For connecting [s].
+
+    Raises:
+        MissingExtra: `ur-rtde` is not installed.
+        DriverError: A number is out of range.
+    """
+
+    compliance: Compliance = "force_mode"
+    joint_names = (
+        "shoulder_pan_joint",
+        "shoulder_lift_joint",
+        "elbow_joint",
+        "wrist_1_joint",
+        "wrist_2_joint",
+        "wrist_3_joint",
+    )
+    joint_limits = ((-_FULL_TURN,) * 6, (_FULL_TURN,) * 6)
+
+    def __init__(
+        self,
+        host: str,
+        spring: Spring | None = None,
+        rate_hz: float = 500.0,
+        max_speed: float = 0.25,
+        max_turn_speed: float = 1.0,
+        force_mode_damping: float = 0.025,
+        force_mode_gain: float = 1.0,
+        watchdog_hz: float = 10.0,
+        timeout_s: float = 3.0,
+    ) -> None:
+        """See the class."""
+        ranges = {
+            "rate_hz": (rate_hz, 10.0, 500.0),
+            "max_speed": (max_speed, 0.001, 1.0),
+            "max_turn_speed": (max_turn_speed, 0.001, 3.0),
+            "force_mode_damping": (force_mode_damping, 0.0, 1.0),
+            "force_mode_gain": (force_mode_gain, 0.0, 2.0),
+            "watchdog_hz": (watchdog_hz, 1.0, 100.0),
+            "timeout_s": (timeout_s, 0.1, 60.0),
+        }
+        check_ranges("UR arm", ranges)
+        self._control_module = require("rtde_control", "ur")
+        self._receive_module = require("rtde_receive", "ur")
+        self._dashboard_module = require("dashboard_client", "ur")
+        self.host = host
+        self._spring = spring or Spring()
+        self._rate = rate_hz
+        self._speeds = [max_speed] * 3 + [max_turn_speed] * 3
+        self._damping, self._gain = force_mode_damping, force_mode_gain
+        self._watchdog_hz = watchdog_hz
+        self._timeout = timeout_s
+        self._control: Any = None
+        self._receive: Any = None
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._target: Vector | None = None  # None: no force is streamed
+        self._stopped = False
+        self._problem: BaseException | None = None
+        self._fed = -math.inf
+        self._controller_time = -math.inf
+        self._changed = -math.inf
+        self.fault: str | None = None
+
+    def connect(self) -> None:
+        """Upload the control script, arm the watchdog, and hold.
+
+        Raises:
+            DriverTimeout: No answer.
+            DriverError: Not in remote control, or another program runs.
+        """
+        check_reachable("UR controller", self.host, _RTDE_PORT, self._timeout)
+        try:
+            self._receive = self._receive_module.RTDEReceiveInterface(self.host, self._rate)
+            self._control = self._control_module.RTDEControlInterface(self.host, self._rate)
+            if self.fault is None and not self._stopped:
+                self._begin()
+        except RuntimeError as error:
+            self.close()
+            raise DriverError(
+                f"the UR controller at {self.host} cannot be controlled",
+                got=error,
+                hint="put it into remote control, clear its pop-ups, and see that no other "
+                "program or client controls it",
+            ) from error
+
+    def read(self) -> ArmState:
+        """The newest measurement.
+
+        Raises:
+            DriverTimeout: The connection is cut.
+            Stale: The controller sends nothing new.
+        """
+        receive = self._receive
+        if receive is None or not receive.isConnected():
+            raise DriverTimeout(
+                f"the UR controller at {self.host} is not connected", hint="check power and cable"
+            )
+        now = time.monotonic()
+        controller_time = receive.getTimestamp()
+        if controller_time != self._controller_time:
+            self._controller_time, self._changed = controller_time, now
+        if now - self._changed > _STALE_SECONDS:
+            raise Stale("the UR arm's state", now - self._changed, _STALE_SECONDS)
+        self._fed = now
+        self.fault = self.fault or self._reported_fault()
+        return ArmState(
+            time.time_ns(),
+            np.array(receive.getActualQ(), np.float64),
+            np.array(receive.getActualQd(), np.float64),
+            pose_of(receive.getActualTCPPose()),
+            np.array(receive.getActualTCPSpeed(), np.float64),
+            np.array(receive.getActualTCPForce(), np.float64),
+        )
+
+    def command(self, target_pose: Vector) -> None:
+        """Set the equilibrium pose (7,).
+
+        Raises:
+            DriverFault: A fault or a stop holds the arm.
+        """
+        if self.fault is not None or self._stopped:
+            raise DriverFault(
+                "the UR arm does not move",
+                got=self.fault or "stopped",
+                hint="look at the arm, then clear_errors",
+            )
+        self._target = np.array(target_pose, np.float64)
+
+    def hold(self) -> None:
+        """Let the target be the measured pose."""
+        if self._receive is not None and self._target is not None:
+            self._target = pose_of(self._receive.getActualTCPPose())
+
+    def stop(self) -> None:
+        """Leave force mode: the controller stops the arm and keeps its position."""
+        self._stopped = True
+        self._end_stream()
+        if self._control is not None:
+            self._control.forceModeStop()
+            self._control.stopL(2.0)
+
+    def clear_errors(self) -> None:
+        """Unlock a protective stop, upload the script again, and hold.
+
+        Raises:
+            DriverFault: The stop cannot be unlocked.
+        """
+        self._end_stream()
+        if self._receive is None:
+            raise DriverFault("the UR arm is not connected", hint="wait until it is")
+        if self._receive.isEmergencyStopped():
+            raise DriverFault(
+                "the UR arm's emergency stop is pressed", hint="release it, and switch the arm on"
+            )
+        try:
+            if self._receive.isProtectiveStopped():
+                self._unlock()
+            self._control.reuploadScript()
+            self.fault, self._stopped, self._problem = None, False, None
+            self._begin()
+        except RuntimeError as error:
+            raise DriverFault("the UR arm's fault cannot be cleared", got=error) from error
+
+    def close(self) -> None:
+        """Leave force mode and disconnect."""
+        self._end_stream()
+        if self._control is not None:
+            self._control.forceModeStop()
+            self._control.stopScript()
+            self._control.disconnect()
+            self._control = None
+        if self._receive is not None:
+            self._receive.disconnect()
+            self._receive = None
+
+    def _begin(self) -> None:
+        self._control.setWatchdog(self._watchdog_hz)
+        self._control.forceModeSetDamping(self._damping)
+        self._control.forceModeSetGainScaling(self._gain)
+        self._target = pose_of(self._receive.getActualTCPPose())
+        self._fed = time.monotonic()
+        self._ending.clear()
+        self._thread = threading.Thread(target=self._stream, name="ur-force-mode", daemon=True)
+        self._thread.start()
+
+    def _end_stream(self) -> None:
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._target = None
+
+    def _stream(self) -> None:
+        """Send the spring's wrench; runs in its own thread until the node dies or stops the arm."""
+        try:
+            while not self._ending.is_set():
+                began = self._control.initPeriod()
+                if time.monotonic() - self._fed < _NODE_SECONDS:
+                    self._control.kickWatchdog()
+                    self._push()
+                self._control.waitPeriod(began)
+        except BaseException as problem:  # reported as a fault by the next read
+            self._problem = problem
+
+    def _push(self) -> None:
+        target = self._target
+        if target is None:
+            return
+        pose = pose_of(self._receive.getActualTCPPose())
+        velocity = np.array(self._receive.getActualTCPSpeed(), np.float64)
+        wrench = self._spring.wrench(target, pose, velocity)
+        frame = [*pose[:3].tolist(), 0.0, 0.0, 0.0]  # at the TCP, axes of the base
+        sent = self._control.forceMode(
+            frame, _COMPLIANT, wrench.tolist(), _FORCE_FRAME_UNCHANGED, self._speeds
+        )
+        if not sent:
+            raise DriverFault("the UR controller does not take force commands")
+
+    def _reported_fault(self) -> str | None:
+        if self._receive.isEmergencyStopped():
+            return "emergency stop"
+        if self._receive.isProtectiveStopped():
+            return "protective stop"
+        if self._problem is not None:
+            return f"force mode ended: {self._problem}"
+        if self._control is not None and not self._control.isProgramRunning():
+            return "the program on the controller has ended"
+        return None
+
+    def _unlock(self) -> None:
+        dashboard = self._dashboard_module.DashboardClient(self.host)
+        dashboard.connect()
+        try:
+            dashboard.closeSafetyPopup()
+            dashboard.unlockProtectiveStop()
+        finally:
+            dashboard.disconnect()
+
+
+def pose_of(pose: list[float]) -> Vector:
+    """Position and quaternion (7,) of UR's position and rotation vector (6,)."""
+    values = np.array(pose, np.float64)
+    return np.concatenate([values[:3], rotations.from_rotation_vector(values[3:])])

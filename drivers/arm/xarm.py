@@ -1,0 +1,253 @@
+"""UFACTORY xArm 5/6/7, 850, Lite 6 with `xarm-python-sdk`: Cartesian velocity towards the target.
+
+The arm is position controlled and does not yield. Each velocity carries a duration, after which the
+controller sets it to zero: when this process is killed or its node hangs, the arm stands within
+`WATCHDOG_SECONDS`. For contact tasks it needs UFACTORY's force-torque sensor, and a limit on the
+force.
+
+Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from drivers.arm.base import ArmState, Vector
+from drivers.arm.impedance import at_most
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
+from drivers.network import check_reachable
+from robot_rl.env import rotations
+from robot_rl.safety import Compliance
+
+WATCHDOG_SECONDS = 0.15
+_PORT = 502
+_MILLI = 1e3
+_VELOCITY_MODE, _READY, _STOPPED = 5, 0, 4
+# Codes of the SDK's getters with which the value is good: none, an error, a warning is pending.
+_VALUE_IS_GOOD = (0, 1, 2)
+
+
+class XArm:
+    """One xArm.
+
+    Args:
+        host: IP address of the control box.
+        joints: How many it has.
+        force_torque_sensor: Whether UFACTORY's sensor is mounted; without it no wrench is measured.
+        gain: Speed towards the target per distance [1/s].
+        max_speed: Largest speed [m/s].
+        max_turn_speed: Largest angular speed [rad/s].
+        collision_sensitivity: Of the controller, 0 (off) to 5.
+        timeout_s: For connecting and for answers [s].
+
+    Raises:
+        MissingExtra: `xarm-python-sdk` is not installed.
+        DriverError: A number is out of range.
+    """
+
+    compliance: Compliance = "position"
+    joint_limits: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+    def __init__(
+        self,
+        host: str,
+        joints: int = 7,
+        force_torque_sensor: bool = False,
+        gain: float = 5.0,
+        max_speed: float = 0.25,
+        max_turn_speed: float = 1.0,
+        collision_sensitivity: int = 3,
+        timeout_s: float = 3.0,
+    ) -> None:
+        """See the class."""
+        ranges = {
+            "joints": (joints, 5, 7),
+            "gain": (gain, 0.1, 20.0),
+            "max_speed": (max_speed, 0.001, 1.0),
+            "max_turn_speed": (max_turn_speed, 0.001, 3.0),
+            "collision_sensitivity": (collision_sensitivity, 1, 5),
+            "timeout_s": (timeout_s, 0.1, 60.0),
+        }
+        check_ranges("xArm", ranges)
+        with contextlib.redirect_stdout(io.StringIO()):  # it greets
+            self._sdk = require("xarm.wrapper", "xarm")
+        self.host = host
+        self.joint_names = tuple(f"joint{i}" for i in range(1, joints + 1))
+        self._has_sensor = force_torque_sensor
+        self._gain = gain
+        self._speeds = (max_speed, max_turn_speed)
+        self._sensitivity = collision_sensitivity
+        self._timeout = timeout_s
+        self._api: Any = None
+        self._pose: Vector | None = None
+        self._measured_at = -math.inf
+        self._stopped = False
+        self.fault: str | None = None
+
+    def connect(self) -> None:
+        """Switch the arm to Cartesian velocity control, at rest.
+
+        An error of before is not cleared: it is the `fault` until a person clears it.
+
+        Raises:
+            DriverTimeout: No answer.
+            DriverError: The SDK cannot use the arm.
+        """
+        check_reachable("xArm's control box", self.host, _PORT, self._timeout)
+        try:
+            self._api = self._sdk.XArmAPI(self.host, is_radian=True)
+        except Exception as error:  # the SDK raises nothing more special
+            raise DriverError(f"the xArm at {self.host} cannot be controlled", got=error) from error
+        self._api.set_timeout(self._timeout)
+        self.fault = self.fault or self._reported_fault()
+        if self.fault is None and not self._stopped:
+            self._begin()
+
+    def read(self) -> ArmState:
+        """A measurement, asked of the control box.
+
+        Raises:
+            DriverTimeout: It does not answer.
+        """
+        api = self._connected()
+        position = self._value("pose", api.get_position_aa(is_radian=True))
+        joints = self._value("joint states", api.get_joint_states(is_radian=True))
+        now = time.monotonic()
+        pose = pose_of(position)
+        velocity = _velocity(self._pose, pose, now - self._measured_at)
+        self._pose, self._measured_at = pose, now
+        self.fault = self.fault or self._reported_fault()
+        count = len(self.joint_names)
+        return ArmState(
+            time.time_ns(),
+            np.array(joints[0][:count], np.float64),
+            np.array(joints[1][:count], np.float64),
+            pose,
+            velocity,
+            self._wrench(pose),
+        )
+
+    def command(self, target_pose: Vector) -> None:
+        """Move towards a pose (7,) for at most `WATCHDOG_SECONDS`.
+
+        Raises:
+            DriverFault: An error or a stop holds the arm, or it refuses the command.
+        """
+        if self.fault is not None or self._stopped or self._pose is None:
+            raise DriverFault(
+                "the xArm does not move",
+                got=self.fault or ("stopped" if self._stopped else "not measured yet"),
+                hint="look at the arm, then clear_errors",
+            )
+        turn = rotations.to_rotation_vector(
+            rotations.multiply(target_pose[3:], rotations.conjugate(self._pose[3:]))
+        )
+        linear = at_most(self._gain * (target_pose[:3] - self._pose[:3]), self._speeds[0])
+        angular = at_most(self._gain * turn, self._speeds[1])
+        self._send([*(_MILLI * linear), *angular])
+
+    def hold(self) -> None:
+        """Stand still; in position control that is the measured pose."""
+        if self._api is not None and self.fault is None and not self._stopped:
+            self._send([0.0] * 6)
+
+    def stop(self) -> None:
+        """Stop as the controller does, with its own deceleration."""
+        self._stopped = True
+        if self._api is not None:
+            self._api.set_state(_STOPPED)
+
+    def clear_errors(self) -> None:
+        """Clear the controller's errors and warnings, and stand still.
+
+        Raises:
+            DriverFault: An error stays, for example with the emergency stop pressed.
+        """
+        api = self._connected()
+        api.clean_error()
+        api.clean_warn()
+        self._begin()
+        remaining = self._reported_fault()
+        if remaining is not None:
+            raise DriverFault("the xArm's error stays", got=remaining, hint="look at the arm")
+        self.fault, self._stopped = None, False
+
+    def close(self) -> None:
+        """Stand still and disconnect."""
+        if self._api is not None:
+            self._api.set_state(_STOPPED)
+            self._api.disconnect()
+            self._api = None
+        self._pose = None
+
+    def _begin(self) -> None:
+        api = self._api
+        steps = [
+            ("motion_enable", api.motion_enable(True)),
+            ("set_collision_sensitivity", api.set_collision_sensitivity(self._sensitivity)),
+            ("set_mode", api.set_mode(_VELOCITY_MODE)),
+            ("set_state", api.set_state(_READY)),
+        ]
+        if self._has_sensor:
+            steps.append(("set_ft_sensor_enable", api.set_ft_sensor_enable(1)))
+        for name, code in steps:
+            if code not in _VALUE_IS_GOOD:
+                raise DriverError(f"the xArm refuses {name}", got=f"code {code}")
+
+    def _send(self, speeds: list[float]) -> None:
+        code = self._api.vc_set_cartesian_velocity(
+            speeds, is_radian=True, duration=WATCHDOG_SECONDS
+        )
+        if code != 0:
+            self.fault = self._reported_fault() or f"it refuses a velocity: code {code}"
+            raise DriverFault("the xArm does not move", got=self.fault)
+
+    def _wrench(self, pose: Vector) -> Vector:
+        """Of the sensor, which measures in the tool's axes; NaN without one."""
+        if not self._has_sensor:
+            return np.full(6, np.nan)
+        measured = np.array(self._value("wrench", self._api.get_ft_sensor_data()), np.float64)
+        force = rotations.rotate(pose[3:], measured[:3])
+        return np.concatenate([force, rotations.rotate(pose[3:], measured[3:6])])
+
+    def _value(self, what: str, answer: tuple[int, Any]) -> Any:
+        code, value = answer
+        if code not in _VALUE_IS_GOOD:
+            raise DriverTimeout(
+                f"the xArm at {self.host} does not give its {what}",
+                got=f"code {code}",
+                hint="firmware 1.9 or newer; see UFACTORY's table of API codes",
+            )
+        return value
+
+    def _connected(self) -> Any:
+        if self._api is None or not self._api.connected:
+            raise DriverTimeout(f"the xArm at {self.host} is not connected")
+        return self._api
+
+    def _reported_fault(self) -> str | None:
+        if self._api.has_error:
+            return f"controller error {self._api.error_code}"
+        return None
+
+
+def pose_of(position: list[float]) -> Vector:
+    """Position [m] and quaternion (7,) of a position in mm and a rotation vector (6,)."""
+    values = np.array(position[:6], np.float64)
+    turn = rotations.from_rotation_vector(values[3:])
+    return np.concatenate([values[:3] / _MILLI, rotations.normalize(turn)])
+
+
+def _velocity(before: Vector | None, pose: Vector, seconds: float) -> Vector:
+    """From two poses: the controller reports no velocity of the TCP."""
+    if before is None or not 0.0 < seconds < 1.0:
+        return np.full(6, np.nan)
+    turn = rotations.multiply(pose[3:], rotations.conjugate(before[3:]))
+    moved = np.concatenate([pose[:3] - before[:3], rotations.to_rotation_vector(turn)])
+    return np.asarray(moved / seconds)

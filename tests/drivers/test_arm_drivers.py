@@ -1,0 +1,112 @@
+"""Drivers of real arms without their hardware: settings, addresses, and what their errors say."""
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from drivers.arm import franka, ur, xarm
+from drivers.arm.impedance import Spring
+from drivers.errors import DriverError, DriverFault, DriverTimeout, MissingExtra
+from robot_rl import devices
+from robot_rl.safety import ArmLimits, refuse_stiff_contact
+
+NOWHERE = "192.0.2.1"  # reserved for documentation: packets to it vanish
+ARMS = {
+    "ur": ("drivers.arm.ur.UrArm", "rtde_control", 30004),
+    "franka": ("drivers.arm.franka.FrankaArm", "franky", 1337),
+    "xarm": ("drivers.arm.xarm.XArm", "xarm", 502),
+}
+
+
+def made(name, host="127.0.0.1", **settings):
+    target, module, _ = ARMS[name]
+    pytest.importorskip(module, reason=f"needs the extra {name}")
+    return devices.make({"_target_": target, "host": host, "timeout_s": 0.3, **settings})
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_a_refused_connection_names_the_address_and_the_port(name):
+    with pytest.raises(DriverError, match=rf"127\.0\.0\.1:{ARMS[name][2]} cannot be reached"):
+        made(name).connect()
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_an_unreachable_address_is_given_up_in_time(name):
+    with pytest.raises(DriverError, match=NOWHERE.replace(".", r"\.")) as problem:
+        made(name, NOWHERE).connect()
+    assert "next:" in str(problem.value)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_an_arm_that_is_not_connected_neither_moves_nor_hides_it(name):
+    arm = made(name)
+    with pytest.raises(DriverTimeout, match="not connected"):
+        arm.read()
+    with pytest.raises((DriverFault, DriverTimeout)):
+        arm.clear_errors()
+    arm.hold()
+    arm.stop()
+    with pytest.raises(DriverFault, match="stopped"):
+        arm.command(np.array([0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]))
+    arm.close()
+    arm.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("ur", {"max_speed": 50.0}),
+        ("ur", {"watchdog_hz": 0.0}),
+        ("franka", {"collision_force": -1.0}),
+        ("franka", {"max_error_translation": float("nan")}),
+        ("xarm", {"collision_sensitivity": 0}),
+        ("xarm", {"max_speed": 3.0}),
+    ],
+)
+def test_a_setting_out_of_range_is_named(name, setting):
+    (key,) = setting
+    with pytest.raises(DriverError, match=f"'{key}' .* out of range.*expected: "):
+        made(name, **setting)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_a_missing_sdk_names_its_extra(name, monkeypatch):
+    target, module, _ = ARMS[name]
+    for loaded in (module, "rtde_receive", "xarm.wrapper"):
+        monkeypatch.setitem(__import__("sys").modules, loaded, None)
+    with pytest.raises(MissingExtra, match=rf"robot_rl\[{name}\]"):
+        devices.make({"_target_": target, "host": "127.0.0.1"})
+
+
+def test_compliance_decides_on_contact_tasks():
+    limits = ArmLimits((0.3, -0.2, 0.0), (0.6, 0.2, 0.4), max_force=None)
+    for arm in (ur.UrArm, franka.FrankaArm):
+        refuse_stiff_contact(arm.compliance, limits)
+    with pytest.raises(Exception, match="needs a wrench limit"):
+        refuse_stiff_contact(xarm.XArm.compliance, limits)
+
+
+@pytest.mark.parametrize("module", [ur, xarm])
+def test_vendor_poses_become_ours(module):
+    turn = Rotation.from_euler("xyz", [0.3, -2.0, 1.1])
+    scale = 1000.0 if module is xarm else 1.0
+    pose = module.pose_of([0.4 * scale, -0.1 * scale, 0.2 * scale, *turn.as_rotvec()])
+    np.testing.assert_allclose(pose[:3], [0.4, -0.1, 0.2])
+    assert (Rotation.from_quat(pose[3:]) * turn.inv()).magnitude() < 1e-9
+
+
+def test_a_spring_pulls_to_its_target_with_bounded_force():
+    spring = Spring(stiffness_translation=1000.0, max_force=30.0, max_torque=2.0)
+    pose = np.array([0.4, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0])
+    near = pose + np.array([0.01, 0, 0, 0, 0, 0, 0])
+    np.testing.assert_allclose(spring.wrench(near, pose, np.zeros(6)), [10, 0, 0, 0, 0, 0])
+    far = pose + np.array([1.0, 0, 1.0, 0, 0, 0, 0])
+    assert np.linalg.norm(spring.wrench(far, pose, np.zeros(6))[:3]) == pytest.approx(30.0)
+    turned = np.concatenate(
+        [pose[:3], (Rotation.from_rotvec([0, 0, 0.02]) * Rotation.from_quat(pose[3:])).as_quat()]
+    )
+    np.testing.assert_allclose(spring.wrench(turned, pose, np.zeros(6)), [0, 0, 0, 0, 0, 1.0])
+    falling = np.array([0, 0, -0.1, 0, 0, 0])
+    assert spring.wrench(pose, pose, falling)[2] == pytest.approx(7.0)
+    with pytest.raises(DriverError, match="max_force"):
+        Spring(max_force=0.0)

@@ -1,0 +1,112 @@
+"""A simulated arm's node under test, and somebody who commands it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from geometry_msgs.msg import PoseStamped
+from listening import Listener, Running
+from std_msgs.msg import Float64, String
+
+from drivers.arm.sim_node import SimArmNode
+from robot_rl.config import compose
+from robot_rl.ros import messages, qos
+
+WORKSPACE = {
+    "limits.workspace_low": [0.30, -0.20, 0.0],
+    "limits.workspace_high": [0.65, 0.20, 0.45],
+}
+
+
+def sim_arm(task="reach", **options):
+    """The configuration of the simulated arm's driver in a task."""
+    config = compose([f"task={task}"])
+    robot = config["robot"]
+    return {
+        "_target_": "drivers.arm.sim.SimArm",
+        "task": dict(config["task"]["environment"]),
+        "model": robot["model"],
+        "home_joints": list(robot["home_joints"]),
+        "gripper": dict(robot["gripper"]),
+        **options,
+    }
+
+
+class Commander:
+    """Publishes targets."""
+
+    def __init__(self, client):
+        self._client = client
+        self._publisher = client.node.create_publisher(
+            PoseStamped, "target_pose", qos.command_publisher(50.0)
+        )
+
+    def send(self, pose, age=0.0):
+        self.stamp_ns = time.time_ns() - round(age * 1e9)
+        self._publisher.publish(messages.pose_message(pose, self.stamp_ns))
+
+    def send_again(self, pose):
+        """Send with the stamp of the last one."""
+        self._publisher.publish(messages.pose_message(pose, self.stamp_ns))
+
+
+class ArmCell:
+    """The node, its commander, and all that it publishes."""
+
+    def __init__(self, namespace, driver, kind=SimArmNode, **parameters):
+        self.namespace = namespace
+        self.listener = Listener(namespace)
+        hear = self.listener.hear
+        self.poses = hear("current_pose", PoseStamped)
+        self.applied = hear("applied_pose", PoseStamped)
+        self.modes = hear("mode", String, qos.latched())
+        self.commander = Commander(self.listener.client)
+        self.gripper = self.listener.client.node.create_publisher(
+            Float64, "sim/gripper_command", qos.command_publisher(10.0)
+        )
+        self.running = Running(kind, namespace, driver, **{**WORKSPACE, **parameters})
+        self.listener.until(lambda: self.poses)
+
+    def pose(self):
+        return messages.pose_array(self.poses[-1])
+
+    def mode(self):
+        return self.modes[-1].data if self.modes else ""
+
+    def stream(self, target_of, seconds, until=None, age=0.0):
+        """Send `target_of(elapsed)` 50 times a second, for so long or until something is true."""
+        start = time.monotonic()
+        while (elapsed := time.monotonic() - start) < seconds:
+            if until is not None and until():
+                return
+            self.commander.send(target_of(elapsed), age)
+            time.sleep(0.02)
+        assert until is None, self.listener.heard["/diagnostics"][-1:]
+
+    def facts(self, **expected):
+        """The next diagnostics that hold these values."""
+        heard = self.listener.heard["/diagnostics"]
+        heard.clear()
+        self.listener.until(
+            lambda: heard and expected.items() <= self.listener.diagnostics().items()
+        )
+        return self.listener.diagnostics()
+
+    def count(self, name):
+        """How often the guard has refused or limited something for this reason."""
+        return self.running.node.guard.counts[name]
+
+    def following(self):
+        return self.mode().startswith("follow")
+
+    def moved(self, since, limit):
+        return np.abs(self.pose()[:3] - since[:3]).max() > limit
+
+    def until_mode(self, words, seconds=10.0):
+        self.listener.until(lambda: words in self.mode(), seconds)
+        return self.mode()
+
+    def close(self):
+        self.running.close()
+        self.listener.close()

@@ -1,0 +1,253 @@
+"""The arm's node: it follows, it holds when nobody commands, and it refuses what it must."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+import rclpy
+from arm_cell import ArmCell, Commander, sim_arm
+from geometry_msgs.msg import PoseArray
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+from rclpy.parameter import Parameter as RosParameter
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool
+
+from drivers.arm.sim_node import SimArmNode
+from robot_rl.env import rotations
+from robot_rl.ros.client import RosClient
+from robot_rl.ros.device_node import ParameterError
+from robot_rl.ros.stamps import to_nanoseconds
+
+HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
+
+
+@pytest.fixture(scope="module")
+def shared():
+    cell = ArmCell(f"/arm_{os.getpid()}", sim_arm(), **{"reset.speed_translation": 0.2})
+    yield cell
+    cell.close()
+
+
+@pytest.fixture
+def cell(shared):
+    """The arm at home, holding, with nothing latched."""
+    trigger = shared.listener.trigger
+    assert trigger("clear_errors")[0]
+    assert trigger("sim/reset")[0]
+    shared.until_mode("hold: ")
+    shared.listener.until(lambda: np.abs(shared.pose()[:3] - HOME[:3]).max() < 1e-3)
+    time.sleep(0.25)  # another commander may begin
+    return shared
+
+
+def ahead(distance):
+    """A target that moves away from home at 10 cm/s, up to a distance."""
+    return lambda elapsed: HOME + np.array([min(0.1 * elapsed, distance), 0, 0, 0, 0, 0, 0])
+
+
+def set_parameter(cell, name, value):
+    if isinstance(value, int):
+        found = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=value)
+    else:
+        kind = ParameterType.PARAMETER_DOUBLE_ARRAY
+        found = ParameterValue(type=kind, double_array_value=value)
+    parameter = Parameter(name=name, value=found)
+    client = cell.listener.client
+    request = SetParameters.Request(parameters=[parameter])
+    return client.call(SetParameters, "arm/set_parameters", request, 10.0).results[0]
+
+
+def test_the_measured_pose_follows_the_target(cell):
+    joints = cell.listener.hear("joint_states", JointState)
+    cell.stream(ahead(0.05), 60.0, until=lambda: cell.pose()[0] > HOME[0] + 0.045)
+    assert cell.following()
+    cell.listener.until(lambda: joints)
+    assert list(joints[-1].name) == [f"joint{i}" for i in range(1, 8)]
+    assert abs(to_nanoseconds(cell.poses[-1].header.stamp) - time.time_ns()) < 5_000_000_000
+    assert cell.applied
+
+
+def test_without_commands_it_holds(cell):
+    before = cell.count("deadline")
+    cell.stream(ahead(1.0), 60.0, until=lambda: cell.moved(HOME, 0.03))
+    cell.until_mode("hold: no command for 200 ms")
+    held = cell.pose()
+    time.sleep(0.5)
+    assert not cell.moved(held, 0.01)
+    assert cell.count("deadline") > before
+
+
+def refused(cell, reason, target, age=0.0):
+    """The diagnostics after such targets have been refused, and the arm did not move."""
+    start, before = cell.pose(), cell.count(reason)
+    cell.stream(lambda _: target, 60.0, until=lambda: cell.count(reason) >= before + 3, age=age)
+    assert not cell.moved(start, 2e-3)
+    return cell.facts(mode="hold")
+
+
+def test_a_target_that_is_not_finite_is_refused_and_named(cell):
+    target = HOME + 0.01
+    target[2] = math.nan
+    facts = refused(cell, "not_finite", target)
+    assert "the target is not finite" in facts["message"]
+    assert int(facts["not_finite"]) >= 3
+
+
+@pytest.mark.parametrize("age", [5.0, -5.0])
+def test_a_stale_stamp_is_refused_and_named(cell, age):
+    target = HOME + np.array([0.02, 0, 0, 0, 0, 0, 0])
+    assert "stamp is not of now" in refused(cell, "stale_stamp", target, age)["message"]
+
+
+def test_a_stamp_that_does_not_advance_is_named_and_then_followed_again(cell):
+    before = cell.count("clock_jump")
+
+    def repeated():
+        cell.commander.send_again(HOME)
+        return cell.count("clock_jump") > before
+
+    cell.commander.send(HOME)
+    cell.stream(lambda _: HOME, 60.0, until=repeated)
+    cell.commander.send_again(HOME)
+    assert "not newer than the one before" in cell.facts()["last_refusal"]
+    cell.stream(lambda _: HOME, 60.0, until=cell.following)
+
+
+def test_a_stop_latches_until_a_person_clears_it(cell):
+    trigger = cell.listener.trigger
+    cell.stream(ahead(1.0), 60.0, until=cell.following)
+    assert trigger("stop")[0]
+    cell.until_mode("stopped: the service stop")
+    before = cell.count("stopped")
+    cell.stream(ahead(1.0), 60.0, until=lambda: cell.count("stopped") > before + 3)
+    assert cell.mode().startswith("stopped")
+    for service in ("sim/reset", "reset"):
+        assert not trigger(service)[0]
+    assert "stopped" in cell.facts(mode="stopped")["message"]
+    assert trigger("clear_errors")[0]
+    cell.until_mode("hold")
+    cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
+
+
+def test_two_publishers_hold_it_and_are_named(cell):
+    client = RosClient("intruder", cell.namespace)
+    ending = threading.Event()
+    other = Commander(client)
+
+    def intrude():
+        while not ending.wait(0.02):
+            other.send(HOME - np.array([0, 0.02, 0, 0, 0, 0, 0]))
+
+    cell.stream(lambda _: HOME, 60.0, until=cell.following)
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    try:
+        cell.stream(lambda _: HOME, 60.0, until=lambda: "several publishers" in cell.mode())
+        before = len(cell.applied)
+        cell.stream(lambda _: HOME, 1.0)
+        assert len(cell.applied) <= before + 2
+        assert "intruder" in cell.facts(mode="hold")["last_refusal"]
+    finally:
+        ending.set()
+        thread.join()
+        client.close()
+    cell.stream(lambda _: HOME, 60.0, until=cell.following)
+
+
+def test_a_reset_retracts_and_moves_to_its_pose(cell):
+    trigger = cell.listener.trigger
+    goal = HOME + np.array([0.05, 0.05, -0.03, 0, 0, 0, 0])
+    assert set_parameter(cell, "reset.pose", goal.tolist()).successful
+    heights = len(cell.poses)
+    done, message = trigger("reset")
+    assert done, message
+    assert np.abs(cell.pose()[:3] - goal[:3]).max() < 0.01
+    assert max(p.pose.position.z for p in cell.poses[heights:]) > HOME[2] + 0.06
+
+
+def test_a_stop_ends_a_reset_at_once(cell):
+    trigger = cell.listener.trigger
+    assert set_parameter(cell, "reset.pose", HOME.tolist()).successful
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(trigger("reset")))
+    thread.start()
+    cell.until_mode("reset")
+    commander = RosClient("operator", cell.namespace)
+    try:
+        commander.trigger("stop", 10.0)
+    finally:
+        commander.close()
+    thread.join(10.0)
+    assert answers == [(False, "the reset was given up: the service stop was called")]
+
+
+def test_a_reset_pose_that_is_none_is_refused(cell):
+    result = set_parameter(cell, "reset.pose", [0.4, 0.0, 0.2, 0.0, 0.0, 0.0, 3.0])
+    assert not result.successful
+    assert "reset.pose is no pose" in result.reason
+
+
+def test_a_seed_begins_its_episode(cell):
+    objects = cell.listener.hear("object_poses", PoseArray)
+    successes = cell.listener.hear("task/success", Bool)
+    states = cell.listener.hear("sim/state", JointState)
+    places = []
+    for seed in (5, 6, 5):
+        assert set_parameter(cell, "episode_seed", seed).successful
+        assert cell.listener.trigger("sim/reset") == (True, f"episode {seed}")
+        time.sleep(0.3)
+        position = objects[-1].poses[0].position
+        places.append((position.x, position.y, position.z))
+    assert places[0] == places[2] != places[1]
+    assert successes[-1].data is False
+    assert states[-1].header.frame_id == cell.running.node.driver.fingerprint
+    assert np.isfinite(np.array(states[-1].position)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limits.max_speed_translation", 50.0),
+        ("limits.max_force", math.nan),
+        ("limits.max_tilt", "wide"),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(name, value):
+    with pytest.raises(ParameterError, match=name):
+        bare_node({name: value})
+
+
+def bare_node(parameters):
+    context = rclpy.Context()
+    rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        overrides = [RosParameter(name, value=value) for name, value in parameters.items()]
+        return SimArmNode(context=context, parameter_overrides=overrides)
+    finally:
+        rclpy.shutdown(context=context)
+
+
+def test_a_collision_reflex_is_reported_and_never_cleared_by_itself():
+    cell = ArmCell(f"/reflex_{os.getpid()}", sim_arm(reflex_force=25.0))
+    try:
+        below = np.array([0, 0, 0.02, 0, 0, 0, 0])
+        stopped = lambda: cell.mode().startswith("stopped")  # noqa: E731
+        cell.stream(lambda _: cell.pose() - below, 60.0, until=stopped)
+        before = cell.count("stopped")
+        cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > before + 3)
+        assert "collision reflex" in cell.mode()
+        assert "collision reflex" in cell.facts(mode="stopped")["message"]
+        assert cell.listener.trigger("clear_errors")[0]
+        cell.until_mode("hold")
+    finally:
+        cell.close()
