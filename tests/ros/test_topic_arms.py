@@ -1,0 +1,152 @@
+"""Arms that have a controller on topics: a simulated one plays the controller."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+import mujoco
+from arm_cell import WORKSPACE, ArmCell, sim_arm
+from geometry_msgs.msg import PoseStamped
+from listening import Running
+from sensor_msgs.msg import JointState
+from trajectory_msgs.msg import JointTrajectory
+
+from drivers.arm.node import ArmNode
+from drivers.arm.sim_node import SimArmNode
+from drivers.arm.topics import PoseTopicArm, TrajectoryTopicArm
+from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale
+from robot_rl.env.sim.kinematics import site_pose
+from robot_rl.resources import find_resource
+from robot_rl.ros import messages, qos
+from robot_rl.ros.client import RosClient
+
+JOINTS = [f"joint{i}" for i in range(1, 8)]
+PANDA = "hardware/panda/panda.xml"
+HOME = np.array([0.0, 0.2, 0.0, -2.3, 0.0, 2.5, 0.785])
+
+
+@pytest.fixture
+def controller():
+    """A simulated arm in a namespace of its own, which takes target poses."""
+    namespace = f"/controller_{os.getpid()}_{time.monotonic_ns()}"
+    running = Running(SimArmNode, namespace, sim_arm(), **WORKSPACE)
+    running.namespace = namespace
+    yield running
+    running.close()
+
+
+def test_the_arms_node_drives_a_foreign_impedance_controller(controller):
+    driver = {
+        "_target_": "drivers.arm.topics.PoseTopicArm",
+        "namespace": controller.namespace,
+        "joint_names": JOINTS,
+        "stale_after_s": 2.0,
+    }
+    cell = ArmCell(f"/arm_{os.getpid()}", driver, kind=ArmNode)
+    try:
+        start = cell.pose()
+        target = start + np.array([0.015, 0, 0, 0, 0, 0, 0])
+        reached = lambda: cell.pose()[0] > start[0] + 0.01  # noqa: E731
+        cell.stream(lambda _: target, 60.0, until=reached)
+        assert cell.listener.trigger("stop")[0]
+        cell.until_mode("stopped")
+    finally:
+        cell.close()
+
+
+def test_a_controller_that_falls_silent_is_named(controller):
+    arm = PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=2.0)
+    arm.connect()
+    try:
+        assert arm.read().tcp_pose.shape == (7,)
+        controller.node.trigger_deactivate()
+        time.sleep(2.5)
+        with pytest.raises(Stale, match=rf"{controller.namespace}/\w+ is too old"):
+            arm.read()
+    finally:
+        arm.close()
+
+
+def test_a_missing_controller_names_its_topic():
+    arm = PoseTopicArm("/nobody", JOINTS, timeout_s=0.3)
+    with pytest.raises(DriverTimeout, match="no message on /nobody/joint_states"):
+        arm.connect()
+    arm.close()
+
+
+def test_a_joint_that_is_missing_is_named(controller):
+    arm = PoseTopicArm(controller.namespace, [*JOINTS, "joint8"], timeout_s=20.0, stale_after_s=5.0)
+    arm.connect()
+    try:
+        with pytest.raises(DriverError, match="'joint8' is missing"):
+            arm.read()
+    finally:
+        arm.close()
+
+
+class TrajectoryController:
+    """Plays ros2_control: goes at once to the point of each trajectory."""
+
+    def __init__(self, namespace):
+        self.model = mujoco.MjModel.from_xml_path(str(find_resource(PANDA)))
+        self.data = mujoco.MjData(self.model)
+        self.joints = HOME.copy()
+        self.taken = 0
+        self.client = RosClient("controller", namespace)
+        sensors = qos.sensor_publisher(50.0)
+        node = self.client.node
+        self.states = node.create_publisher(JointState, "joint_states", sensors)
+        self.poses = node.create_publisher(PoseStamped, "current_pose", sensors)
+        topic = "joint_trajectory_controller/joint_trajectory"
+        node.create_subscription(JointTrajectory, topic, self._take, qos.command_subscription())
+        node.create_timer(0.02, self._publish)
+
+    def _take(self, message):
+        assert list(message.joint_names) == JOINTS
+        self.joints = np.array(message.points[0].positions)
+        self.taken += 1
+
+    def pose(self):
+        self.data.qpos[:7] = self.joints
+        mujoco.mj_kinematics(self.model, self.data)
+        return site_pose(self.data, self.model.site("tcp").id)
+
+    def _publish(self):
+        now = time.time_ns()
+        self.states.publish(messages.joint_state_message(JOINTS, self.joints, np.zeros(7), now))
+        self.poses.publish(messages.pose_message(self.pose(), now))
+
+
+def test_targets_become_joint_trajectories():
+    namespace = f"/ros2_control_{os.getpid()}"
+    controller = TrajectoryController(namespace)
+    arm = TrajectoryTopicArm(namespace, JOINTS, PANDA, timeout_s=20.0, stale_after_s=5.0)
+    try:
+        arm.connect()
+        start = arm.read().tcp_pose
+        target = start + np.array([0.02, -0.02, 0.01, 0, 0, 0, 0])
+        deadline = time.monotonic() + 20.0
+        while not controller.taken and time.monotonic() < deadline:
+            arm.command(target)
+            time.sleep(0.1)
+        np.testing.assert_allclose(controller.pose()[:3], target[:3], atol=1e-3)
+        assert np.isnan(arm.read().tcp_wrench).all()
+        with pytest.raises(DriverFault, match="cannot reach"):
+            arm.command(start + np.array([3.0, 0, 0, 0, 0, 0, 0]))
+        arm.stop()
+        with pytest.raises(DriverFault, match="stopped"):
+            arm.command(target)
+    finally:
+        arm.close()
+        controller.client.close()
+
+
+def test_a_model_without_the_arm_is_named():
+    with pytest.raises(DriverError, match=r"does not describe the arm.*'flange'"):
+        TrajectoryTopicArm("/nobody", JOINTS, PANDA, tcp_site="flange")
