@@ -1,7 +1,7 @@
 """What the launch files here have in common: it finds robot_rl, and lets it describe the job.
 
-`ros2` runs on the Python of the ROS installation; robot_rl may be in an environment of its own, whose
-prefix these files were installed to.
+`ros2` runs on the Python of the ROS installation; robot_rl may be in an environment of its own,
+whose prefix these files were installed to.
 """
 
 import sys

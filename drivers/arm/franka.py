@@ -10,6 +10,7 @@ Not yet run on hardware.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ _FCI_PORT = 1337
 # Of the data sheets of Panda and FR3, the narrower of both [rad].
 _LOW = (-2.7437, -1.7628, -2.8973, -3.0421, -2.8065, 0.5445, -2.8973)
 _HIGH = (2.7437, 1.7628, 2.8973, -0.1518, 2.8065, 3.7525, 2.8973)
+_JOINTS = tuple(f"fr3_joint{number}" for number in range(1, 8))
 
 
 class FrankaArm:
@@ -55,7 +57,7 @@ class FrankaArm:
         max_error_rotation: float = 0.2,
         collision_torque: float = 40.0,
         collision_force: float = 60.0,
-        joint_names: tuple[str, ...] | list[str] = tuple(f"fr3_joint{i}" for i in range(1, 8)),
+        joint_names: Sequence[str] = _JOINTS,
         timeout_s: float = 3.0,
     ) -> None:
         """See the class."""

@@ -128,8 +128,9 @@ class ArmNode(DeviceNode):
         self._applied = publisher(PoseStamped, "applied_pose", sensors)
         self._mode = publisher(String, "mode", qos.latched())
         self._told_mode = ""
+        take: Any = self._take_target  # its second argument is not in rclpy's types
         self._commands = self.create_subscription(
-            PoseStamped, "target_pose", self._take_target, qos.command_subscription()
+            PoseStamped, "target_pose", take, qos.command_subscription()
         )
         self.create_service(Trigger, "stop", self._on_stop)
         self.create_service(Trigger, "clear_errors", self._on_clear_errors)
@@ -204,12 +205,12 @@ class ArmNode(DeviceNode):
             return
         stamp = to_nanoseconds(message.header.stamp)
         try:
-            guard.command(_numbers_of(message), stamp, now, time.time_ns())
+            goal = guard.command(_numbers_of(message), stamp, now, time.time_ns())
         except CommandRefused as refusal:
             self._report(str(refusal))
             return
         self._report("")
-        self._applied.publish(messages.pose_message(guard.goal, stamp))
+        self._applied.publish(messages.pose_message(goal, stamp))
         try:
             self._drive()
         except RobotRLError:

@@ -242,7 +242,7 @@ class PoseTopicArm(_TopicArm):
 
 
 class TrajectoryTopicArm(_TopicArm):
-    """An arm under ros2_control's `joint_trajectory_controller`; targets are solved to joint angles.
+    """An arm under ros2_control's `joint_trajectory_controller`; solves targets to joint angles.
 
     It is position controlled. Each command is a trajectory of one point, `horizon_s` ahead: when
     this process is killed, the controller ends it and holds.

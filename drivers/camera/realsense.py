@@ -113,14 +113,14 @@ class RealSenseCamera:
             fresh = color and color.get_frame_number() != self._last and (depth or not self._depth)
             if fresh:
                 break
-        self._last = color.get_frame_number()
+        number = self._last = int(color.get_frame_number())
         stamp = self._stamp_ns(color)
         if self._depth:
             aligned = self._align.process(frames)
             color, depth = aligned.get_color_frame(), aligned.get_depth_frame()
         picture = np.array(color.get_data())  # a copy: the library takes its memory back
         check_color(self.name, picture, *self._size)
-        return Frame(stamp, self._last, picture, self._millimetres(depth) if depth else None)
+        return Frame(stamp, number, picture, self._millimetres(depth) if depth else None)
 
     def intrinsics(self) -> Intrinsics | None:
         """Those that the camera reports for this size; None before it was connected."""
@@ -171,7 +171,7 @@ class RealSenseCamera:
         """
         number = self._rs.camera_info.serial_number
         there = [d.get_info(number) for d in self._context.query_devices() if d.supports(number)]
-        if self._serial in there:
+        if self._serial is not None and self._serial in there:
             return self._serial
         if self._serial is None and len(there) == 1:
             return str(there[0])

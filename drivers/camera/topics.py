@@ -68,7 +68,8 @@ class TopicsCamera:
         self._colors.clear()
         self._depths.clear()
         self._client = RosClient("topics_camera", self._namespace)
-        subscribe, profile = self._client.node.create_subscription, qos.sensor_subscription(2)
+        subscribe: Any = self._client.node.create_subscription
+        profile = qos.sensor_subscription(2)
         subscribe(ImageMessage, self._topic, self._take_color, profile)
         subscribe(CameraInfo, self._info_topic, self._take_info, profile)
         if self._depth_topic is not None:
@@ -108,7 +109,7 @@ class TopicsCamera:
                 got=f"{info.width}×{info.height}",
                 expected="{}×{}".format(*self._size),
             )
-        k1, k2, p1, p2, k3 = [*info.d, *(0.0,) * (5 - len(info.d))]
+        k1, k2, p1, p2, k3 = list(info.d) + [0.0] * (5 - len(info.d))
         fx, fy, cx, cy = info.k[0], info.k[4], info.k[2], info.k[5]
         return Intrinsics(info.width, info.height, fx, fy, cx, cy, (k1, k2, p1, p2, k3))
 

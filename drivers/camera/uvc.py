@@ -134,6 +134,8 @@ class UvcCamera:
                         return
                     check_color(self.device, frame.color, *self._size)
                     newest.put(replace(frame, sequence=sequence))
+            if ending.is_set():
+                return
             newest.fail(DriverError(f"{self.device} gives no more pictures: it is at its end"))
         except DriverError as error:
             newest.fail(error)

@@ -27,8 +27,8 @@ from robot_rl.ros.messages import joint_state_message
 from robot_rl.safety import SoleSource
 
 JOINT = "gripper"
-# Two publishers that take turns within this time are refused [s].
-_CONFLICT_S = 1.0
+# Another publisher may begin after this silence, and is heard once it was alone for this time [s].
+_SILENCE_S, _SETTLE_S = 1.0, 1.5
 
 
 class GripperNode(DeviceNode):
@@ -49,7 +49,7 @@ class GripperNode(DeviceNode):
     def __init__(self, name: str = "gripper_node", **options: Any) -> None:
         """See the class."""
         super().__init__(name, **options)
-        self._source = SoleSource(_CONFLICT_S)
+        self._source = SoleSource(_SILENCE_S, _SETTLE_S)
         self._wanted: float | None = None
         self._sent: float | None = None
         self._newest: GripperState | None = None

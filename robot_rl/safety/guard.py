@@ -110,7 +110,7 @@ class ArmGuard:
 
     # -- what clients and people ask for --------------------------------------------------------
 
-    def command(self, target: npt.ArrayLike, stamp_ns: int, now: float, system_ns: int) -> None:
+    def command(self, target: npt.ArrayLike, stamp_ns: int, now: float, system_ns: int) -> Vector:
         """Take a target pose; `tick` moves there.
 
         Args:
@@ -118,6 +118,9 @@ class ArmGuard:
             stamp_ns: When the client made it, by its system clock [ns].
             now: Steady time of receipt [s].
             system_ns: System time of receipt [ns].
+
+        Returns:
+            The target after all limits (7,).
 
         Raises:
             CommandRefused: It does not reach the arm; counted under its `reason`.
@@ -136,6 +139,7 @@ class ArmGuard:
         self.mode, self.reason = Mode.FOLLOW, "following commands"
         self._received = now
         self._active.discard("speed")
+        return self.goal
 
     def refuse(self, reason: str, explanation: str) -> None:
         """Count a command that the owner refuses before looking at it, and hold.

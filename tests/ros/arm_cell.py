@@ -60,7 +60,11 @@ class ArmCell:
         hear = self.listener.hear
         self.poses = hear("current_pose", PoseStamped)
         self.applied = hear("applied_pose", PoseStamped)
-        self.modes = hear("mode", String, qos.latched())
+        self.mode_at = 0.0
+        self._mode = ""
+        self.listener.client.node.create_subscription(
+            String, "mode", self._take_mode, qos.latched()
+        )
         self.commander = Commander(self.listener.client)
         self.gripper = self.listener.client.node.create_publisher(
             Float64, "sim/gripper_command", qos.command_publisher(10.0)
@@ -72,7 +76,10 @@ class ArmCell:
         return messages.pose_array(self.poses[-1])
 
     def mode(self):
-        return self.modes[-1].data if self.modes else ""
+        return self._mode
+
+    def _take_mode(self, message):
+        self._mode, self.mode_at = message.data, time.monotonic()
 
     def stream(self, target_of, seconds, until=None, age=0.0):
         """Send `target_of(elapsed)` 50 times a second, for so long or until something is true."""

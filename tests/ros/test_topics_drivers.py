@@ -127,7 +127,7 @@ def test_pictures_depth_and_intrinsics_come_from_topics(publisher, connected):
     found = driver.intrinsics()
     assert ((found.fx, found.fy), (found.cx, found.cy), found.distortion[0]) == (*K, 0.1)
     publisher.silence()
-    with pytest.raises(DriverTimeout, match="none within 0.2 s"):
+    with pytest.raises(DriverTimeout, match="gave no picture"):
         read_for_ever(driver)  # one may be on its way
 
 

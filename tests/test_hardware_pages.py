@@ -1,0 +1,32 @@
+"""The pages in hardware/ configure drivers that exist, with arguments that they take."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from drivers.errors import MissingExtra
+from robot_rl.devices import make
+from robot_rl.resources import find_resource
+
+BLOCKS = [
+    (page.name, yaml.safe_load(block))
+    for page in sorted(find_resource("hardware").glob("*.md"))
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "driver"), BLOCKS)
+def test_a_driver_of_a_page_can_be_made(page, driver):
+    try:
+        made = make(driver)
+    except MissingExtra as missing:
+        pytest.skip(str(missing))
+    made.close()
+
+
+def test_the_pages_show_drivers():
+    targets = {driver["_target_"].rpartition(".")[2] for _, driver in BLOCKS}
+    assert targets >= {"RealSenseCamera", "UvcCamera", "TopicsCamera", "Robotiq2F", "FrankaHand"}
