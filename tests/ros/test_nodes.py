@@ -1,0 +1,130 @@
+"""One table of nodes serves the supervisor and the launch files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from runpy import run_path
+
+import launch_stand_in
+import pytest
+from omegaconf import OmegaConf
+
+from robot_rl.config import compose
+from robot_rl.ros.environment import DISCOVERY, PROFILE, ros_environment
+from robot_rl.ros.nodes import NodeTableError, joined, node_table
+
+JOBS = ("train", "collect", "evaluate", "robot", "sim_robot")
+PIXELS = "observation=pixels"
+
+
+def test_the_simulated_robot_has_a_node_for_its_arm_its_gripper_and_each_camera():
+    table = node_table(compose(["robot=ros_sim", PIXELS, "robot.namespace=left"]))
+    assert [(node.name, node.executable) for node in table] == [
+        ("arm", "sim_arm_node"),
+        ("gripper", "gripper_node"),
+        ("front_camera", "camera_node"),
+        ("wrist_camera", "camera_node"),
+    ]
+    assert {node.namespace for node in table} == {"/left"}
+    arm, _, front, _ = (node.parameters for node in table)
+    assert arm["limits.max_force"] == 60.0
+    driver = json.loads(front["driver"])
+    assert (front["camera"], driver["camera"], driver["namespace"]) == ("front", "front", "left")
+    assert driver["task"]["_target_"].endswith("PegInsert")
+
+
+def test_a_robot_in_this_process_has_no_nodes():
+    assert node_table(compose([])) == ()
+
+
+def test_every_executable_is_a_script_of_the_package(checkout):
+    scripts = (checkout / "pyproject.toml").read_text()
+    for node in node_table(compose(["robot=ros_sim", PIXELS])):
+        wrapper = (checkout / "launch/lib" / node.executable).read_text()
+        script = f"robot_rl_{node.executable}"
+        assert f"/bin/{script}" in wrapper
+        assert f'{script} = "{node.module}:main"' in scripts
+
+
+def test_a_node_that_lacks_its_executable_is_named():
+    config = compose(["robot=ros_sim"])
+    OmegaConf.set_struct(config, False)
+    config.nodes.gripper = {"module": "drivers.gripper.node"}
+    with pytest.raises(NodeTableError, match=r"nodes\.gripper.*no executable"):
+        node_table(config)
+    config.nodes.gripper = {"executable": "a", "module": "b", "respwan": True}
+    with pytest.raises(NodeTableError, match="respwan"):
+        node_table(config)
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [(("/", ""), "/"), (("left", ""), "/left"), (("/left/", "/hand"), "/left/hand")],
+)
+def test_namespaces_are_joined(parts, whole):
+    assert joined(*parts) == whole
+
+
+def test_the_fast_dds_profile_is_used_unless_the_user_has_one(monkeypatch):
+    monkeypatch.delenv(PROFILE, raising=False)
+    monkeypatch.delenv(DISCOVERY, raising=False)
+    wanted = ros_environment("LOCALHOST")
+    assert Path(wanted[PROFILE]).name == "fastdds.xml"
+    assert wanted[DISCOVERY] == "LOCALHOST"
+    monkeypatch.setenv(PROFILE, "mine.xml")
+    assert PROFILE not in ros_environment()
+
+
+@pytest.fixture
+def described(checkout, monkeypatch):
+    """Reads a launch file: its arguments, and what it starts for some of their values."""
+    launch_stand_in.install(monkeypatch)
+
+    def read(job, **values):
+        generate = run_path(str(checkout / f"launch/{job}.launch.py"))
+        *declared, rest = generate["generate_launch_description"]().entities
+        defaults = {one.positional[0]: one.named["default_value"] for one in declared}
+        context = launch_stand_in.LaunchContext({**defaults, **values})
+        return declared, rest.named["function"](context, *rest.named["args"])
+
+    return read
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_launch_file_starts_the_nodes_of_the_table_again_and_again(described, job):
+    declared, started = described(job, robot="ros_sim", task="reach", namespace="left")
+    assert all(argument.named["description"] for argument in declared)
+    assert {"task", "robot", "namespace"} <= {argument.positional[0] for argument in declared}
+    table = node_table(compose(["robot=ros_sim", "task=reach", "robot.namespace=left"]))
+    nodes = [action for action in started if type(action).__name__ == "Node"]
+    assert [
+        (n.named["package"], n.named["executable"], n.named["name"], n.named["namespace"])
+        for n in nodes
+    ] == [("robot_rl", node.executable, node.name, node.namespace) for node in table]
+    assert [n.named["parameters"] for n in nodes] == [[dict(node.parameters)] for node in table]
+    assert all(n.named["respawn"] for n in nodes)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_its_stage_uses_these_nodes_and_its_end_is_the_end_of_all(described, job):
+    given = {"robot": "ros_sim", "overrides": "seed=3 policy=flow"}
+    _, started = described(job, **given)
+    stages = [action for action in started if type(action).__name__ == "ExecuteProcess"]
+    assert len(stages) == (job in ("train", "collect", "evaluate"))
+    for stage in stages:
+        _, name, *words = stage.named["cmd"]
+        assert name == job
+        assert {"robot=ros_sim", "seed=3", "policy=flow", "start_nodes=false"} <= set(words)
+        assert ("run=latest" in words) == (job == "evaluate")
+        assert type(stage.named["on_exit"]).__name__ == "Shutdown"
+
+
+@pytest.mark.skipif(shutil.which("ros2") is None, reason="needs a ROS installation")
+@pytest.mark.parametrize("job", JOBS)
+def test_ros2_launch_reads_the_launch_file(checkout, job):
+    command = ["ros2", "launch", str(checkout / f"launch/{job}.launch.py"), "--show-args"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "'robot'" in done.stdout, done.stderr
