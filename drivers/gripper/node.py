@@ -53,15 +53,16 @@ class GripperNode(DeviceNode):
         self._wanted: float | None = None
         self._sent: float | None = None
         self._newest: GripperState | None = None
-        self._refused = 0
+        self._refusals = 0
         self._refusal = ""
 
     def setup(self) -> None:
         """Make the topics and services."""
         profile = qos.sensor_publisher(self.rate_hz)
         self._state = self.create_publisher(JointState, "gripper/state", profile)
+        take: Any = self._take  # rclpy's types know nothing of the message's info
         self._commands = self.create_subscription(
-            Float64, "gripper/command", self._take, qos.command_subscription()
+            Float64, "gripper/command", take, qos.command_subscription()
         )
         for name in ("stop", "clear_errors"):
             self.create_service(Trigger, f"gripper/{name}", functools.partial(self._do, name))
@@ -88,7 +89,7 @@ class GripperNode(DeviceNode):
         return {
             "position": "unknown" if newest is None else f"{newest.position:.3f}",
             "object_held": "unknown" if held is None else str(held).lower(),
-            "commands_refused": self._refused,
+            "commands_refused": self._refusals,
             "last_refusal": self._refusal,
         }
 
@@ -113,7 +114,7 @@ class GripperNode(DeviceNode):
             self._refusal = ""
 
     def _refuse(self, reason: str) -> None:
-        self._refused += 1
+        self._refusals += 1
         if reason != self._refusal:
             self.get_logger().warning(f"refused: {reason}", throttle_duration_sec=1.0)
         self._refusal = reason
