@@ -12,7 +12,6 @@ import numpy as np
 from drivers.errors import DriverError, require
 from drivers.teleop.base import Axes, AxesDevice
 
-
 _RELEASED = -0.9  # a trigger counts once it was seen below this
 
 
