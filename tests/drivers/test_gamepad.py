@@ -56,7 +56,7 @@ until(lambda s: np.allclose(s.motion, [1, 0, 0, 0, 0, 0], atol=1e-3))
 axis(1, 0.1)  # a stick that does not come back to its centre
 until(lambda s: not s.moving)
 axis(5, 1.0)
-until(lambda s: s.motion[2] > 0.999)
+until(lambda s: s.motion[2] > 0.98)
 axis(5, -1.0)
 until(lambda s: not s.moving)
 button(0, 1)
