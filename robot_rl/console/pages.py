@@ -10,10 +10,15 @@ from typing import Any
 from aiohttp import web
 
 Message = str | bytes
+# Ends what a page is sent at once; the page answers that it has shown it.
+_MARK = json.dumps({"type": "mark"})
 
 
 class Page:
     """One browser page. What it has no time for is replaced by what is newer.
+
+    It is sent no more before it has said that it has shown what came before. Otherwise the network
+    would hold seconds of images for a browser that is slow, and the operator would see the past.
 
     Args:
         socket: Its websocket.
@@ -24,6 +29,7 @@ class Page:
         self._socket = socket
         self._pending: dict[str, Message] = {}
         self._filled = asyncio.Event()
+        self._shown = asyncio.Event()
 
     def put(self, key: str, message: Message) -> None:
         """Send a message as soon as the page takes one, unless a newer one of this key comes."""
@@ -35,13 +41,19 @@ class Page:
         while not self._socket.closed:
             await self._filled.wait()
             self._filled.clear()
-            while self._pending:
-                key = next(iter(self._pending))
-                message = self._pending.pop(key)
+            messages, self._pending = list(self._pending.values()), {}
+            self._shown.clear()
+            for message in messages:
                 if isinstance(message, str):
                     await self._socket.send_str(message)
                 else:
                     await self._socket.send_bytes(message)
+            await self._socket.send_str(_MARK)
+            await self._shown.wait()
+
+    def note_shown(self) -> None:
+        """The page has shown what was sent."""
+        self._shown.set()
 
 
 class Pages:

@@ -38,6 +38,7 @@ class Requests:
         self._player, self._pages = player, pages
         self._jogging: set[Page] = set()
         self._known: dict[str, Callable[[Page, Request], Awaitable[None]]] = {
+            "shown": self._note_shown,
             "event": self._say,
             "jog": self._jog,
             "episodes": self._list_episodes,
@@ -63,6 +64,9 @@ class Requests:
         if page in self._jogging:
             self._jogging.discard(page)
             self._client.jog(_NO_MOTION, None)
+
+    async def _note_shown(self, page: Page, request: Request) -> None:
+        page.note_shown()
 
     async def _say(self, page: Page, request: Request) -> None:
         event = str(request["event"])

@@ -29,7 +29,7 @@ from robot_rl.run import RunDirectory
 
 _PAGE = Path(__file__).parent / "page"
 _MOST_MESSAGE_BYTES = 4096
-_PING_SECONDS = 20.0
+_PING_SECONDS = 30.0
 _SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

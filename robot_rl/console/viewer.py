@@ -16,8 +16,11 @@ _HOP_HEADERS = frozenset(
     ("connection", "content-encoding", "content-length", "keep-alive", "transfer-encoding")
 )
 _MOST_MESSAGE_BYTES = 64 << 20
-# Viser's own panel and notices; the console has the buttons.
-_ONLY_THE_SCENE = b"<style>.mantine-Paper-root{display:none!important}</style>"
+# Without viser's own panel and notices, for the console has the buttons; and see viewer.js.
+_ADDED_TO_PAGE = (
+    b"<style>.mantine-Paper-root,.mantine-Notifications-root{display:none!important}</style>"
+    b'<script src="/viewer.js"></script>'
+)
 
 
 def free_port() -> int:
@@ -50,7 +53,7 @@ class ViewerProxy:
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_HEADERS}
             body = await answer.read()
             if answer.content_type == "text/html":
-                body = body.replace(b"</head>", _ONLY_THE_SCENE + b"</head>", 1)
+                body = body.replace(b"<head>", b"<head>" + _ADDED_TO_PAGE, 1)
             return web.Response(status=answer.status, headers=headers, body=body)
 
     async def close(self) -> None:

@@ -88,7 +88,8 @@ listenForKeys(window, { ...keys, ...jog.keys(isLive) });
 for (const name of ["live", "replay"]) {
   const frame = $(`scene-${name}`);
   frame.addEventListener("load", () => {
-    if (frame.getAttribute("src") === "about:blank") return;
+    // One that could not be loaded shows the browser's own error page, which has no document here.
+    if (frame.getAttribute("src") === "about:blank" || frame.contentDocument === null) return;
     listenForKeys(frame.contentWindow, { ...keys, ...jog.keys(isLive) });
   });
 }

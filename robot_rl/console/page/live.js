@@ -90,10 +90,10 @@ export class Live {
       "Decision": `${(1000 * now.decision_seconds).toFixed(1)} ms`,
       "Tick late by": `${(1000 * now.lateness_seconds).toFixed(1)} ms`,
       "Console link": this.status.round_trip_ms === null ? "–" : `${this.status.round_trip_ms} ms`,
+      "Force": force ? `${Math.hypot(...force.slice(0, 3)).toFixed(1)} N` : "–",
+      "TCP x, y, z [m]": position ? position.slice(0, 3).map(v => v.toFixed(3)).join("  ") : "–",
       "Run steps": now.run_steps.toLocaleString("en"),
       "Policy version": now.policy_version.toLocaleString("en"),
-      "Force": force ? `${Math.hypot(...force.slice(0, 3)).toFixed(1)} N` : "–",
-      "TCP x, y, z": position ? position.slice(0, 3).map(v => v.toFixed(3)).join("  ") : "–",
     };
     $("facts").replaceChildren(...Object.entries(facts).map(([name, value]) => {
       const entry = document.createElement("div");
@@ -124,8 +124,8 @@ export class Live {
     draw($("success-chart"), [evaluated, { points: success, color: GREEN, dash: "4 3" }], frame);
     draw($("intervention-chart"), [{ points: interventions, color: ORANGE }], frame);
     const percent = points => points.length ? `${Math.round(100 * points.at(-1)[1])} %` : "–";
-    $("success-now").textContent =
-      `evaluated ${percent(evaluations)}, last ${episodes} episodes ${percent(success)}`;
-    $("intervention-now").textContent = `of steps, last ${episodes} episodes ${percent(interventions)}`;
+    $("success-now").textContent = `${percent(evaluations)}, training ${percent(success)}`;
+    $("intervention-now").textContent = `${percent(interventions)} of steps`;
+    for (const id of ["success-now", "intervention-now"]) $(id).title = `over ${episodes} episodes`;
   }
 }

@@ -37,6 +37,10 @@ export class Socket extends EventTarget {
   }
 
   told(message) {
+    if (message.type === "mark") {
+      this.say({ do: "shown" });
+      return;
+    }
     this.dispatchEvent(new CustomEvent(message.type, { detail: message }));
   }
 

@@ -1,0 +1,200 @@
+"""Between control loop and console: what operators say comes in, what is seen goes out."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from robot_rl.console.client import LoopClient
+from robot_rl.console.endpoint import ConsoleError, endpoint_file, read_endpoint
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.snapshot import Activity, BadSnapshot, InControl, Situation, Snapshot
+from robot_rl.operator import OperatorEvent, OperatorInbox
+from console_links import make_run, until, with_client
+
+SEEN = {
+    "images/front": np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3),
+    "state/tcp_pose": np.linspace(0, 1, 7, dtype=np.float32),
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def inbox():
+    return OperatorInbox()
+
+
+@pytest.fixture
+def link(run, inbox):
+    made = ConsoleLink(run, inbox)
+    yield made
+    made.close()
+
+
+def test_a_console_sees_the_newest_moment_whole(run, link):
+    situation = Situation(
+        activity=Activity.ACTING,
+        in_control=InControl.OPERATOR,
+        episode=3,
+        action_names=("x", "y"),
+        action=(0.5, -1.0),
+    )
+    link.publish(Snapshot())
+    link.publish(Snapshot(situation, SEEN))
+
+    async def use(client: LoopClient) -> None:
+        seen = await client.next_snapshot()
+        assert client.connected
+        assert seen.situation == situation
+        assert seen.observation.keys() == SEEN.keys()
+        for name, value in SEEN.items():
+            np.testing.assert_array_equal(seen.observation[name], value)
+
+    with_client(run, use)
+
+
+def test_without_a_console_nobody_is_counted_and_with_one_it_is(run, link):
+    assert link.open_consoles == 0
+
+    async def use(client: LoopClient) -> None:
+        await until(lambda: link.open_consoles == 1)
+
+    with_client(run, use)
+
+
+def test_what_the_operator_says_reaches_the_inbox_in_order(run, link, inbox):
+    async def use(client: LoopClient) -> None:
+        await until(lambda: client.connected)
+        await client.post("take_over")
+        client.jog([0.5, 0, 0, 0, 0, 0], 1.0)
+        await client.post("stop")
+        assert client.round_trip_seconds > 0
+
+    with_client(run, use)
+    said = inbox.poll()
+    assert said.events == (OperatorEvent.TAKE_OVER, OperatorEvent.STOP)
+    assert said.motion.tolist() == [0.5, 0, 0, 0, 0, 0]
+    assert said.gripper == 1.0
+
+
+def test_what_nobody_can_have_meant_is_refused_and_said_to_the_console(run, link, inbox):
+    async def use(client: LoopClient) -> None:
+        await until(lambda: client.connected)
+        with pytest.raises(ConsoleError, match="no such operator event"):
+            await client.post("explode")
+        client.jog([2.0, 0, 0, 0, 0, 0], None)
+        await client.post("pause")
+
+    with_client(run, use)
+    assert inbox.poll().events == (OperatorEvent.PAUSE,)
+    assert not inbox.poll().motion.any()
+
+
+def test_an_event_for_nobody_is_an_error_and_not_lost_in_silence(run):
+    async def use(client: LoopClient) -> None:
+        with pytest.raises(ConsoleError, match="no control loop answers"):
+            await client.post("stop")
+
+    with_client(run, use)
+
+
+def test_a_loop_that_is_started_again_is_found(run, inbox):
+    first = ConsoleLink(run, inbox)
+
+    async def use(client: LoopClient) -> None:
+        await until(lambda: client.connected)
+        first.close()
+        second = ConsoleLink(run, inbox)
+        try:
+            second.publish(Snapshot(Situation(episode=7), {}))
+            while (await client.next_snapshot()).situation.episode != 7:
+                pass
+            await client.post("stop")
+        finally:
+            second.close()
+
+    with_client(run, use)
+    assert inbox.poll().events == (OperatorEvent.STOP,)
+
+
+def test_a_new_console_is_told_at_once_what_the_others_know(run, link):
+    link.publish(Snapshot(Situation(episode=5), {}))
+
+    async def use(client: LoopClient) -> None:
+        assert (await client.next_snapshot()).situation.episode == 5
+
+    with_client(run, use)
+    with_client(run, use)
+
+
+class TestStranger:
+    """Somebody who reaches the port, and cannot read the file."""
+
+    def say(self, run, secret: str, kind: bytes, **content: object) -> list[bytes] | None:
+        endpoint = read_endpoint(endpoint_file(run, 1))
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(endpoint.address)
+            socket.send_multipart([secret.encode(), kind, json.dumps(content).encode()])
+            return socket.recv_multipart() if socket.poll(500) else None
+
+    def test_is_not_heard(self, run, link, inbox):
+        assert self.say(run, "guess", b"event", id=1, event="stop", at=time.monotonic()) is None
+        assert inbox.poll().events == ()
+
+    def test_cannot_read_the_file(self, run, link):
+        mode = endpoint_file(run, 1).stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600
+
+    def test_what_lay_in_a_queue_is_refused_but_for_a_stop(self, run, link, inbox):
+        secret, old = link.endpoint.secret, time.monotonic() - 10
+        answer = self.say(run, secret, b"event", id=1, event="success", at=old)
+        assert answer[0] == b"refused"
+        assert "too late" in json.loads(answer[1])["problem"]
+        self.say(run, secret, b"jog", motion=[1, 0, 0, 0, 0, 0], gripper=None, at=old)
+        assert self.say(run, secret, b"event", id=2, event="stop", at=old)[0] == b"taken"
+        assert inbox.poll().events == (OperatorEvent.STOP,)
+        assert not inbox.poll().motion.any()
+
+    def test_nonsense_does_not_end_the_link(self, run, link, inbox):
+        secret = link.endpoint.secret
+        for content in ({}, {"event": 3, "at": "x"}, {"event": "stop", "at": None}):
+            self.say(run, secret, b"event", **content)
+        self.say(run, secret, b"nothing")
+        link.publish(Snapshot())
+        answer = self.say(run, secret, b"event", id=1, event="pause", at=time.monotonic())
+        assert answer[0] == b"taken"
+
+
+def test_a_link_that_failed_says_so_to_the_loop(run, inbox):
+    link = ConsoleLink(run, inbox)
+    link._receive = lambda: 1 / 0  # whatever goes wrong in the thread
+    with pytest.raises(ConsoleError, match="division by zero"):
+        for _ in range(500):
+            link.publish(Snapshot())
+            time.sleep(0.01)
+    link.close()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b"{}"],
+        [b"no json"],
+        [b'{"situation": {}, "arrays": [["a", "O", [1]]]}', b"12345678"],
+        [b'{"situation": {}, "arrays": [["a", "float32", [1000]]]}', b"1234"],
+    ],
+)
+def test_a_message_that_is_no_snapshot_is_named(frames):
+    with pytest.raises(BadSnapshot, match="no snapshot"):
+        Snapshot.from_frames(frames)
