@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.statistics import EvaluationResult, StatisticsError
