@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "valid", "nearest"),
     [
-        (["trian"], "collect, pretrain, train", "did you mean robot-rl train"),
+        (["trian"], "pretrain, train, replay", "did you mean robot-rl train"),
         (["train", "task=peg_insret"], "peg_insert, peg_insert_hard", "mean task=peg_insert?"),
         (["train", "policy=difusion"], "diffusion", "did you mean policy=diffusion?"),
         (["train", "algorithm=rpld"], "residual, rlpd", "did you mean algorithm=rlpd?"),
@@ -95,7 +96,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["export", "runs/latest"], "takes STORE and OUT", "robot-rl export runs/latest OUT"),
         (["export", "a", "b", "fromat=zarr"], "format, table, source", "did you mean format?"),
         (["export", "a", "b", "format=lerobt"], "zarr, lerobot", "did you mean format=lerobot?"),
-        (["import", "a", "b", "seed=1"], "no options", "import has no option 'seed'"),
+        (["import", "a", "b", "seed=1"], "one of table", "import has no option 'seed'"),
         (["evaluate", "run=nothing"], "there is no run 'nothing'", "robot-rl train"),
         (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
     ],
@@ -152,10 +153,25 @@ def test_configuration_is_resolved_and_closed():
         _ = config.sede
 
 
+# What no default can know.
+GIVEN = {
+    "reward=classifier": ["reward.source.path=runs/latest"],
+    "robot=ros": ["robot.joint_names=[shoulder, elbow]"],
+}
+
+
 @pytest.mark.parametrize("group", list(group_choices()))
 def test_every_choice_composes(group):
     for choice in group_choices()[group]:
-        assert compose([f"{group}={choice}"]).choices[group] == choice
+        word = f"{group}={choice}"
+        assert compose([word, *GIVEN.get(word, [])]).choices[group] == choice
+
+
+@pytest.mark.parametrize("word", list(GIVEN))
+def test_what_has_no_default_is_asked_for(word):
+    name = GIVEN[word][0].partition("=")[0]
+    with pytest.raises(ConfigError, match=f"must be given: {re.escape(name)}"):
+        compose([word])
 
 
 @pytest.fixture
