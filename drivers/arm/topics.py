@@ -250,7 +250,7 @@ class TrajectoryTopicArm(_TopicArm):
     Args:
         namespace: Of the controller's topics.
         joint_names: Names of the arm's joints, in its JointState and in the model.
-        model: MJCF or URDF of the arm: a path, or one that begins with `hardware/`.
+        model: MJCF of the arm: a path, or one that begins with `hardware/`.
         tcp_site: Name of the site of the TCP in the model, whose world is the base frame.
         command_topic: JointTrajectory.
         joint_topic: JointState.

@@ -1,5 +1,7 @@
 """Drivers of real arms without their hardware: settings, addresses, and what their errors say."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -8,6 +10,8 @@ from drivers.arm import franka, ur, xarm
 from drivers.arm.impedance import Spring
 from drivers.errors import DriverError, DriverFault, DriverTimeout, MissingExtra
 from robot_rl import devices
+from robot_rl.config import compose
+from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
 
 NOWHERE = "192.0.2.1"  # reserved for documentation: packets to it vanish
@@ -110,3 +114,13 @@ def test_a_spring_pulls_to_its_target_with_bounded_force():
     assert spring.wrench(pose, pose, falling)[2] == pytest.approx(7.0)
     with pytest.raises(DriverError, match="max_force"):
         Spring(max_force=0.0)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_each_arm_has_a_configuration_that_its_driver_takes(name):
+    address = "nodes.arm.parameters.driver.host=127.0.0.1"
+    config = compose([f"robot={name}", "task=reach", address])
+    (arm,) = (node for node in node_table(config) if node.name == "arm")
+    pytest.importorskip(ARMS[name][1], reason=f"needs the extra {name}")
+    driver = devices.make(json.loads(arm.parameters["driver"]))
+    assert list(driver.joint_names) == list(config.robot.joint_names)

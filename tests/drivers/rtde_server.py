@@ -1,0 +1,227 @@
+"""A minimal controller of Universal Robots for `ur-rtde`: RTDE, dashboard and script port.
+
+It runs in a process of its own, for the library's constructors hold Python's global lock. Its arm
+is a point that force mode pushes: the TCP moves in proportion to the force. It ends the uploaded
+program when a watchdog is armed and not kicked. Lines on its standard input are events:
+`protective_stop`, `silence`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+import threading
+import time
+
+PORTS = {"rtde": 30004, "dashboard": 29999, "script": 30003}
+_PERIOD = 0.008
+_SPEED_PER_FORCE = 0.005  # m/s for each N
+_FORCE_MODE, _END_FORCE_MODE, _WATCHDOG, _STOP_SCRIPT = 6, 7, 35, 255
+_IDLE, _DONE = 1, 2  # of the script, in output_int_register_0
+_PROTECTIVE_STOP = 0b100
+_KINDS = {
+    "DOUBLE": "d",
+    "VECTOR6D": "6d",
+    "VECTOR3D": "3d",
+    "VECTOR6INT32": "6i",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT32": "i",
+    "UINT8": "B",
+}
+_DOUBLES = ("timestamp", "speed_scaling", "target_speed_fraction", "payload", "actual_momentum")
+_VECTORS = ("target_", "actual_T", "actual_q", "joint_", "ft_raw", "payload_inertia", "external")
+
+
+def kind_of(name: str) -> str:
+    """The type of an RTDE variable, as far as `ur-rtde` asks for it."""
+    if "int_register" in name or name in ("robot_mode", "safety_mode"):
+        return "INT32"
+    if name == "joint_mode":
+        return "VECTOR6INT32"
+    if name in ("actual_tool_accelerometer", "payload_cog"):
+        return "VECTOR3D"
+    if name in _DOUBLES:
+        return "DOUBLE"
+    if name in ("actual_current", "actual_joint_voltage") or name.startswith(_VECTORS):
+        return "VECTOR6D"
+    if "digital" in name and name.startswith("actual"):
+        return "UINT64"
+    if "bits" in name or "status" in name or name == "runtime_state" or "registers" in name:
+        return "UINT32"
+    return "UINT8" if name.endswith(("_mask", "digital_output", "_type")) else "DOUBLE"
+
+
+class Controller:
+    """What the sockets share."""
+
+    def __init__(self, host: str) -> None:
+        self.values = {
+            "actual_q": [0.0, -1.57, 1.57, -1.57, -1.57, 0.0],
+            "actual_TCP_pose": [0.4, 0.0, 0.3, 3.14159265, 0.0, 0.0],
+            "actual_TCP_force": [0.0, 0.0, 5.0, 0.0, 0.0, 0.0],
+            "robot_mode": 7,
+            "safety_mode": 1,
+            "safety_status_bits": 1,
+            "speed_scaling": 1.0,
+            "target_speed_fraction": 1.0,
+            "output_int_register_0": _IDLE,
+        }
+        self.run(False)
+        self.force = [0.0] * 3
+        self.silent = False
+        self.patience = float("inf")
+        self.kicked = time.monotonic()
+        for name, port in PORTS.items():
+            listener = socket.create_server((host, port))
+            serve = getattr(self, f"_serve_{name}")
+            threading.Thread(target=self._accept, args=(listener, serve), daemon=True).start()
+
+    def run(self, running: bool) -> None:
+        """Begin or end the program."""
+        self.values["runtime_state"] = 2 if running else 1
+        self.values["robot_status_bits"] = 0b11 if running else 0b01
+        self.force = [0.0] * 3
+
+    def event(self, name: str) -> None:
+        """Let something happen."""
+        if name == "protective_stop":
+            self.values["safety_status_bits"] = _PROTECTIVE_STOP
+            self.run(False)
+        elif name == "silence":
+            self.silent = True
+
+    def advance(self) -> None:
+        """Let a period pass."""
+        if time.monotonic() - self.kicked > self.patience:
+            self.run(False)
+        velocity = [_SPEED_PER_FORCE * force for force in self.force]
+        pose = self.values["actual_TCP_pose"]
+        moved = [p + v * _PERIOD for p, v in zip(pose[:3], velocity, strict=True)]
+        self.values["actual_TCP_pose"] = [*moved, *pose[3:]]
+        self.values["actual_TCP_speed"] = [*velocity, 0.0, 0.0, 0.0]
+
+    def _accept(self, listener: socket.socket, serve: object) -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._guarded, args=(serve, connection), daemon=True).start()
+
+    def _guarded(self, serve, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            serve(connection)
+
+    def _serve_dashboard(self, connection: socket.socket) -> None:
+        answers = {
+            "PolyscopeVersion": "URSoftware 5.11.0.108249 (Dec 15 2021)",
+            "is in remote control": "true",
+            "get serial number": "20195500000",
+            "unlock protective stop": "Protective stop releasing",
+            "close safety popup": "closing safety popup",
+        }
+        connection.sendall(b"Connected: Universal Robots Dashboard Server\n")
+        for line in connection.makefile("r"):
+            command = line.strip()
+            if command == "unlock protective stop":
+                self.values["safety_status_bits"] = 1
+            if command == "stop":
+                self.run(False)
+            connection.sendall(answers.get(command, "ok").encode() + b"\n")
+
+    def _serve_script(self, connection: socket.socket) -> None:
+        while connection.recv(65536):
+            self.patience = float("inf")
+            self.run(True)
+
+    def _serve_rtde(self, connection: socket.socket) -> None:
+        outputs: list[str] = []
+        inputs: list[list[str]] = []
+
+        def send(kind: int, payload: bytes) -> None:
+            connection.sendall(struct.pack(">HB", 3 + len(payload), kind) + payload)
+
+        while True:
+            size, kind = struct.unpack(">HB", _read(connection, 3))
+            payload = _read(connection, size - 3)
+            letter = chr(kind)
+            if letter in "VP":
+                send(kind, b"\x01")
+            elif letter == "v":
+                send(kind, struct.pack(">4I", 5, 11, 0, 108249))
+            elif letter == "O":
+                outputs = [name for name in payload[8:].decode().split(",") if name]
+                send(kind, b"\x01" + ",".join(map(kind_of, outputs)).encode())
+            elif letter == "I":
+                inputs.append([name for name in payload.decode().split(",") if name])
+                kinds = ",".join(map(kind_of, inputs[-1]))
+                send(kind, bytes([len(inputs)]) + kinds.encode())
+            elif letter == "S":
+                send(kind, b"\x01")
+                stream = threading.Thread(target=self._guarded, args=(self._stream(outputs), send))
+                stream.daemon = True
+                stream.start()
+            elif letter == "U":
+                self._take(inputs[payload[0] - 1], payload[1:])
+
+    def _stream(self, names: list[str]):
+        def stream(send) -> None:
+            began = time.monotonic()
+            while True:
+                if not self.silent:
+                    self.values["timestamp"] = time.monotonic() - began
+                    send(ord("U"), b"\x01" + b"".join(self._packed(name) for name in names))
+                time.sleep(_PERIOD)
+
+        return stream
+
+    def _packed(self, name: str) -> bytes:
+        form = _KINDS[kind_of(name)]
+        count = int(form[0]) if form[0].isdigit() else 1
+        value = self.values.get(name, [0] * count if count > 1 else 0)
+        return struct.pack(">" + form, *(value if count > 1 else [value]))
+
+    def _take(self, names: list[str], data: bytes) -> None:
+        """Take the input registers, which carry one command to the script."""
+        self.kicked = time.monotonic()
+        values = struct.unpack_from(">" + "".join(_KINDS[kind_of(n)] for n in names), data)
+        registers = dict(zip(names, values, strict=False))
+        command = registers.get("input_int_register_0", 0)
+        if command == _FORCE_MODE:
+            self.force = [registers[f"input_double_register_{i}"] for i in (6, 7, 8)]
+        elif command == _WATCHDOG:
+            self.patience = 1.0 / registers["input_double_register_0"]
+        elif command == _STOP_SCRIPT:
+            self.run(False)
+        elif command:
+            self.force = [0.0] * 3
+        self.values["output_int_register_0"] = _DONE if command else _IDLE
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError
+        data += part
+    return data
+
+
+def main(host: str) -> None:
+    """Serve until the standard input closes."""
+    controller = Controller(host)
+
+    def advance() -> None:
+        while True:
+            controller.advance()
+            time.sleep(_PERIOD)
+
+    threading.Thread(target=advance, daemon=True).start()
+    print("ready", flush=True)  # noqa: T201 - the test waits for it
+    for line in sys.stdin:
+        controller.event(line.strip())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,126 @@
+"""The UR driver with the real `ur-rtde`, against a minimal controller that speaks its protocols."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rtde_control", reason="needs the extra ur")
+
+from drivers.arm.ur import UrArm
+from drivers.errors import DriverFault, DriverTimeout, Stale
+
+SERVER = Path(__file__).with_name("rtde_server.py")
+
+
+class Cell:
+    """A controller in a process of its own, a driver, and the loop of a node that reads it."""
+
+    def __init__(self):
+        self.host = f"127.0.{1 + os.getpid() % 250}.{1 + time.monotonic_ns() % 250}"
+        command = [sys.executable, str(SERVER), self.host]
+        pipe = subprocess.PIPE
+        self.server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        assert self.server.stdout.readline() == "ready\n"
+        self.arm = UrArm(self.host, rate_hz=125.0, watchdog_hz=1.0, timeout_s=20.0)
+        self.state = None
+        self.problem = None
+        self._ending = threading.Event()
+        self._thread = None
+
+    def begin(self):
+        self.arm.connect()
+        self._ending.clear()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        self.until(lambda: self.state is not None)
+
+    def hang(self):
+        """The node's loop no longer runs."""
+        self._ending.set()
+        self._thread.join()
+
+    def _read(self):
+        while not self._ending.wait(0.01):
+            try:
+                self.state = self.arm.read()
+            except (DriverTimeout, Stale) as problem:
+                self.problem = problem
+
+    def event(self, name):
+        self.server.stdin.write(name + "\n")
+        self.server.stdin.flush()
+
+    def until(self, true, seconds=20.0):
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, (self.arm.fault, self.state, self.problem)
+            time.sleep(0.01)
+
+    def close(self):
+        if self._thread is not None:
+            self.hang()
+        self.arm.close()
+        self.server.stdin.close()
+        self.server.wait(10)
+
+
+@pytest.fixture
+def cell():
+    cell = Cell()
+    cell.begin()
+    yield cell
+    cell.close()
+
+
+def test_force_mode_brings_the_arm_to_its_target(cell):
+    start = cell.state.tcp_pose
+    np.testing.assert_allclose(start[:3], [0.4, 0.0, 0.3])
+    np.testing.assert_allclose(np.abs(start[3:]), [1, 0, 0, 0], atol=1e-6)
+    assert cell.state.tcp_wrench[2] == 5.0
+    target = start + np.array([0.02, -0.01, 0.01, 0, 0, 0, 0])
+    cell.arm.command(target)
+    cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
+
+
+def test_a_stop_ends_force_mode_and_latches(cell):
+    cell.arm.command(cell.state.tcp_pose + np.array([0.2, 0, 0, 0, 0, 0, 0]))
+    cell.until(lambda: cell.state.tcp_velocity[0] > 0.01)
+    cell.arm.stop()
+    cell.until(lambda: not cell.state.tcp_velocity.any())
+    with pytest.raises(DriverFault, match="stopped"):
+        cell.arm.command(cell.state.tcp_pose)
+    cell.arm.clear_errors()
+    cell.arm.command(cell.state.tcp_pose)
+
+
+def test_a_protective_stop_stays_until_a_person_clears_it(cell):
+    cell.event("protective_stop")
+    cell.until(lambda: cell.arm.fault == "protective stop")
+    with pytest.raises(DriverFault, match="protective stop"):
+        cell.arm.command(cell.state.tcp_pose)
+    cell.arm.clear_errors()
+    assert cell.arm.fault is None
+    cell.arm.command(cell.state.tcp_pose)
+
+
+def test_the_controllers_watchdog_ends_the_program_when_the_node_hangs(cell):
+    cell.arm.command(cell.state.tcp_pose + np.array([0.3, 0, 0, 0, 0, 0, 0]))
+    cell.until(lambda: cell.state.tcp_velocity[0] > 0.01)
+    cell.hang()
+    time.sleep(2.0)  # the driver kicks for 0.3 s more, and the watchdog waits for 1 s
+    state = cell.arm.read()
+    assert not state.tcp_velocity.any()
+    cell.until(lambda: cell.arm.read() and cell.arm.fault is not None)
+    with pytest.raises(DriverFault):
+        cell.arm.command(state.tcp_pose)
+
+
+def test_a_silent_controller_is_noticed(cell):
+    cell.event("silence")
+    cell.until(lambda: cell.problem is not None)
