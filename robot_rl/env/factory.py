@@ -31,6 +31,7 @@ def make_env(config: Mapping[str, Any]) -> RobotEnv:
         )
     task = devices.make(config["task"][form])
     robot = devices.make(config["robot"], task=task)
+    task = getattr(robot, "task", task)  # several arms do it each, and are done together
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
