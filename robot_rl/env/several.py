@@ -44,8 +44,12 @@ class SeveralArms:
         """Bring each arm to its part of `start_pose` (7 · arms,), with randomness of its own."""
         poses = start_pose.reshape(len(self.arms), _POSE)
         children = rng.spawn(len(self.arms))
-        parts = list(zip(self.arms.values(), poses, children, strict=True))
-        self._or_hold(lambda: [arm.reset(pose, child) for arm, pose, child in parts])
+
+        def reset_all() -> None:
+            for arm, pose, child in zip(self.arms.values(), poses, children, strict=True):
+                arm.reset(pose, child)
+
+        self._or_hold(reset_all)
 
     def apply(self, action: Action) -> Applied:
         """Send each arm its columns of the action."""

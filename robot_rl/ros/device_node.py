@@ -57,7 +57,7 @@ class Driver(Protocol):
         """Release the device; may be called at any time, and again."""
 
 
-class DeviceNode(LifecycleNode, ABC):  # type: ignore[misc]  # rclpy has no types
+class DeviceNode(LifecycleNode, ABC):
     """A lifecycle node over one driver.
 
     A subclass declares parameters and makes its publishers and subscriptions in `setup`, and reads
