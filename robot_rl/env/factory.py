@@ -45,6 +45,7 @@ def make_env(
         every = [*config["robot"].get("cameras", ()), *further_cameras]
         cameras["cameras"] = [devices.make(camera) for camera in every]
     robot = devices.make(config["robot"], task=task, **cameras)
+    task = getattr(robot, "task", task)  # several arms do it each, and are done together
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 

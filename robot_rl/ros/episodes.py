@@ -136,6 +136,7 @@ def _seed_of(rng: np.random.Generator) -> int:
     """The seed that a generator was made from, so that a scene is the same in every simulation."""
     sequence = rng.bit_generator.seed_seq
     seed = getattr(sequence, "entropy", None)
-    if isinstance(seed, int) and 0 <= seed < _LARGEST_SEED:
+    whole = not getattr(sequence, "spawn_key", ())  # not one of several that were made of it
+    if whole and isinstance(seed, int) and 0 <= seed < _LARGEST_SEED:
         return seed
     return int(rng.integers(_LARGEST_SEED))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 from robot_rl.env import rotations
 from robot_rl.env.rate import ClockError
+from robot_rl.env.several import SeveralArms, SeveralTasks
 from robot_rl.env.task import Task
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.nodes import joined
 from robot_rl.ros.robot import CameraTopic, RosRobot, SensorLimits
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 
@@ -87,3 +90,20 @@ def make_ros_robot(
     except BaseException:
         client.close()
         raise
+
+
+def make_ros_arms(task: Task, arms: Sequence[str], namespace: str, **settings: Any) -> SeveralArms:
+    """Make several arms on topics, each in a namespace of its name, that do the task each.
+
+    Args:
+        task: See `make_ros_robot`.
+        arms: Their names.
+        namespace: Of all of them.
+        **settings: See `make_ros_robot`; the same for each.
+    """
+    tasks = {arm: copy.deepcopy(task) for arm in arms}
+    robots = {
+        arm: make_ros_robot(tasks[arm], namespace=joined(namespace, arm), **settings)
+        for arm in arms
+    }
+    return SeveralArms(robots, SeveralTasks(task.name, tasks))

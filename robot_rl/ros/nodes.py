@@ -2,8 +2,9 @@
 
 It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` has it: under each
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
-where they are needed its namespace (relative to the robot's), remappings, and `each_camera`, with
-which there is one node for each camera that the policy sees with. Loads no ROS.
+where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
+which there is one node for each camera that the policy sees with. A robot of several arms has all
+of them once for each of `robot.arms`, in namespaces of these names. Loads no ROS.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class NodeDescription:
     """One node.
 
     Attributes:
-        name: Its name, which also names its log file.
+        name: Its name in its namespace.
         executable: Its name in the ROS package `robot_rl`.
         module: The Python module that the executable runs.
         namespace: Absolute.
@@ -45,6 +46,11 @@ class NodeDescription:
     namespace: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     remappings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def process(self) -> str:
+        """A name that no other node of the table has, for its process and its files."""
+        return "-".join(part for part in f"{self.namespace}/{self.name}".split("/") if part)
 
     def arguments(self, parameter_file: Path) -> list[str]:
         """What follows the executable on a command line."""
@@ -68,29 +74,34 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     cameras = OmegaConf.to_container(config.observation.cameras, resolve=True)
     assert isinstance(cameras, list)
     table = []
-    for name, entry in plain.items():
-        _check(str(name), entry)
-        options = cameras if entry.get("each_camera") else [None]
-        table += [_description(config, str(name), entry, camera) for camera in options]
+    for arm in config.robot.get("arms") or [""]:
+        namespace = joined(str(config.robot.namespace), str(arm))
+        for name, entry in plain.items():
+            _check(str(name), entry)
+            options = cameras if entry.get("each_camera") else [None]
+            table += [_description(namespace, str(name), entry, camera) for camera in options]
     return tuple(table)
 
 
 def _description(
-    config: DictConfig, name: str, entry: Mapping[str, Any], camera: Mapping[str, Any] | None
+    namespace: str, name: str, entry: Mapping[str, Any], camera: Mapping[str, Any] | None
 ) -> NodeDescription:
     parameters = dict(entry.get("parameters") or {})
     if camera is not None:
         parameters["camera"] = str(camera["name"])
         name = f"{camera['name']}_camera"
         size = {key: camera[key] for key in ("width", "height", "depth") if key in camera}
-        parameters["driver"] |= {"camera": parameters["camera"], **size}
+        parameters["driver"] = {**parameters["driver"], "camera": parameters["camera"], **size}
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
-        parameters["driver"] = json.dumps(parameters["driver"])
+        driver = parameters["driver"]
+        if "namespace" in driver:  # it uses topics of its arm by itself
+            driver = {**driver, "namespace": namespace}
+        parameters["driver"] = json.dumps(driver)
     return NodeDescription(
         name,
         str(entry["executable"]),
         str(entry["module"]),
-        joined(str(config.robot.namespace), str(entry.get("namespace") or "")),
+        joined(namespace, str(entry.get("namespace") or "")),
         _flat(parameters),
         dict(entry.get("remappings") or {}),
     )

@@ -33,13 +33,13 @@ class NodeSupervisor:
     def __init__(self, table: Sequence[NodeDescription], group: ProcessGroup, folder: Path) -> None:
         """Start the nodes; see the class for the arguments."""
         self._group = group
-        self._names = [node.name for node in table]
+        self._names = [node.process for node in table]
         self._problem: ProcessDied | None = None
         self._ending = threading.Event()
         for node in table:
-            file = folder / f"{node.name}.yaml"
+            file = folder / f"{node.process}.yaml"
             file.write_text(node.parameter_file(), encoding="utf-8")
-            group.start(node.name, node.arguments(file), module=node.module)
+            group.start(node.process, node.arguments(file), module=node.module)
         self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
         self._thread.start()
 

@@ -128,3 +128,12 @@ def test_ros2_launch_reads_the_launch_file(checkout, job):
     command = ["ros2", "launch", str(checkout / f"launch/{job}.launch.py"), "--show-args"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert "'robot'" in done.stdout, done.stderr
+
+
+def test_several_arms_have_all_nodes_each():
+    table = node_table(compose(["robot=ros_sim_two", "task=reach"]))
+    assert [node.process for node in table] == [
+        f"{arm}-{device}" for arm in ("left", "right") for device in ("arm", "gripper")
+    ]
+    drivers = [json.loads(node.parameters["driver"]) for node in table]
+    assert [driver.get("namespace") for driver in drivers] == [None, "/left", None, "/right"]

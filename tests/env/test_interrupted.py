@@ -1,0 +1,82 @@
+"""A robot that cannot go on ends its episode without a bad row, and is waited for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from robot_rl.config import compose
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.rollout import rollout
+from robot_rl.replay.windows import make_windows
+from robot_rl.stages.collect import ExpertController
+
+
+class Faulty:
+    """The simulated robot, but that some of its observations fail."""
+
+    def __init__(self, robot, failures):
+        self._robot, self._failures, self._observed = robot, list(failures), 0
+
+    def __getattr__(self, name):
+        return getattr(self._robot, name)
+
+    def observe(self):
+        self._observed += 1
+        if self._observed in self._failures:
+            raise RobotInterrupted(f"no measurement number {self._observed}")
+        return self._robot.observe()
+
+
+def episodes(failures, seeds, stop=lambda: False):
+    config = compose(["task=reach"])
+    env = make_env(config)
+    controller = ExpertController(make_expert(config, env), 6)
+    env.robot = Faulty(env.robot, failures)
+    recorder = RowBuilder(env.schema, SOURCE_POLICY)
+    return list(rollout([env], controller, iter(seeds), recorder=recorder, stop=stop)), env.schema
+
+
+def test_the_last_good_observation_is_the_final_one_and_the_next_episode_follows():
+    (cut, whole), schema = episodes([6], [1, 2])  # observations 1 to 6: the reset, then 5 steps
+    assert "number 6" in str(cut.interrupted)
+    assert (cut.steps, len(cut.rows)) == (4, 5)
+    assert [bool(row["is_last"]) for row in cut.rows] == [False] * 4 + [True]
+    assert not any(row["terminated"] for row in cut.rows)
+    assert whole.interrupted is None
+    packed = schema.unpack(b"".join(schema.pack(row) for row in cut.rows))
+    windows, _ = make_windows(packed, np.zeros(5, np.int64), n_step=1, discount=0.99)
+    assert windows["sequence"].tolist() == [0, 1, 2, 3]
+    assert np.allclose(windows["discount"], 0.99), "cut, not failed: the value goes on"
+
+
+def test_an_episode_whose_first_step_fails_leaves_no_row():
+    (cut, _), _ = episodes([2], [1, 2])
+    assert (cut.steps, cut.rows) == (0, [])
+
+
+def test_a_robot_that_cannot_begin_is_waited_for_and_says_why(capsys):
+    (result,), _ = episodes([1, 2], [7])
+    assert (result.seed, result.interrupted) == (7, None)
+    told = capsys.readouterr().err
+    assert "waiting for the robot: no measurement number 1" in told
+    assert "going on" in told
+
+
+def test_waiting_ends_when_the_process_is_asked_to():
+    asked = iter([False, True])
+    results, _ = episodes(range(1, 100), [7], stop=lambda: next(asked))
+    assert results == []
+
+
+@pytest.mark.parametrize("failures", [[], [4]])
+def test_interruptions_change_no_other_episode(failures):
+    *_, last = episodes(failures, [1, 2])[0]
+    assert last.seed == 2
+    assert (
+        last.rows[0]["state/object_poses"].tolist()
+        == episodes([], [2])[0][0].rows[0]["state/object_poses"].tolist()
+    )

@@ -1,0 +1,108 @@
+"""The nodes of the simulated robot as processes, run and watched by the stage that uses them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+import listening  # a ROS domain of this test process's own, which the nodes inherit
+from omegaconf import OmegaConf
+
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.stages.nodes import robot_nodes
+from robot_rl.stages.processes import ProcessDied
+
+PATIENT = [f"robot.sensors.{name}_s=3.0" for name in ("arm", "gripper", "tracker", "skew")]
+WAIT_SECONDS = 90.0
+
+
+def configuration(*words):
+    assert listening  # imported for what it sets
+    return compose(["robot=ros_sim", "task=reach", "robot.namespace=supervised", *PATIENT, *words])
+
+
+def begin(env, seed):
+    """Begin an episode as soon as the robot is there."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return env.reset(seed=seed)
+        except RobotInterrupted:
+            if time.monotonic() > deadline:
+                raise
+
+
+def nodes():
+    """The running nodes by the name that they were given."""
+    children = psutil.Process().children()
+    named = [(word, child) for child in children for word in child.cmdline() if "__node:=" in word]
+    return {word.partition(":=")[2]: child for word, child in named}
+
+
+def test_a_node_that_is_killed_is_started_again_and_all_end_with_the_stage(tmp_path):
+    config = configuration()
+    with robot_nodes(config, tmp_path):
+        env = make_env(config)
+        begin(env, 1)
+        killed = nodes()["gripper"]
+        os.kill(killed.pid, signal.SIGKILL)
+        for sensor in env.robot.all_sensors:
+            sensor.limit_s = 1.0
+        with pytest.raises(RobotInterrupted, match="/supervised/gripper/state"):  # noqa: PT012
+            for _ in range(40):  # the loop was never blocked: it goes on until the bound on age
+                env.step(np.zeros(6, np.float32))
+        for sensor in env.robot.all_sensors:
+            sensor.limit_s = 3.0
+        observation, _ = begin(env, 2)
+        assert 0.0 <= observation["state/gripper_position"][0] <= 1.0
+        running = nodes()
+        assert running["gripper"].pid != killed.pid
+        env.close()
+    assert not any(node.is_running() for node in running.values())
+    assert "connected: drivers.arm.sim.SimArm" in (tmp_path / "supervised-arm.log").read_text()
+
+
+def test_a_node_that_cannot_run_ends_the_stage_with_its_last_words(tmp_path):
+    config = configuration()
+    OmegaConf.set_struct(config, False)
+    config.nodes.arm.parameters.limits.max_tilt = 9.0
+
+    def wait_for_it():
+        with robot_nodes(config, tmp_path):
+            time.sleep(WAIT_SECONDS)
+
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `robot-rl` does
+    try:
+        with pytest.raises(ProcessDied, match=r"'limits\.max_tilt'.*got.*9\.0"):
+            wait_for_it()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.slow
+def test_training_goes_through_topics_from_demonstrations_to_the_report(robot_rl_command, tmp_path):
+    tiny = [
+        "demonstrations=1",
+        "cloning.updates=40",
+        "environment_steps=100",
+        "block_steps=25",
+        "algorithm.schedule.warmup_steps=30",
+        "algorithm.schedule.critic_only_updates=10",
+        "algorithm.schedule.updates_per_step=1",
+        "algorithm.schedule.batch_size=32",
+        "evaluation.every_steps=50",
+        "evaluation.final_episodes=2",
+    ]
+    words = ["robot=ros_sim", "task=reach", "robot.namespace=trained", *PATIENT, *tiny]
+    done = robot_rl_command("train", *words, timeout=460.0)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/latest/report.html").exists()

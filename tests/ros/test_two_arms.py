@@ -1,0 +1,79 @@
+"""Two simulated arms in two namespaces are one robot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+from listening import Running
+from omegaconf import OmegaConf
+
+from drivers.arm.sim_node import SimArmNode
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.ros.nodes import node_table
+
+ARMS = ("left", "right")
+
+
+def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_together():
+    patient = ["arm_s=3.0", "tracker_s=3.0", "skew_s=3.0", "start_timeout_s=10.0"]
+    config = compose(
+        ["robot=ros_sim_two", "task=reach", "robot.gripper=false", "robot.namespace=two"]
+        + [f"robot.sensors.{limit}" for limit in patient]
+    )
+    nodes = {
+        node.namespace: Running(
+            SimArmNode,
+            node.namespace,
+            **{name: value for name, value in node.parameters.items() if name != "driver"},
+            driver=OmegaConf.to_container(config.nodes.arm.parameters.driver, resolve=True),
+        )
+        for node in node_table(config)
+        if node.name == "arm"
+    }
+    assert list(nodes) == ["/two/left", "/two/right"]
+    env = make_env(config)
+    try:
+        assert env.schema.action_names[:2] == ("left/x", "left/y")
+        assert env.schema.action_names[6:8] == ("right/x", "right/y")
+        first, _ = env.reset(seed=4)
+        goals = [first[f"state/{arm}/object_poses"] for arm in ARMS]
+        assert not np.allclose(*goals), "each has a scene of its own"
+        action = np.zeros(12, np.float32)
+        action[env.schema.action_names.index("right/y")] = 0.5
+        seen, moved, truncated = first, dict.fromkeys(ARMS, 0.0), False
+        while moved["right"] < 0.01 and not truncated:
+            seen, _, _, truncated, _ = env.step(action)
+            moved = {
+                arm: abs(seen[f"state/{arm}/tcp_pose"][1] - first[f"state/{arm}/tcp_pose"][1])
+                for arm in ARMS
+            }
+        assert moved["right"] >= 0.01
+        assert moved["left"] < 0.002
+
+        nodes.pop("/two/left").close()
+        for sensor in env.robot.arms["left"].all_sensors:
+            sensor.limit_s = 0.3
+        with pytest.raises(RobotInterrupted, match="/two/left/"):  # noqa: PT012
+            for _ in range(50):
+                env.step(action)
+        for _ in range(50):  # the other one holds too, and is asked nothing more
+            with pytest.raises(RobotInterrupted):
+                env.step(action)
+            if (
+                np.abs(
+                    env.robot.arms["right"].twist.value(env.robot.arms["right"].twist.newest())
+                ).max()
+                < 0.005
+            ):
+                break
+        else:
+            pytest.fail("the right arm goes on")
+    finally:
+        env.close()
+        for node in nodes.values():
+            node.close()
