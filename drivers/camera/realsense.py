@@ -153,7 +153,7 @@ class RealSenseCamera:
         hardware = self._rs.timestamp_domain.hardware_clock
         if self._recording is not None or frame.get_frame_timestamp_domain() == hardware:
             return time.time_ns()
-        return round(frame.get_timestamp() * 1e6)
+        return int(frame.get_timestamp() * 1e6)
 
     def _millimetres(self, depth: Any) -> Depth:
         raw = np.array(depth.get_data())
