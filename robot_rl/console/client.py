@@ -134,7 +134,7 @@ class LoopClient:
         told = {**content, "at": time.monotonic()}
         frames = [self._endpoint.secret.encode(), kind, json.dumps(told).encode()]
         # The plain socket below the asynchronous one: it sends now or not at all.
-        plain = zmq.Socket.shadow(self._socket.underlying)
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         with contextlib.suppress(zmq.Again):
             plain.send_multipart(frames, zmq.NOBLOCK)
         return True

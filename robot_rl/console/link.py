@@ -117,7 +117,7 @@ class ConsoleLink:
     def _serve(self) -> None:
         try:
             while not self._ending.is_set():
-                self._socket.poll(1000 * self._wait())
+                self._socket.poll(round(1000 * self._wait()))
                 self._receive()
                 self._forget_closed_consoles()
                 if self._leases:
