@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -54,7 +55,8 @@ class Explored:
 
     def __init__(self, poses: Array, images: Mapping[str, Array], episode_ends: Array) -> None:
         """See the class."""
-        self._positions = torch.from_numpy(poses[:, :3])
+        self._positions = poses[:, :3]
+        self._turns = Rotation.from_quat(poses[:, 3:])
         self._images = images
         lengths = np.diff(episode_ends, prepend=0)
         self._starts = torch.from_numpy(np.repeat(episode_ends - lengths, lengths))
@@ -70,14 +72,19 @@ class Explored:
         """Draw pairs of rows of one episode.
 
         Returns:
-            Images (count, H, W, 3) of the first and of the second rows, and the TCP's translation
-            from the first to the second (count, 3) [m].
+            Images (count, H, W, 3) of the first and of the second rows, and the TCP's motion from
+            the first to the second (count, 6): translation [m] and rotation vector [rad], base
+            frame.
         """
         first = torch.randint(len(self._starts), (count,), generator=generator)
         share = torch.rand(count, generator=generator)
         second = self._starts[first] + (share * self._lengths[first]).long()
-        images = [{n: i[rows.numpy()] for n, i in self._images.items()} for rows in (first, second)]
-        return images[0], images[1], self._positions[second] - self._positions[first]
+        begin, end = first.numpy(), second.numpy()
+        images = [{n: i[rows] for n, i in self._images.items()} for rows in (begin, end)]
+        translation = self._positions[end] - self._positions[begin]
+        turn = (self._turns[end] * self._turns[begin].inv()).as_rotvec()
+        motion = np.concatenate([translation, turn], 1).astype(np.float32)
+        return images[0], images[1], torch.from_numpy(motion)
 
 
 class SeeingPolicy(nn.Module):
@@ -135,11 +142,12 @@ class SeeingPolicy(nn.Module):
 
     def _inconsistency(self, explored: Explored, generator: torch.Generator) -> Tensor:
         """How far the estimates of two rows of an episode are from meaning one place."""
-        first, second, translation = explored.pairs(self._pairs, generator)
+        first, second, motion = explored.pairs(self._pairs, generator)
         both = {name: np.concatenate([first[name], second[name]]) for name in first}
         features = self._features(both, generator)
-        here, there = self.vision.remaining_motion(features)[:, :3].split(self._pairs)
-        return _error(here - there, translation.to(features) / self.vision.motion_scale[0])
+        here, there = self.vision.remaining_motion(features).split(self._pairs)
+        # Rotation vectors add up only about one axis; the hand stays near to upright.
+        return _error(here - there, self.vision.scaled_motion(motion.to(features)))
 
     def _features(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
         images = {

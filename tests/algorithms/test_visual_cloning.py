@@ -36,13 +36,14 @@ def test_the_remaining_motion_leads_to_the_end_of_the_own_episode(poses):
 def test_explored_pairs_are_of_one_episode(poses):
     numbers = np.arange(9, dtype=np.uint8).reshape(9, 1, 1, 1) * np.ones((1, 2, 2, 3), np.uint8)
     explored = Explored(poses, {"images/front": numbers}, ENDS)
-    first, second, translation = explored.pairs(400, seeded(0))
+    first, second, motion = explored.pairs(400, seeded(0))
     here, there = (part["images/front"][:, 0, 0, 0].astype(int) for part in (first, second))
     assert ((here < 4) == (there < 4)).all()
     assert {*zip(here, there, strict=True)} == {
         (a, b) for a in range(9) for b in range(9) if (a < 4) == (b < 4)
     }
-    np.testing.assert_allclose(translation[:, 0], there - here, atol=1e-5)
+    np.testing.assert_allclose(motion[:, 0], there - here, atol=1e-5)
+    np.testing.assert_allclose(motion[:, 5], 0.1 * (there - here), atol=1e-5)
     again = explored.pairs(400, seeded(0))
-    assert torch.equal(again[2], translation)
+    assert torch.equal(again[2], motion)
     assert copy.deepcopy(explored) is explored
