@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
 from playwright.sync_api import Page, expect, sync_playwright
 
 from robot_rl.run import RunDirectory
@@ -29,7 +31,7 @@ OPTIONS = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: %s}"
 CAMERAS = ", ".join(OPTIONS % name for name in ("front", "wrist", "overview"))
 TINY = (
     "task=peg_insert",
-    "task.environment.time_limit_steps=600",
+    "task.environment.time_limit_steps=400",
     f"observation.cameras=[{CAMERAS}]",
     "demonstrations=3",
     "cloning.updates=60",
