@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import tempfile
 import threading
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,7 @@ def run(config: DictConfig) -> dict[str, object]:
     cases.append(("50hz_server_killed", 50.0, KILLS_EVERY_SECONDS))
     for name, rate, kill_every in cases:
         with tempfile.TemporaryDirectory() as folder:
-            measured = _measure(_configured(config, rate, folder), kill_every)
+            measured = measure(configured(config, rate, folder), kill_every)
         seconds, updates, kills = measured
         late = np.maximum(seconds - budget, 0.0)
         results[f"p99_lateness_ms_{name}"] = 1e3 * float(np.percentile(late, 99))
@@ -63,7 +64,7 @@ def run(config: DictConfig) -> dict[str, object]:
     return results
 
 
-def _configured(config: DictConfig, rate: float, folder: str) -> DictConfig:
+def configured(config: DictConfig, rate: float, folder: str) -> DictConfig:
     """The configuration of a run at `rate` whose learner never rests; speeds stay the same."""
     settings = copy.deepcopy(config)
     factor = rate / float(config.control_rate_hz)
@@ -85,10 +86,21 @@ def _configured(config: DictConfig, rate: float, folder: str) -> DictConfig:
     return settings
 
 
-def _measure(
-    config: DictConfig, kill_every: float | None
+def measure(
+    config: DictConfig,
+    kill_every: float | None = None,
+    beside: Callable[[RunDirectory], AbstractContextManager[None]] = lambda run: nullcontext(),
 ) -> tuple[npt.NDArray[np.float64], int, int]:
-    """Time from tick to sending of each tick [s], updates of the learner and kills meanwhile."""
+    """Run the control loop in this process, beside server and learner.
+
+    Args:
+        config: From `configured`.
+        kill_every: How often the replay server is killed [s]; None for never.
+        beside: What else goes on meanwhile in the run.
+
+    Returns:
+        Time from tick to sending of each tick [s], updates of the learner and kills meanwhile.
+    """
     run = RunDirectory.create(config.task.name, config.runs_directory)
     with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
         collect(config, run, progress)
@@ -104,6 +116,7 @@ def _measure(
         if killer is None:
             group.start("replay", ["replay", *place])
         group.start("learner", ["learner", *place])
+        stack.enter_context(beside(run))
         decisions: list[float] = []
         for _, result in act(config, run, threading.Event()):
             decisions += result.decision_seconds

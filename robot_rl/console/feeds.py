@@ -21,7 +21,7 @@ LIVE, REPLAY = "live", "replay"
 _CURVES_SECONDS = 2.0
 _STATUS_SECONDS = 0.25
 # Numbers of the observation that a page shows.
-_SHOWN = ("state/tcp_pose", "state/tcp_wrench", "state/gripper_position")
+_SHOWN = ("state/tcp_pose", "state/tcp_velocity", "state/tcp_wrench")
 
 ShowScene = Callable[[Observation], None]
 

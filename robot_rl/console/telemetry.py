@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from robot_rl.data.schema import Observation
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorEvent
 
 _LOOK_SECONDS = 0.1
@@ -53,7 +56,8 @@ class TelemetryEnv(RobotEnvWrapper):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode."""
         self._show(self._newest.observation, activity=Activity.RESETTING)
-        observation, info = super().reset(seed=seed, options=options)
+        with self._told():
+            observation, info = super().reset(seed=seed, options=options)
         self._episode += 1
         self._steps = self._intervened_steps = 0
         self._total_reward = 0.0
@@ -62,7 +66,8 @@ class TelemetryEnv(RobotEnvWrapper):
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Step, and let the consoles see it."""
-        observation, reward, terminated, truncated, info = super().step(action)
+        with self._told():
+            observation, reward, terminated, truncated, info = super().step(action)
         intervened = bool(info["intervened"])
         self._steps += 1
         self._intervened_steps += intervened
@@ -103,9 +108,11 @@ class TelemetryEnv(RobotEnvWrapper):
 
     def close(self) -> None:
         """Say so, hang up, and close the environment."""
-        self._show(self._newest.observation, activity=Activity.ENDED)
-        self._link.close()
-        super().close()
+        try:
+            self._show(self._newest.observation, activity=Activity.ENDED)
+            self._link.close()
+        finally:  # whatever has become of the link, the robot is to hold
+            super().close()
 
     def _show(self, observation: Observation, **facts: Any) -> None:
         situation = Situation(
@@ -122,6 +129,15 @@ class TelemetryEnv(RobotEnvWrapper):
         )
         self._newest = Snapshot(situation, observation)
         self._link.publish(self._newest)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Let the consoles know what goes wrong inside."""
+        try:
+            yield
+        except RobotRLError as error:
+            self.note_waiting(str(error))
+            raise
 
     def _halted(self) -> Activity | None:
         """How the operator has halted the robot, if so."""

@@ -1,0 +1,140 @@
+"""What the console shows of the past: episodes of the store and demonstrations, and curves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from console_links import make_run
+
+from robot_rl.config import compose
+from robot_rl.console.curves import read_curves, running_mean
+from robot_rl.console.endpoint import ConsoleError
+from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.player import EpisodePlayer
+from robot_rl.progress import WorkProgress
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.server import ReplayServer
+from robot_rl.stages.collect import collect
+
+
+@contextmanager
+def serving(store: Path) -> Iterator[None]:
+    """A replay server in a thread."""
+    stop = threading.Event()
+    server = ReplayServer(store)
+    thread = threading.Thread(target=server.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with three demonstrations, whose rows are in its store as well."""
+    made = make_run(tmp_path_factory.mktemp("runs") / "run")
+    config = compose(["task=reach", "demonstrations=3"])
+    with WorkProgress(3, "demonstrations") as progress:
+        dataset = collect(config, made, progress)
+    with serving(made.store), ReplayClient(made.store) as client:
+        client.open_session("reach", dataset.schema, 1)
+        for number in range(len(dataset)):
+            columns = dataset.episode(number)
+            for row in range(len(columns["is_last"])):
+                facts = {"seed": 1, "instruction": "go"} if row == 0 else None
+                client.append({name: column[row] for name, column in columns.items()}, facts)
+        client.flush(30.0)
+    return SimpleNamespace(directory=made, dataset=dataset)
+
+
+@pytest.mark.parametrize("place", ["demonstrations", "store"])
+def test_episodes_are_listed_newest_first_and_in_parts(run, place):
+    library = EpisodeLibrary(run.directory)
+    listed = library.newest(place, 2)
+    assert len(listed) == 2
+    assert listed[0].number > listed[1].number
+    older = library.newest(place, 2, before=listed[-1].number)
+    assert len(older) == 1
+    assert all(episode.success and episode.complete for episode in (*listed, *older))
+    assert all(episode.source == "demo" for episode in listed)
+
+
+@pytest.mark.parametrize("place", ["demonstrations", "store"])
+def test_a_recording_has_the_rows_that_were_written(run, place):
+    library = EpisodeLibrary(run.directory)
+    oldest = library.newest(place, 10)[-1]
+    recording = library.read(place, oldest.number)
+    np.testing.assert_array_equal(
+        recording.rows["state/tcp_pose"], run.dataset.episode(0)["state/tcp_pose"]
+    )
+    assert recording.listed.steps == len(recording.rows) - 1
+
+
+def test_what_is_not_there_is_named(run):
+    library = EpisodeLibrary(run.directory)
+    for place in ("demonstrations", "store"):
+        with pytest.raises(ConsoleError, match="no such episode"):
+            library.read(place, 99)
+    with pytest.raises(ConsoleError, match="no such place"):
+        library.newest("attic", 1)
+
+
+def test_a_run_that_has_just_begun_has_no_episodes(tmp_path):
+    library = EpisodeLibrary(make_run(tmp_path / "run"))
+    assert library.newest("store", 10) == library.newest("demonstrations", 10) == []
+
+
+def test_a_replay_goes_from_first_to_last_row_and_obeys(run):
+    recording = EpisodeLibrary(run.directory).read("demonstrations", 0)
+    last = len(recording.rows) - 1
+
+    async def main() -> None:
+        player = EpisodePlayer()
+        task = asyncio.create_task(player.run())
+        player.load(recording)
+        player.set_speed(4.0)
+        while player.progress()["playing"]:
+            await asyncio.wait_for(player.moved(), 30)
+        assert player.row == last
+        player.play(True)
+        assert player.row == 0
+        player.play(False)
+        player.seek(5)
+        seen = player.observation()
+        np.testing.assert_array_equal(seen["state/tcp_pose"], recording.rows["state/tcp_pose"][5])
+        player.seek(10_000)
+        assert player.row == last
+        with pytest.raises(ConsoleError, match="no such speed"):
+            player.set_speed(3.0)
+        task.cancel()
+
+    asyncio.run(main())
+
+
+def test_curves_show_success_and_interventions(tmp_path):
+    run = make_run(tmp_path / "run")
+    for number in range(30):
+        record = {"environment_steps": 10 * (number + 1), "success": number >= 10, "length": 10}
+        run.append_jsonl("episodes", {**record, "intervened_steps": 5 if number < 20 else 0})
+    curves = read_curves(run)
+    assert curves["success"][-1] == (300.0, 1.0)
+    assert curves["interventions"][0] == (10.0, 0.5)
+    assert curves["interventions"][-1] == (300.0, 0.25)
+    assert json.loads(json.dumps(curves))["episodes"] == 30
+
+
+def test_a_long_curve_keeps_its_ends_and_few_points():
+    values = [float(number % 2) for number in range(10_000)]
+    points = running_mean(range(10_000), values)
+    assert len(points) <= 400
+    assert points[-1] == (9999, 0.5)

@@ -1,0 +1,123 @@
+"""What a console is shown of a real simulated robot, and what it can do to it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+from console_links import make_run, until, with_client
+
+from robot_rl.config import compose
+from robot_rl.console.client import LoopClient
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.snapshot import Activity, InControl
+from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.rollout import rollout
+from robot_rl.stages.collect import ExpertController
+
+
+class Loop:
+    """A control loop in a thread, at 50 Hz of real time: the expert acts, an operator may."""
+
+    def __init__(self, folder) -> None:
+        config = compose(["task=reach", "clock=realtime", "control_rate_hz=50"])
+        config.task.environment.time_limit_steps = 100_000
+        config.task.environment.tolerance = 1e-9  # the episode lasts until somebody ends it
+        self.run = make_run(folder)
+        inbox = make_inbox(config)
+        inner = make_env(config)
+        self._operated = make_intervention(config, inner, inbox)
+        link = ConsoleLink(self.run, inbox)
+        self._env = TelemetryEnv(self._operated, self._operated, link)
+        expert = make_expert(config, inner)
+        self._controller = ExpertController(expert, inner.schema.action_dimension)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def _seeds(self):
+        def stopped() -> bool:
+            self._env.look()
+            return self._stop.is_set()
+
+        for seed in itertools.count():
+            self._operated.wait_until_free(stopped, self._env.note_waiting)
+            if stopped():
+                return
+            yield seed
+
+    def _work(self) -> None:
+        for _ in rollout([self._env], self._controller, self._seeds(), stop=self._stop.is_set):
+            pass
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        self._env.close()
+
+
+@pytest.fixture
+def loop(tmp_path):
+    with Loop(tmp_path / "run") as running:
+        yield running
+
+
+async def reach(client: LoopClient, *facts: object):
+    while True:
+        seen = await client.next_snapshot()
+        if set(facts) <= {seen.situation.activity, seen.situation.in_control}:
+            return seen
+
+
+def test_a_take_over_a_jog_and_a_hand_back(loop):
+    async def use(client: LoopClient) -> None:
+        begin = await reach(client, Activity.ACTING, InControl.POLICY)
+        assert begin.situation.episode == 1
+        assert begin.situation.action_names[:3] == ("x", "y", "z")
+        await client.post("take_over")
+        held = await reach(client, InControl.OPERATOR)
+        height = held.observation["state/tcp_pose"][2]
+        seen = held
+        while seen.observation["state/tcp_pose"][2] < height + 0.01:
+            client.jog([0, 0, 1, 0, 0, 0], None)
+            seen = await client.next_snapshot()
+        assert seen.situation.intervened_steps > 0
+        assert seen.situation.action[2] == 1.0
+        assert seen.situation.policy_action != seen.situation.action
+        await client.post("hand_back")
+        assert (await reach(client, InControl.POLICY)).situation.episode == 1
+
+    with_client(loop.run, use)
+
+
+def test_a_stop_holds_the_robot_and_the_console_goes_on_seeing_it(loop):
+    async def use(client: LoopClient) -> None:
+        await reach(client, Activity.ACTING)
+        await client.post("stop")
+        first = await reach(client, Activity.STOPPED, InControl.NOBODY)
+        await client.post("take_over")
+        for _ in range(5):
+            seen = await client.next_snapshot()
+            assert seen.situation.activity is Activity.STOPPED
+        assert "clear_errors" in seen.situation.reason
+        before, after = (s.observation["state/tcp_pose"] for s in (first, seen))
+        assert abs(before - after).max() < 1e-6
+        await client.post("clear_errors")
+        assert (await reach(client, Activity.ACTING)).situation.episode == 2
+
+    with_client(loop.run, use)
+
+
+def test_consoles_come_and_go_in_the_middle_of_an_episode(loop):
+    async def use(client: LoopClient) -> None:
+        seen = await reach(client, Activity.ACTING)
+        assert seen.situation.episode == 1
+        await until(lambda: client.connected)
+
+    for _ in range(3):
+        with_client(loop.run, use)
