@@ -5,6 +5,7 @@ It runs for every row in the actor's control loop and in the replay server.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from robot_rl.data.schema import Field
 
 _FEW_NUMBERS = 256
+_LARGE_BYTES = 2048
+
+Packed = bytes | memoryview
 _Numbers = tuple[float, ...] | npt.NDArray[Any]
 
 
@@ -47,13 +51,49 @@ class _Stretch:
         known = self.dtype.char in "efd" and self.dtype.isnative and self.count <= _FEW_NUMBERS
         return struct.Struct(f"={self.count}{self.dtype.char}") if known else None
 
-    def read(self, packed: bytes | memoryview, rows: int, row_size: int) -> _Numbers:
+    def read(self, packed: Packed, rows: int, stride: int) -> _Numbers:
         """Return the numbers of all rows, one after the other."""
         if rows == 1 and self.few is not None:
             return self.few.unpack_from(packed, self.offset)
-        shape, strides = (rows, self.count), (row_size, self.dtype.itemsize)
+        shape, strides = (rows, self.count), (stride, self.dtype.itemsize)
         view: npt.NDArray[Any] = np.ndarray(shape, self.dtype, packed, self.offset, strides)
         return view.reshape(-1)
+
+
+class _Checks:
+    """The checks of the numbers among neighbouring columns.
+
+    Args:
+        fields: The columns, in order.
+        actions: Names of those that hold actions.
+    """
+
+    def __init__(self, fields: Sequence[Field], actions: Sequence[str]) -> None:
+        # Neighbours of one dtype are checked together.
+        self._floats = _stretches(fields, lambda f: np.dtype(f.dtype).kind == "f")
+        self._actions = _stretches(fields, lambda f: f.name in actions)
+
+    def hold(self, packed: Packed, rows: int, stride: int) -> bool:
+        """Whether all numbers are finite and all actions within [-1, 1].
+
+        Args:
+            packed: The columns of all rows.
+            rows: How many.
+            stride: Bytes from one to the next.
+        """
+        return all(_are_finite(s.read(packed, rows, stride)) for s in self._floats) and all(
+            _are_actions(s.read(packed, rows, stride)) for s in self._actions
+        )
+
+
+class _Part:
+    """Neighbouring columns of a row that are packed together: small ones, or a large one alone."""
+
+    def __init__(
+        self, first: int, fields: Sequence[Field], actions: Sequence[str], *, large: bool
+    ) -> None:
+        self.first, self.end, self.large = first, first + len(fields), large
+        self.checks = _Checks(fields, actions)
 
 
 class PackedLayout:
@@ -62,25 +102,51 @@ class PackedLayout:
     Args:
         fields: The columns, in order.
         actions: Names of those that hold actions.
+
+    Attributes:
+        names: Of the columns.
+        columns: Name, dtype and shape of each, in order.
     """
 
     def __init__(self, fields: Sequence[Field], actions: Sequence[str]) -> None:
         """See the class."""
         self.names = frozenset(f.name for f in fields)
         self.columns = [(f.name, np.dtype(f.dtype), f.shape) for f in fields]
-        self._size = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in self.columns)
-        # Neighbours of one dtype are checked together.
-        self._floats = _stretches(fields, lambda f: np.dtype(f.dtype).kind == "f")
-        self._actions = _stretches(fields, lambda f: f.name in actions)
+        self._size = sum(_size(f) for f in fields)
+        self._checks = _Checks(fields, actions)
+        self._parts: list[_Part] = []
+        for large, group in itertools.groupby(fields, lambda f: _size(f) >= _LARGE_BYTES):
+            together = [[f] for f in group] if large else [list(group)]
+            for some in together:
+                first = self._parts[-1].end if self._parts else 0
+                self._parts.append(_Part(first, some, actions, large=large))
 
-    def values_hold(self, packed: bytes | memoryview) -> bool:
-        """Whether these are whole rows, all numbers finite and all actions within [-1, 1]."""
-        rows, rest = divmod(len(packed), self._size)
-        if rest or not rows:
-            return False
-        return all(
-            _are_finite(stretch.read(packed, rows, self._size)) for stretch in self._floats
-        ) and all(_are_actions(stretch.read(packed, rows, self._size)) for stretch in self._actions)
+    def parts(self, values: Sequence[npt.NDArray[Any]]) -> list[Packed] | None:
+        """Pack the values of one row, in order and of the columns' dtypes and shapes.
+
+        Returns:
+            The bytes in parts, large arrays uncopied; None if a number is not as it must be.
+        """
+        parts: list[Packed] = []
+        for part in self._parts:
+            if part.large:
+                data: Packed = values[part.first].reshape(-1).view(np.uint8).data
+            else:
+                data = b"".join([value.tobytes() for value in values[part.first : part.end]])
+            if not part.checks.hold(data, 1, len(data)):
+                return None
+            parts.append(data)
+        return parts
+
+    def values_hold(self, packed: Packed, gap: int) -> bool:
+        """Whether these are whole rows, all numbers finite and all actions within [-1, 1].
+
+        Args:
+            packed: One or more rows.
+            gap: Bytes between two of them.
+        """
+        rows, rest = divmod(len(packed) + gap, self._size + gap)
+        return not rest and rows > 0 and self._checks.hold(packed, rows, self._size + gap)
 
 
 def _are_finite(numbers: _Numbers) -> bool:
@@ -96,6 +162,10 @@ def _are_actions(numbers: _Numbers) -> bool:
     return max(numbers) <= 1.0 and min(numbers) >= -1.0
 
 
+def _size(field: Field) -> int:
+    return np.dtype(field.dtype).itemsize * math.prod(field.shape)
+
+
 def _stretches(fields: Sequence[Field], wanted: Callable[[Field], bool]) -> list[_Stretch]:
     """The longest runs of wanted fields of one dtype in a packed row."""
     found: list[_Stretch] = []
@@ -108,5 +178,5 @@ def _stretches(fields: Sequence[Field], wanted: Callable[[Field], bool]) -> list
                 found[-1] = replace(found[-1], count=found[-1].count + count)
             else:
                 found.append(_Stretch(dtype, count, offset))
-        offset += count * dtype.itemsize
+        offset += _size(column)
     return found

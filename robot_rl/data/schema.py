@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data._packed_layout import PackedLayout
+from robot_rl.data._packed_layout import Packed, PackedLayout
 from robot_rl.errors import RobotRLError
 
 SCHEMA_VERSION = 1
@@ -125,48 +125,66 @@ class RowSchema:
             SchemaMismatch: A missing or unknown field, another shape or dtype, a value that is
                 not finite or that the column cannot hold, or an action outside [-1, 1].
         """
+        return b"".join(self.pack_parts(row))
+
+    def pack_parts(self, row: Mapping[str, Any]) -> list[Packed]:
+        """Do what `pack` does without copying large arrays: the parts are views of them.
+
+        Raises:
+            SchemaMismatch: As `pack`.
+        """
         layout = self._layout
         if row.keys() != layout.names:
             raise _wrong_names(self.fields, row)
-        parts = []
+        values = []
         for name, dtype, shape in layout.columns:
             value = row[name]
             if not (isinstance(value, _NUMPY) and value.dtype == dtype and value.shape == shape):
                 value = _converted(Field(name, dtype.name, shape), value)
-            parts.append(value.tobytes())
-        packed = b"".join(parts)
-        self.check_packed(packed)
-        return packed
+            values.append(value)
+        parts = layout.parts(values)
+        if parts is None:  # rare: find out which field it is
+            for column, value in zip(self.fields, values, strict=True):
+                _check_values(column, value)
+            raise SchemaMismatch("a value of the row is not valid", got=row)
+        return parts
 
-    def check_packed(self, packed: bytes | memoryview) -> None:
+    def check_packed(self, packed: Packed, gap: int = 0) -> None:
         """Check the values of packed rows, as `pack` does.
 
         Args:
             packed: The bytes of one or more rows.
+            gap: Bytes between two rows, of no meaning.
 
         Raises:
             SchemaMismatch: The length is not a whole number of rows, or a value is not finite, or
                 an action outside [-1, 1]; names the field.
         """
-        if not self._layout.values_hold(packed):  # rare: find out which field it is
-            for row in self.unpack(packed):
+        if not self._layout.values_hold(packed, gap):  # rare: find out which field it is
+            for row in self.unpack(packed, gap):
                 for column in self.fields:
                     _check_values(column, np.asarray(row[column.name]))
 
-    def unpack(self, buffer: bytes | memoryview) -> npt.NDArray[Any]:
+    def unpack(self, buffer: Packed, gap: int = 0) -> npt.NDArray[Any]:
         """View the bytes of n rows as a structured array of shape (n,), without a copy.
+
+        Args:
+            buffer: The rows.
+            gap: Bytes between two rows.
 
         Raises:
             SchemaMismatch: The length is not a whole number of rows.
         """
         size = self.dtype.itemsize
-        if len(buffer) == 0 or len(buffer) % size:
+        rows, rest = divmod(len(buffer) + gap, size + gap)
+        if rest or not rows:
             raise SchemaMismatch(
                 "packed rows have a wrong length",
                 got=f"{len(buffer)} bytes",
-                expected=f"a multiple of {size} bytes",
+                expected=f"a multiple of {size} bytes"
+                + (f", and {gap} between two rows" if gap else ""),
             )
-        return np.frombuffer(buffer, self.dtype)
+        return np.ndarray(rows, self.dtype, buffer, strides=(size + gap,))
 
     def to_json(self) -> str:
         """Serialise the schema for a store's or a dataset's metadata."""

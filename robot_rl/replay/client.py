@@ -38,7 +38,7 @@ from robot_rl.replay.spool import (
     Spool,
     metadata_bytes,
 )
-from robot_rl.replay.wire import Kind, Message, split
+from robot_rl.replay.wire import Frame, Kind, Message, split
 
 LONG_POLL_SECONDS = 2.0
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
@@ -185,10 +185,10 @@ class ReplayClient:
             )
         metadata = metadata_bytes(episode)
         first = 0
-        for index, (data, facts) in enumerate(packed):
+        for index, (parts, facts) in enumerate(packed):
             text = metadata if index == 0 else b""
-            self._wait_for_room(len(data) + len(text), timeout)
-            sequence = self._push(data, facts, text)
+            self._wait_for_room(facts.size + len(text), timeout)
+            sequence = self._push(parts, facts, text)
             first = sequence if index == 0 else first
         return first
 
@@ -359,13 +359,15 @@ class ReplayClient:
                 if self._outbox.spool.first == before:
                     raise
 
-    def _pack(self, row: Row) -> tuple[bytes, RowFacts]:
+    def _pack(self, row: Row) -> tuple[list[Frame], RowFacts]:
+        """Check a row; large arrays are copied later, once, into the spool."""
         if self._schema is None or self._flags is None:
             raise ReplayError("no session is open", hint="call open_session first")
-        data = self._schema.pack(row)
-        return data, read_facts(data, self._flags)
+        parts = self._schema.pack_parts(row)
+        begin = parts[0] if self._flags.end <= len(parts[0]) else b"".join(parts)
+        return parts, read_facts(begin, self._flags)
 
-    def _push(self, data: bytes, facts: RowFacts, metadata: bytes) -> int:
+    def _push(self, parts: list[Frame], facts: RowFacts, metadata: bytes) -> int:
         check_order(facts, begins=not self._in_episode, ended=self._ended)
         if metadata and self._in_episode:
             raise RowRefused("episode metadata belongs to the first row of an episode")
@@ -373,14 +375,14 @@ class ReplayClient:
         with outbox.condition:
             outbox.check()
             spool = outbox.spool
-            if not spool.has_room(1, len(data) + len(metadata)):
+            if not spool.has_room(1, facts.size + len(metadata)):
                 raise SpoolFull(
                     "the replay client holds as many unacknowledged rows as it may",
                     got=f"{spool.end - spool.first} rows in {spool.place}; {outbox.problem or ''}",
                     hint="wait until has_room(rows of an episode) before an episode begins",
                 )
             # The link looks for rows by itself: waking it would take a system call.
-            sequence = spool.push(data, metadata)
+            sequence = spool.push(parts, metadata)
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import os
 import re
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from robot_rl.replay.errors import AddressRefused, ServerUnreachable
@@ -18,10 +20,17 @@ _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address and process id of a running server."""
+    """Where a running server is found.
+
+    Attributes:
+        address: ``tcp://HOST:PORT``.
+        pid: Its process id.
+        local: A quicker way to it for clients on the same machine, None where it has none.
+    """
 
     address: str
     pid: int
+    local: str | None = None
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -82,10 +91,21 @@ def local_address(bound: str) -> str:
     return f"tcp://{'[::1]' if host.startswith('[') else '127.0.0.1'}:{port}"
 
 
+def local_socket(store: Path) -> str | None:
+    """Name the Unix socket of a store's server; None on systems without names outside of folders.
+
+    The name is the same after a restart, and ends with the process.
+    """
+    if sys.platform != "linux":
+        return None
+    name = hashlib.sha256(os.fsencode(store.resolve())).hexdigest()[:32]
+    return f"ipc://@robot-rl-replay-{name}"
+
+
 def write_endpoint(store: Path, endpoint: Endpoint) -> None:
     """Tell where the server of `store` listens; readers see the old file or the new one."""
     temporary = store / f".{ENDPOINT_FILE}.{endpoint.pid}"
-    temporary.write_text(json.dumps({"address": endpoint.address, "pid": endpoint.pid}))
+    temporary.write_text(json.dumps(asdict(endpoint)))
     os.replace(temporary, store / ENDPOINT_FILE)
 
 
@@ -98,8 +118,11 @@ def read_endpoint(store: Path) -> Endpoint:
     file = store / ENDPOINT_FILE
     try:
         content = json.loads(file.read_text())
-        return Endpoint(str(content["address"]), int(content["pid"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        local = content.get("local")
+        return Endpoint(
+            str(content["address"]), int(content["pid"]), None if local is None else str(local)
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ServerUnreachable(
             f"no replay server has announced itself in {file}",
             got=repr(error),

@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.endpoint import check_protected, is_ipv6, read_endpoint
+from robot_rl.replay.endpoint import Endpoint, check_protected, is_ipv6, read_endpoint
 from robot_rl.replay.errors import (
     KeysRefused,
     SequenceGap,
@@ -26,11 +26,11 @@ from robot_rl.replay.errors import (
 from robot_rl.replay.handshake import Handshakes
 from robot_rl.replay.keys import ClientKeys
 from robot_rl.replay.outbox import Outbox
-from robot_rl.replay.spool import OpenSession, Spooled
+from robot_rl.replay.row_ring import Stretch
+from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.wire import Frame, Kind, Message, decode, encode
 
 RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
-JOIN_BELOW_BYTES = 16 << 10
 MAXIMUM_PATIENCE_SECONDS = 4.0
 IDLE_SECONDS = 0.1
 ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
@@ -47,6 +47,7 @@ class LinkOptions:
         credit_rows: Most rows on their way without acknowledgement.
         credit_bytes: Most bytes of them.
         batch_rows: Most rows in one message.
+        batch_bytes: Most bytes in one message, unless a single row is larger.
         resend_seconds: Silence after which the link connects anew and goes back.
         poll_seconds: How often the link looks for new rows while they come. Callers do not wake
             it for a row, as that would take a system call in the control loop.
@@ -55,6 +56,7 @@ class LinkOptions:
     credit_rows: int = 512
     credit_bytes: int = 32 << 20
     batch_rows: int = 16
+    batch_bytes: int = 2 << 20
     resend_seconds: float = 0.5
     poll_seconds: float = 0.005
 
@@ -82,7 +84,7 @@ class Link:
         self._keys = keys
         doubt = _DOUBT_SILENCES * options.resend_seconds
         self._handshakes = Handshakes(has_keys=keys is not None, doubt_seconds=doubt)
-        self._context = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._sent = 0
         self._synced = False
@@ -123,13 +125,14 @@ class Link:
             self._outbox.fail(failure)
         finally:
             self._disconnect()
-            self._context.term()
 
     def _disconnect(self) -> None:
-        if self._socket is not None:
+        """End the connection; afterwards nothing looks at rows that were on their way."""
+        if self._socket is not None and self._context is not None:
             self._handshakes.leave()
             self._socket.close(linger=0)
-            self._socket = None
+            self._context.term()
+            self._socket = self._context = None
         self._poller = zmq.Poller()
         self._poller.register(self._outbox.wake_read, zmq.POLLIN)
 
@@ -139,25 +142,29 @@ class Link:
         self._connected_at = time.monotonic()
         self._send_again()
         try:
-            address = self._address
-            if isinstance(address, Path):
-                address = read_endpoint(address).address
+            endpoint = self._find_server()
         except ServerUnreachable as problem:
             self._note(problem)
             return
-        check_protected(address, keys=self._keys is not None)
+        check_protected(endpoint.address, keys=self._keys is not None)
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        self._socket.setsockopt(zmq.IPV6, is_ipv6(address))
+        self._socket.setsockopt(zmq.IPV6, is_ipv6(endpoint.address))
         if self._keys is not None:
             self._socket.curve_serverkey = self._keys.server
             self._socket.curve_publickey = self._keys.public
             self._socket.curve_secretkey = self._keys.secret
         self._poller.register(self._handshakes.follow(self._socket), zmq.POLLIN)
-        self._socket.connect(address)
+        self._socket.connect(endpoint.local or endpoint.address)
         self._poller.register(self._socket, zmq.POLLIN)
+
+    def _find_server(self) -> Endpoint:
+        if isinstance(self._address, Path):
+            return read_endpoint(self._address)
+        return Endpoint(self._address, pid=0)
 
     def _send_again(self) -> None:
         """Take nothing that is unanswered for being on its way."""
@@ -176,7 +183,7 @@ class Link:
             if isinstance(self._outbox.problem, KeysRefused):
                 self._note(None)
             if found.again:
-                self._send_again()
+                self._connect()
 
     def _wait(self) -> None:
         """Wait a while for an answer, a wake-up or rows, which come without one."""
@@ -326,13 +333,13 @@ class Link:
         with self._outbox.condition:
             on_their_way = self._sent - spool.first
             count = min(options.batch_rows, options.credit_rows - on_their_way)
-            rows = spool.rows_from(self._sent, count) if count > 0 else []
-        if not rows or on_their_way * len(rows[0][0]) >= options.credit_bytes:
+            rows = spool.rows_from(self._sent, count, options.batch_bytes) if count > 0 else []
+        if not rows or on_their_way * rows[0].row_bytes(spool.gap) >= options.credit_bytes:
             return False
         if on_their_way == 0:
             self._heard_at = time.monotonic()
-        self._transmit(encode_rows(session, self._sent, rows))
-        self._sent += len(rows)
+        self._transmit(encode_rows(session, self._sent, rows, spool.gap))
+        self._sent += sum(stretch.rows for stretch in rows)
         return True
 
     def _transmit(self, frames: list[Frame]) -> None:
@@ -340,7 +347,9 @@ class Link:
         # ZeroMQ gives a connection up whose keys are refused. What is not sent counts as lost on
         # its way: it is sent again when no answer comes.
         with suppress(zmq.Again):
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            # Large frames are not copied: of a row that is not acknowledged only one message is on
+            # its way at a time, so that its place in the spool is not used anew before it is sent.
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def _is_overdue(self, now: float) -> bool:
         """Return whether an answer should have come by now."""
@@ -359,22 +368,24 @@ class Link:
         return outstanding and now > self._heard_at + self._patience
 
 
-def encode_rows(session: OpenSession, first: int, rows: list[Spooled]) -> list[Frame]:
-    """Build an append message; small rows share a frame, large ones are not copied together."""
+def encode_rows(session: OpenSession, first: int, rows: list[Stretch], gap: int) -> list[Frame]:
+    """Build an append message from stretches of rows with so many bytes between two rows."""
     header: dict[str, object] = {
         "table": session.table,
         "actor": session.actor,
         "session": session.number,
         "owner": session.owner,
         "first": first,
+        "gap": gap,
     }
-    episodes = {str(first + i): json.loads(e) for i, (_, e) in enumerate(rows) if e}
+    episodes, following = {}, first
+    for stretch in rows:
+        following += stretch.rows
+        if stretch.episode:
+            episodes[str(following - 1)] = json.loads(stretch.episode)
     if episodes:
         header["episodes"] = episodes
-    payload = [row for row, _ in rows]
-    if len(payload) > 1 and len(payload[0]) < JOIN_BELOW_BYTES:
-        payload = [b"".join(payload)]
-    return encode(Kind.APPEND, header, payload)
+    return encode(Kind.APPEND, header, [stretch.data for stretch in rows])
 
 
 def _is_about(message: Message, session: OpenSession) -> bool:

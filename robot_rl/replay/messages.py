@@ -17,6 +17,7 @@ from robot_rl.replay.wire import REQUEST_LIMIT, Message
 MAXIMUM_EPISODE_METADATA = 1 << 14
 MAXIMUM_ANNOTATED_ROWS = 4096
 MAXIMUM_ANNOTATION_AXES = 8
+MAXIMUM_GAP_BYTES = 256
 
 
 def split_rows(message: Message, schema: RowSchema) -> list[memoryview]:
@@ -27,20 +28,18 @@ def split_rows(message: Message, schema: RowSchema) -> list[memoryview]:
         SchemaMismatch: A value is not finite or out of range; names the field.
     """
     size = schema.dtype.itemsize
+    gap = message.integer("gap", MAXIMUM_GAP_BYTES) if "gap" in message.header else 0
     rows: list[memoryview] = []
     for frame in message.payload:
-        if len(frame) == 0 or len(frame) % size:
+        if len(frame) < size or (len(frame) + gap) % (size + gap):
             raise WireError(
                 "a payload frame is not a whole number of rows",
                 got=f"{len(frame)} bytes",
-                expected=f"a multiple of {size} bytes",
+                expected=f"rows of {size} bytes, and {gap} between two",
                 hint="the client packs another schema than it opened the session with",
             )
-        schema.check_packed(frame)
-        if len(frame) == size:
-            rows.append(frame)
-        else:
-            rows.extend(frame[at : at + size] for at in range(0, len(frame), size))
+        schema.check_packed(frame, gap)
+        rows += [frame[at : at + size] for at in range(0, len(frame), size + gap)]
     if not rows:
         raise WireError("an append message carries no rows")
     return rows

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +74,7 @@ class TableInfo:
         )
 
 
-@dataclass(frozen=True)
-class RowFacts:
+class RowFacts(NamedTuple):
     """What the store needs to know of a row."""
 
     size: int
@@ -139,21 +139,27 @@ class EpisodeRecord:
         """Whether it began as a demonstration; such an episode is never evicted."""
         return self.source == SOURCE_NAMES[0]
 
-    def with_row(self, row: RowFacts, finished: int | None) -> EpisodeRecord:
-        """Return the record after one more row.
+    def with_rows(self, rows: Sequence[RowFacts], finished: Sequence[int]) -> EpisodeRecord:
+        """Return the record after one or more further rows.
 
         Args:
-            row: What the row says of itself.
-            finished: Source of the environment step that is complete with this row, if any.
+            rows: What the rows say of themselves.
+            finished: Sources of the environment steps that are complete with these rows.
         """
-        return replace(
-            self,
-            rows=self.rows + 1,
-            steps=self._steps_after(finished),
-            sealed=row.is_last,
-            source=SOURCE_NAMES[row.source] if self.rows == 0 else self.source,
-            success=self.success or row.success,
-            size=self.size + row.size,
+        return EpisodeRecord(  # quicker than `replace`, which counts for the server
+            self.identifier,
+            self.table,
+            self.actor,
+            self.session,
+            self.first_sequence,
+            self.rows + len(rows),
+            self._steps_after(finished),
+            rows[-1].is_last,
+            self.cut,
+            SOURCE_NAMES[rows[0].source] if self.rows == 0 else self.source,
+            self.success or any([row.success for row in rows]),
+            self.size + sum([row.size for row in rows]),
+            self.metadata,
         )
 
     def cut_short(self, finished: int | None) -> EpisodeRecord:
@@ -162,13 +168,16 @@ class EpisodeRecord:
         Args:
             finished: Source of the last row, if that row terminated the episode.
         """
-        return replace(self, steps=self._steps_after(finished), sealed=True, cut=True)
+        steps = self._steps_after([] if finished is None else [finished])
+        return replace(self, steps=steps, sealed=True, cut=True)
 
-    def _steps_after(self, finished: int | None) -> tuple[int, int, int]:
-        steps = list(self.steps)
-        if finished is not None:
-            steps[finished] += 1
-        return (steps[0], steps[1], steps[2])
+    def _steps_after(self, finished: Sequence[int]) -> tuple[int, int, int]:
+        demonstrated, chosen, corrected = self.steps
+        return (
+            demonstrated + finished.count(0),
+            chosen + finished.count(1),
+            corrected + finished.count(2),
+        )
 
     def to_bytes(self) -> bytes:
         """Serialise for the store; the identifier is the key."""
@@ -242,9 +251,15 @@ FLAG_NAMES = ("is_last", "terminated", "truncated", "success", "source")
 
 @dataclass(frozen=True)
 class RowFlags:
-    """Where a packed row keeps the bytes that give an episode its shape."""
+    """Where a packed row keeps the bytes that give an episode its shape.
+
+    Attributes:
+        size: Bytes of a row.
+        end: Offset behind the last of the flags.
+    """
 
     size: int
+    end: int
     is_last: int
     terminated: int
     truncated: int
@@ -286,7 +301,8 @@ class RowFlags:
                 raise SchemaMismatch(
                     f"replay needs the field {name!r}", got=flag, expected="one byte a row"
                 )
-        return cls(size, *(field_offset(schema, name) for name in FLAG_NAMES))
+        offsets = [field_offset(schema, name) for name in FLAG_NAMES]
+        return cls(size, max(offsets) + 1, *offsets)
 
 
 def field_offset(schema: RowSchema, name: str) -> int:

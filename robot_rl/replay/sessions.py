@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.replay.errors import RowRefused, SequenceGap, SessionTaken
@@ -85,8 +85,12 @@ def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: 
             got=batch.session,
             hint="let only one process write as this actor",
         )
-    state = replace(before)
+    state = Session(
+        before.owner, before.next_sequence, before.episode, before.ended_by, before.closed
+    )
     episodes: dict[int, EpisodeRecord] = {}
+    rows: list[RowFacts] = []  # of the open episode, and the sources of the steps they complete
+    finished: list[int] = []
     for row in batch.rows[skip:]:
         facts = read_facts(row, flags)
         check_order(facts, begins=state.episode is None, ended=state.ended_by is not None)
@@ -96,12 +100,19 @@ def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: 
                 next_episode, *batch.session, state.next_sequence, metadata=metadata
             )
             next_episode += 1
-        finished = state.ended_by if facts.is_last else None if facts.ended else facts.source
-        record = state.episode.with_row(facts, finished)
-        episodes[record.identifier] = record
-        state.episode = None if facts.is_last else record
+        rows.append(facts)
+        if facts.is_last:
+            finished += [] if state.ended_by is None else [state.ended_by]
+            record = state.episode.with_rows(rows, finished)
+            episodes[record.identifier] = record
+            state.episode, rows, finished = None, [], []
+        elif not facts.ended:
+            finished.append(facts.source)
         state.ended_by = facts.source if facts.ended else None
         state.next_sequence += 1
+    if state.episode is not None and rows:
+        state.episode = state.episode.with_rows(rows, finished)
+        episodes[state.episode.identifier] = state.episode
     return Plan(state, episodes, next_episode)
 
 

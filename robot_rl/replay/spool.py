@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Mapping
+import mmap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Protocol
 
 from robot_rl.replay.errors import RowRefused, WireError
-from robot_rl.replay.wire import MAXIMUM_HEADER_DEPTH, check_depth
+from robot_rl.replay.row_ring import RowRing, Stretch
+from robot_rl.replay.wire import MAXIMUM_HEADER_DEPTH, Frame, check_depth
 
 MAXIMUM_EPISODE_METADATA = 1 << 13
 _METADATA_DEPTH = MAXIMUM_HEADER_DEPTH - 2  # in the header they are an object of objects
-
-# A packed row, and the JSON of its episode's metadata if it begins one, else nothing.
-Spooled = tuple[bytes | memoryview, bytes]
 
 
 @dataclass(frozen=True)
@@ -62,12 +59,14 @@ class Spool(Protocol):
     Attributes:
         first: Sequence of the oldest row.
         end: Sequence of the next row.
+        gap: Bytes between two rows of a stretch.
         place: Where the rows are, for messages.
         left: The session whose rows an earlier process left here; None without any.
     """
 
     first: int
     end: int
+    gap: int
     place: str
     left: OpenSession | None
 
@@ -77,11 +76,11 @@ class Spool(Protocol):
     def has_room(self, rows: int, size: int) -> bool:
         """Return whether so many more rows fit, with `size` bytes of rows and metadata in all."""
 
-    def push(self, row: bytes, episode: bytes) -> int:
-        """Add a row for which there is room, and return its sequence."""
+    def push(self, parts: Sequence[Frame], episode: bytes) -> int:
+        """Add a row for which there is room, given in parts, and return its sequence."""
 
-    def rows_from(self, sequence: int, count: int) -> list[Spooled]:
-        """Return up to `count` rows from `sequence` on."""
+    def rows_from(self, sequence: int, rows: int, size: int) -> list[Stretch]:
+        """Return up to so many rows from `sequence` on, with at most `size` bytes or only one."""
 
     def acknowledge(self, following: int) -> bool:
         """Forget the rows below `following`; return whether there were any."""
@@ -95,18 +94,19 @@ class MemorySpool:
 
     Args:
         maximum_rows: Most rows it holds.
-        maximum_bytes: Most bytes it holds.
+        maximum_bytes: Most bytes it holds; memory is taken when it is needed for the first time.
     """
 
+    gap = 0
     place = "memory"
     left: OpenSession | None = None
 
     def __init__(self, maximum_rows: int, maximum_bytes: int) -> None:
         """Start empty at sequence 0."""
-        self.maximum_rows, self.maximum_bytes = maximum_rows, maximum_bytes
+        self.maximum_rows = maximum_rows
         self.first = self.end = 0
-        self._rows: deque[tuple[bytes, bytes]] = deque()
-        self._size = 0
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._ring = RowRing(memoryview(mmap.mmap(-1, maximum_bytes, private)))
 
     def begin(self, session: OpenSession) -> None:
         """See `Spool`."""
@@ -114,32 +114,30 @@ class MemorySpool:
 
     def has_room(self, rows: int, size: int) -> bool:
         """See `Spool`."""
-        fits = self._size + size <= self.maximum_bytes
-        return fits and len(self._rows) + rows <= self.maximum_rows
+        return size <= self._ring.free and len(self._ring) + rows <= self.maximum_rows
 
-    def push(self, row: bytes, episode: bytes) -> int:
+    def push(self, parts: Sequence[Frame], episode: bytes) -> int:
         """See `Spool`."""
-        self._rows.append((row, episode))
-        self._size += len(row) + len(episode)
+        if not len(self._ring):
+            self._ring.rewind()
+        self._ring.put(b"", parts, episode)
         self.end += 1
         return self.end - 1
 
-    def rows_from(self, sequence: int, count: int) -> list[Spooled]:
+    def rows_from(self, sequence: int, rows: int, size: int) -> list[Stretch]:
         """See `Spool`."""
-        start = sequence - self.first
-        return list(islice(self._rows, start, start + count))
+        return self._ring.stretches(sequence - self.first, rows, size)
 
     def acknowledge(self, following: int) -> bool:
         """See `Spool`."""
         count = max(following - self.first, 0)
-        for _ in range(count):
-            row, episode = self._rows.popleft()
-            self._size -= len(row) + len(episode)
+        self._ring.forget(count)
         self.first += count
         return count > 0
 
     def close(self) -> None:
         """See `Spool`."""
+        self._ring.release()
 
 
 def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:

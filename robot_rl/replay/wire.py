@@ -21,7 +21,7 @@ from enum import IntEnum
 from robot_rl.replay.errors import WireError
 
 MAGIC = b"RRLW"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 PREFIX = struct.Struct(">4sHHII")
 MAXIMUM_HEADER_BYTES = 1 << 18
 MAXIMUM_HEADER_DEPTH = 16

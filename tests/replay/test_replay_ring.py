@@ -27,7 +27,20 @@ def session(number=3, next_sequence=0):
 
 
 def contents(spool):
-    return [(bytes(row), episode) for row, episode in spool.rows_from(spool.first, 10**6)]
+    return rows_of(spool, spool.rows_from(spool.first, 10**6, 10**9))
+
+
+def rows_of(spool, stretches):
+    """Take stretches apart into rows, each with the metadata of the episode that it begins."""
+    rows = []
+    for data, count, episode in stretches:
+        stride = (len(data) + spool.gap) // count
+        for index in range(count):
+            row = bytes(data[index * stride : (index + 1) * stride - spool.gap])
+            if index == count - 1:
+                row = bytes(data[index * stride :])
+            rows.append((row, episode if index == count - 1 else b""))
+    return rows
 
 
 @pytest.fixture
@@ -78,7 +91,7 @@ def test_a_spool_behaves_as_a_list(tmp_path, operations, on_disk, begin):
             used = sum(overhead + len(r) + len(e) for r, e in model)
             assert spool.has_room(1, size) == (used + overhead + size <= ROOM)
             if spool.has_room(1, size):
-                assert spool.push(row, episode) == first + len(model)
+                assert spool.push([row[:7], row[7:]], episode) == first + len(model)
                 model.append((row, episode))
         elif operation == "acknowledge":
             count = min(amount, len(model))
@@ -96,7 +109,9 @@ def test_a_spool_behaves_as_a_list(tmp_path, operations, on_disk, begin):
                 begin = first
         assert (spool.first, spool.end) == (first, first + len(model))
         assert contents(spool) == model
-        assert [r for r, _ in spool.rows_from(first + 1, 2)] == [r for r, _ in model[1:3]]
+        assert rows_of(spool, spool.rows_from(first + 1, 2, 10**9)) == model[1:3]
+        size = sum(len(row) for row, _ in model[1:3])
+        assert rows_of(spool, spool.rows_from(first + 1, 2, size)) == model[1:3]
     spool.acknowledge(spool.end)
     spool.close()
     assert not path.exists()
@@ -106,14 +121,14 @@ def test_a_spool_behaves_as_a_list(tmp_path, operations, on_disk, begin):
 def test_a_kill_at_any_point_of_an_append_loses_at_most_that_row(tmp_path, path, open_ring, lap):
     ring = open_ring(path, begin=session())
     rows = [(os.urandom(2500), b'{"seed": 1}')]
-    ring.push(*rows[0])
+    ring.push([rows[0][0]], rows[0][1])
     for _ in range(3 * lap):  # so that the last row comes to lie elsewhere, also around the end
         rows.append((os.urandom(2500), b""))
-        ring.push(*rows[-1])
+        ring.push([rows[-1][0]], rows[-1][1])
         ring.acknowledge(ring.end - 1)
         del rows[:-1]
     before = path.read_bytes()
-    ring.push(os.urandom(2500), b'{"seed": 2}')
+    ring.push([os.urandom(2500)], b'{"seed": 2}')
     after = path.read_bytes()
     changed = [i for i in range(HEADER_BYTES, SIZE) if before[i] != after[i]]
     assert len(changed) > 2000
@@ -135,11 +150,11 @@ def test_an_append_that_fails_while_it_copies_counts_for_nothing(
     tmp_path, path, open_ring, emptied
 ):
     ring = open_ring(path, begin=session())
-    ring.push(b"row", b"")
+    ring.push([b"row"], b"")
     if emptied:
         ring.acknowledge(1)
     with pytest.raises(ValueError, match="memoryview"):
-        ring.push(memoryview(bytes(ROW)).cast("H"), b"")  # fails after the record's head is there
+        ring.push([memoryview(bytes(ROW)).cast("H")], b"")  # fails after the record's head is there
     shutil.copy(path, tmp_path / "left.ring")
     assert (
         contents(open_ring(tmp_path / "left.ring")) == contents(ring) == [(b"row", b"")][emptied:]
@@ -151,7 +166,7 @@ def test_a_spool_that_is_emptied_again_and_again_uses_the_begin_of_its_file(
 ):
     ring = open_ring(path, begin=session())
     for number in range(2 * ROOM // ROW):
-        ring.push(b"%4d" % number * (ROW // 4), b"")
+        ring.push([b"%4d" % number * (ROW // 4)], b"")
         shutil.copy(path, tmp_path / "left.ring")
         found = open_ring(tmp_path / "left.ring")
         assert contents(found) == [(b"%4d" % number * (ROW // 4), b"")]
@@ -163,7 +178,7 @@ def test_a_spool_that_is_emptied_again_and_again_uses_the_begin_of_its_file(
 
 def test_a_kill_while_a_session_begins_leaves_an_empty_spool(path, open_ring, tmp_path):
     ring = open_ring(path, begin=session())
-    ring.push(b"row", b"")
+    ring.push([b"row"], b"")
     ring.acknowledge(1)
     before = path.read_bytes()
     ring.begin(session(4))
@@ -180,7 +195,7 @@ def test_a_kill_while_the_file_is_made_leaves_one_that_is_made_again(path, open_
     for left in (b"", bytes(100), bytes(SIZE), bytes(8) + whole[8:24] + bytes(SIZE - 24)):
         (tmp_path / "new.ring").write_bytes(left)
         found = open_ring(tmp_path / "new.ring", begin=session())
-        found.push(b"row", b"")
+        found.push([b"row"], b"")
         assert contents(found) == [(b"row", b"")]
         found.acknowledge(1)
         found.close()
@@ -210,7 +225,7 @@ def test_a_damaged_file_is_refused_by_name_and_left_as_it_is(path, open_ring, tm
     damage, message = DAMAGE[kind]
     ring = open_ring(path, begin=session())
     for text in (b"first row", b"marked row", b"last row"):
-        ring.push(text, b"")
+        ring.push([text], b"")
     damaged = tmp_path / "damaged.ring"
     content = damage(path.read_bytes())
     damaged.write_bytes(content)
@@ -223,7 +238,7 @@ def test_a_damaged_file_is_refused_by_name_and_left_as_it_is(path, open_ring, tm
 
 def test_another_size_counts_once_the_rows_are_gone(path, open_ring):
     ring = open_ring(path, size=2 * SIZE, begin=session())
-    ring.push(b"row", b"")
+    ring.push([b"row"], b"")
     ring.close()
     smaller = open_ring(path, size=SIZE)
     assert contents(smaller) == [(b"row", b"")]
@@ -233,7 +248,7 @@ def test_another_size_counts_once_the_rows_are_gone(path, open_ring):
     assert not smaller.has_room(1, ROOM)
     assert smaller.has_room(1, ROOM - RECORD)
     assert path.stat().st_size == SIZE
-    smaller.push(bytes(ROOM - RECORD), b"")
+    smaller.push([bytes(ROOM - RECORD)], b"")
     smaller.close()
     assert contents(open_ring(path)) == [(bytes(ROOM - RECORD), b"")]
 
@@ -245,7 +260,7 @@ def test_room_for_an_episode_is_room_for_its_rows(path, open_ring):
     for index in range(5):
         metadata = b"x" * MAXIMUM_EPISODE_METADATA if index == 0 else b""
         assert ring.has_room(1, ROW + len(metadata))
-        ring.push(bytes(ROW), metadata)
+        ring.push([bytes(ROW)], metadata)
     assert not ring.has_room(1, 1)
     with pytest.raises(SpoolTooSmall, match=rf"got: {HEADER_BYTES} bytes.*replay\.spool_bytes="):
         RingSpool(path.with_name("small"), HEADER_BYTES)
@@ -274,8 +289,8 @@ def test_a_second_process_is_refused(path, open_ring):
     assert f"another process uses the spool {path}" in other_process()
     with pytest.raises(SpoolInUse):
         RingSpool(path, SIZE)
-    ring.push(b"row", b"")
-    view = ring.rows_from(0, 1)[0][0]  # somebody who still looks at a row does not keep the lock
+    ring.push([b"row"], b"")
+    view = ring.rows_from(0, 1, ROW)[0].data  # somebody who still looks at a row does not keep the lock
     ring.close()
     assert other_process() == "opened\n"
     assert bytes(view) == b"row"
@@ -311,7 +326,7 @@ def test_a_full_disk_is_found_at_the_start_and_not_in_the_loop(small_disk):
         while True:
             file.write(bytes(4096))
     while ring.has_room(1, ROW):  # a page without a block would end this process with SIGBUS
-        ring.push(os.urandom(ROW), b"")
+        ring.push([os.urandom(ROW)], b"")
     assert ring.end > 900
     ring.close()
     found = RingSpool(path, 1 << 20)
