@@ -145,6 +145,7 @@ STAGES: dict[str, Stage] = {
         "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
         " changed.",
         arguments=("PATH",),
+        options=(Option("json", "false", ("true", "false"), "one JSON object in its place"),),
         takes_overrides=False,
         example="robot-rl inspect runs/latest",
     ),

@@ -2,53 +2,53 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from robot_rl.config import load_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.lerobot import open_lerobot
-from robot_rl.data.lerobot.layout import INFO_PATH
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
-from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run
+from robot_rl.inspection_facts import Kind, demonstrations_of, describe, look
 from robot_rl.replay.summary import TableSummary, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory
 
 
-def run(path: str) -> None:
+def run(path: str, **options: str | None) -> None:
     """Print what is at `path`; nothing is changed.
+
+    Args:
+        path: A dataset, store, checkpoint or run directory.
+        **options: `json`, "true" to print one JSON object in place of the page.
 
     Raises:
         RobotRLError: It is nothing that robot_rl writes.
     """
-    console = Console(highlight=False)
     where = Path(path)
-    if not where.exists():
-        raise RobotRLError("there is nothing to inspect", got=path, expected="an existing path")
-    if (where / "config.yaml").is_file():
-        _run_directory(console, RunDirectory(where))
-    elif (where / "data.mdb").is_file():
-        _store(console, where)
-    elif (where / "policy.json").is_file():
-        _policy(console, where)
-    elif (where / "policy" / "policy.json").is_file():
-        _policy(console, where / "policy")
-    elif (where / INFO_PATH).is_file():
-        _lerobot(console, where)
-    else:
-        _dataset(console, where)
+    if options.get("json") == "true":
+        print(json.dumps(describe(where)), flush=True)
+        return
+    pages: dict[Kind, Callable[[Console, Path], None]] = {
+        Kind.RUN: _run_directory,
+        Kind.STORE: _store,
+        Kind.POLICY: _policy,
+        Kind.LEROBOT: _lerobot,
+        Kind.DATASET: _dataset,
+    }
+    kind, place = look(where)
+    pages[kind](Console(highlight=False), place)
 
 
-def _run_directory(console: Console, run: RunDirectory) -> None:
+def _run_directory(console: Console, path: Path) -> None:
+    run = RunDirectory(path)
     console.print(f"run directory {run.path}")
-    dataset = load_resolved(run.path).dataset
-    demonstrations = Path(dataset) if dataset else run.demonstrations
+    demonstrations = demonstrations_of(run)
     if demonstrations.exists():
         _dataset(console, demonstrations)
     if (run.store / "data.mdb").exists():
@@ -83,6 +83,8 @@ def _store(console: Console, path: Path) -> None:
     rows = sum(table.rows for table in summary.tables)
     size = f"\nstore {path}, {summary.disk_bytes / 1e6:.1f} MB on disk"
     console.print(f"{size}, {summary.bytes_per_row:,.0f} bytes a row" if rows else size)
+    if summary.identity is not None:
+        console.print(f"identity {summary.identity}")
     for name, version in summary.weights.items():
         console.print(f"weights {name}: version {version}")
     for table in summary.tables:
@@ -115,6 +117,8 @@ def _store_table(console: Console, table: TableSummary) -> None:
         )
     else:
         console.print("no row is missing")
+    for name, field in table.annotations.items():
+        console.print(f"annotation {name}: {field.dtype} {field.shape}, {field.written} values")
     if table.gone_sequences:
         console.print(f"{table.gone_sequences} rows of whole episodes were evicted")
     if table.first_stamp is not None and table.last_stamp is not None:

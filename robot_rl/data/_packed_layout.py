@@ -116,8 +116,8 @@ class PackedLayout:
         self._checks = _Checks(fields, actions)
         self._parts: list[_Part] = []
         for large, group in itertools.groupby(fields, lambda f: _size(f) >= _LARGE_BYTES):
-            together = [[f] for f in group] if large else [list(group)]
-            for some in together:
+            together = list(group)
+            for some in [[f] for f in together] if large else [together]:
                 first = self._parts[-1].end if self._parts else 0
                 self._parts.append(_Part(first, some, actions, large=large))
 

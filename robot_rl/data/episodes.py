@@ -239,7 +239,8 @@ class EpisodeDataset:
     The view is fixed when the dataset is opened; `refresh` takes in what was added since.
 
     Attributes:
-        schema: Columns of the rows.
+        schema: Columns of the rows as they were recorded.
+        stored_schema: These and the annotations that a store's export has added.
         metadata: What the dataset was created with.
         episode_ends: (n,) int64, exclusive and cumulative; T + 1 rows per episode.
         seeds: (n,) int64.
@@ -260,7 +261,8 @@ class EpisodeDataset:
     def __init__(self, path: str | Path) -> None:
         """Open the dataset; see the class for arguments and errors."""
         self.path = Path(path)
-        self.schema, self.metadata = files.read_attributes(self.path)
+        self.stored_schema, self.metadata = files.read_attributes(self.path)
+        self.schema = self.stored_schema.without_annotations
         self._store = LocalStore(self.path, read_only=True)
         self.refresh()
 
@@ -312,20 +314,36 @@ class EpisodeDataset:
         return {name: self.read(name) for name in names}
 
     def episode(self, index: int) -> dict[str, Array]:
-        """Read every column of one episode, each of shape (T + 1, ...).
+        """Read every recorded column of one episode, each of shape (T + 1, ...).
 
         Raises:
             IndexError: There is no such episode in view.
             DatasetDamaged: Rows are missing or fail their checksum.
         """
+        return self._columns(index, self.schema)
+
+    def rows(self, index: int) -> npt.NDArray[Any]:
+        """Read one episode with its annotations, shape (T + 1,) of `stored_schema`'s dtype.
+
+        Raises:
+            IndexError: There is no such episode in view.
+            DatasetDamaged: Rows are missing or fail their checksum.
+        """
+        columns = self._columns(index, self.stored_schema)
+        rows = np.empty(len(columns["is_last"]), self.stored_schema.dtype)
+        for name, column in columns.items():
+            rows[name] = column
+        return rows
+
+    def _columns(self, index: int, schema: RowSchema) -> dict[str, Array]:
         if not 0 <= index < len(self):
             raise IndexError(f"episode {index} of {self.path}, which shows {len(self)} episodes")
         start = int(self.episode_ends[index - 1]) if index else 0
         stop = int(self.episode_ends[index])
-        return {f.name: self._rows(f"data/{f.name}", start, stop) for f in self.schema.fields}
+        return {f.name: self._rows(f"data/{f.name}", start, stop) for f in schema.fields}
 
     def _check_field(self, field: str) -> None:
-        names = [f.name for f in self.schema.fields]
+        names = [f.name for f in self.stored_schema.fields]
         if field not in names:
             raise DatasetError(f"{self.path} has no field {field!r}", expected=names)
 

@@ -65,6 +65,7 @@ _SCALAR_FIELDS = (
     Field("stamp_observation", "int64"),
     Field("stamp_action", "int64"),
 )
+ANNOTATION = "annotation/"
 ACTION_FIELDS = ("action", "policy_action", "base_action")
 _NUMPY = (np.ndarray, np.generic)
 
@@ -107,6 +108,47 @@ class RowSchema:
     def recorded(self) -> RowSchema:
         """The same schema without columns that were derived from others."""
         return replace(self, fields=tuple(f for f in self.fields if not _is_derived(f.name)))
+
+    def with_annotations(self, annotations: Iterable[Field]) -> RowSchema:
+        """The same schema with what was said of rows later, for a copy of a recording.
+
+        An annotation becomes three columns, ``annotation/<name>/value``, ``.../valid`` (whether
+        the row has one) and ``.../version`` (of the model that made it).
+
+        Raises:
+            SchemaMismatch: A name cannot be part of a column's name.
+        """
+        columns: list[Field] = []
+        for field_ in annotations:
+            if not all(part.strip(".") for part in field_.name.split("/")):
+                raise SchemaMismatch(
+                    "an annotation cannot become a column",
+                    got=field_.name,
+                    expected="a name whose parts between slashes are neither empty nor dots",
+                )
+            name = f"{ANNOTATION}{field_.name}"
+            columns += [
+                replace(field_, name=f"{name}/value"),
+                Field(f"{name}/valid", "bool"),
+                Field(f"{name}/version", "int64"),
+            ]
+        return self.with_fields(columns)
+
+    @cached_property
+    def without_annotations(self) -> RowSchema:
+        """The same schema as the rows were recorded with."""
+        fields = tuple(f for f in self.fields if not f.name.startswith(ANNOTATION))
+        return replace(self, fields=fields)
+
+    @cached_property
+    def annotations(self) -> tuple[Field, ...]:
+        """What `with_annotations` was given."""
+        end = "/value"
+        return tuple(
+            replace(f, name=f.name.removeprefix(ANNOTATION).removesuffix(end))
+            for f in self.fields
+            if f.name.startswith(ANNOTATION) and f.name.endswith(end)
+        )
 
     @property
     def action_dimension(self) -> int:

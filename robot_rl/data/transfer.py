@@ -115,7 +115,7 @@ class DatasetEpisodes:
     def __init__(self, path: Path, selection: Selection) -> None:
         """Open the dataset; see the class."""
         self._dataset = EpisodeDataset(path)
-        self.schema = self._dataset.schema
+        self.schema = self._dataset.stored_schema
         self.metadata = self._dataset.metadata
         facts = zip(self._dataset.sources, self._dataset.successes, strict=True)
         self._indices = [
@@ -136,12 +136,8 @@ class DatasetEpisodes:
         """
         dataset = self._dataset
         for index in self._indices:
-            columns = dataset.episode(index)
-            rows = np.empty(len(columns["is_last"]), self.schema.dtype)
-            for name, column in columns.items():
-                rows[name] = column
             yield Episode(
-                rows,
+                dataset.rows(index),
                 int(dataset.seeds[index]),
                 dataset.instructions[index],
                 bool(dataset.successes[index]),

@@ -26,6 +26,7 @@ from robot_rl.replay.errors import (
     StoreError,
     StoreFull,
     StoreInUse,
+    StoreReplaced,
     WeightsRefused,
     WireError,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "StoreFull",
     "StoreInUse",
     "StoreReader",
+    "StoreReplaced",
     "StoreWriter",
     "TableInfo",
     "WeightsRecord",

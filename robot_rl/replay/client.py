@@ -122,12 +122,16 @@ class ReplayClient:
         Raises:
             SchemaMismatch: The table has another schema; names the field.
             SessionTaken: The session was begun by another writer.
+            StoreReplaced: Another store has taken the place of the one that this client, or an
+                earlier process with its spool, has written to.
             StoreFull: The store has no room for rows of the session before.
             ServerUnreachable: No answer, or rows of the session before are unacknowledged.
         """
         flags = RowFlags.of(schema)
         self._drain(self._request_seconds)
+        before = self._outbox.session
         header = {
+            **(before.known_store if before else {}),
             "table": table,
             "schema": schema.to_json(),
             "actor": actor,

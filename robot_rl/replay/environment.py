@@ -17,8 +17,9 @@ from robot_rl.replay.errors import StoreError, StoreFull, StoreInUse
 
 ROWS, EPISODES, TABLES, WEIGHTS = b"rows", b"episodes", b"tables", b"weights"
 EVICTED, ANNOTATIONS, ANNOTATION_FIELDS = b"evicted", b"annotations", b"annotation_fields"
+ABOUT = b"about"
 _FIRST_DATABASES = (ROWS, EPISODES, TABLES, WEIGHTS)
-_LATER_DATABASES = (EVICTED, ANNOTATIONS, ANNOTATION_FIELDS)
+_LATER_DATABASES = (EVICTED, ANNOTATIONS, ANNOTATION_FIELDS, ABOUT)
 DATABASES = _FIRST_DATABASES + _LATER_DATABASES
 
 
@@ -26,8 +27,8 @@ DATABASES = _FIRST_DATABASES + _LATER_DATABASES
 class Environment:
     """An open LMDB folder with its sub-databases. Release it with `release`.
 
-    The sub-databases `EVICTED`, `ANNOTATIONS` and `ANNOTATION_FIELDS` are absent from a store that
-    no server of this version has opened yet.
+    The sub-databases `EVICTED`, `ANNOTATIONS`, `ANNOTATION_FIELDS` and `ABOUT` are absent from a
+    store that no server of this version has opened yet.
     """
 
     path: Path

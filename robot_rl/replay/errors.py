@@ -38,6 +38,10 @@ class StoreFull(StoreError):
     """The disk, the store's size limit or its capacity is reached; nothing acknowledged is lost."""
 
 
+class StoreReplaced(StoreError):
+    """Another store is in the place of the one that a session was begun in."""
+
+
 class CapacityRefused(StoreError):
     """A capacity that is out of range, or that the store's size limit cannot hold."""
 
@@ -109,6 +113,7 @@ _BY_NAME: dict[str, type[RobotRLError]] = {
         WireError,
         StoreError,
         StoreFull,
+        StoreReplaced,
         SequenceGap,
         SessionTaken,
         RowRefused,

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import (
+    ANNOTATION,
     SOURCE_DEMONSTRATION,
     SOURCE_INTERVENTION,
     SOURCE_NAMES,
     SOURCE_POLICY,
+    Field,
     RowSchema,
 )
 from robot_rl.data.transfer import Episode, Selection, close_episode
@@ -35,7 +37,7 @@ class StoreEpisodes:
         selection: Which episodes.
 
     Attributes:
-        schema: Columns of the rows.
+        schema: Columns of the rows, and the newest version of each annotation at that moment.
         metadata: What the table was created with.
         open_episodes: Episodes that were left out as they are not sealed.
         left_out: Episodes so far that could not be given: evicted meanwhile, or cut after their
@@ -52,10 +54,12 @@ class StoreEpisodes:
             self._table = table or self._only_table()
             info = self._reader.table(self._table)
             records = self._reader.episodes(self._table)
+            fields = self._reader.annotation_fields(self._table)
+            annotations = [Field(name, f.dtype, f.shape) for name, f in sorted(fields.items())]
+            self.schema: RowSchema = info.schema.recorded.with_annotations(annotations)
         except BaseException:
             self._reader.close()
             raise
-        self.schema: RowSchema = info.schema.recorded
         self.metadata: Mapping[str, Any] = info.metadata
         self.open_episodes = sum(not record.sealed for record in records)
         self.left_out = 0
@@ -76,7 +80,7 @@ class StoreEpisodes:
         """
         for record in self._records:
             try:
-                rows = _only(self.schema, self._reader.read_episode(self._table, record))
+                rows = self._read(record)
             except NotEnoughData:
                 self.left_out += 1
                 continue
@@ -113,6 +117,20 @@ class StoreEpisodes:
         """Release the store."""
         self.close()
 
+    def _read(self, record: EpisodeRecord) -> npt.NDArray[Any]:
+        """Copy the rows of an episode, with the columns of the schema."""
+        stored = self._reader.read_episode(self._table, record)
+        if stored.dtype == self.schema.dtype:
+            return stored
+        rows = np.empty(len(stored), self.schema.dtype)
+        for column in self.schema.without_annotations.fields:
+            rows[column.name] = stored[column.name]
+        for field in self.schema.annotations:
+            found = self._reader.annotations(self._table, field.name, record)
+            for part, values in zip(("valid", "version", "value"), found, strict=True):
+                rows[f"{ANNOTATION}{field.name}/{part}"] = values
+        return rows
+
     def _only_table(self) -> str:
         names = sorted(self._reader.tables())
         if len(names) != 1:
@@ -123,16 +141,6 @@ class StoreEpisodes:
                 hint="name one of them with table=NAME" if names else None,
             )
         return names[0]
-
-
-def _only(schema: RowSchema, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Leave out the columns that the schema does not have."""
-    if rows.dtype == schema.dtype:
-        return rows
-    kept = np.empty(len(rows), schema.dtype)
-    for column in schema.fields:
-        kept[column.name] = rows[column.name]
-    return kept
 
 
 def episode_source(record: EpisodeRecord) -> int:

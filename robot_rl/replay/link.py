@@ -21,6 +21,7 @@ from robot_rl.replay.errors import (
     ServerUnreachable,
     SessionTaken,
     StoreError,
+    StoreReplaced,
     error_from_wire,
 )
 from robot_rl.replay.handshake import Handshakes
@@ -260,6 +261,7 @@ class Link:
             message.header.get("in_episode") is True,
             message.header.get("ended") is True,
             header,
+            message.text("store", 64),
         )
         self._outbox.spool.begin(session)
         self._outbox.session = session
@@ -274,7 +276,8 @@ class Link:
             )
         if following < self._outbox.spool.first:
             raise StoreError(
-                "the server lacks rows that it had acknowledged: it serves another store",
+                "the server lacks rows that it had acknowledged: it serves an older copy of the"
+                " store",
                 got=following,
                 expected=f">= {self._outbox.spool.first}",
             )
@@ -292,7 +295,7 @@ class Link:
                     request.answer = error
                     self._outbox.condition.notify_all()
             return
-        if not isinstance(error, _RETRIED):
+        if not isinstance(error, _RETRIED) or isinstance(error, StoreReplaced):
             raise error
         # The rows stay here; after a pause the link asks where the session stands and goes back.
         if isinstance(error, StoreError):
@@ -322,8 +325,8 @@ class Link:
         if not self._synced:
             if self._resync_sent_at is None:
                 self._resync_sent_at = now
-                header = {**session.header, "session": session.number, "request": RESYNC}
-                self._transmit(encode(Kind.OPEN, header))
+                known = {**session.known_store, "session": session.number, "request": RESYNC}
+                self._transmit(encode(Kind.OPEN, {**session.header, **known}))
             return
         while self._sent_batch(session):
             pass

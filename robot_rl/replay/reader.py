@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from robot_rl.replay.annotations import AnnotationField, read_fields, values_in_stretch
 from robot_rl.replay.environment import (
+    ABOUT,
     EPISODES,
     ROWS,
     TABLES,
@@ -21,6 +22,8 @@ from robot_rl.replay.environment import (
 )
 from robot_rl.replay.errors import NotEnoughData, StoreError
 from robot_rl.replay.records import ROW_KEY, TABLE_KEY, EpisodeRecord, TableInfo, WeightsRecord
+
+IDENTITY_KEY = b"identity"
 
 
 class StoreReader:
@@ -137,6 +140,11 @@ class StoreReader:
         used = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
         return float(used * pages["psize"] / max(pages["entries"], 1))
 
+    @property
+    def identity(self) -> str | None:
+        """Name of this store and its copies; None where no server has given it one yet."""
+        return read_identity(self._environment)
+
     def weights(self, name: str) -> WeightsRecord | None:
         """Return the latest weights under a name."""
         return read_weights(self._environment, name)
@@ -144,6 +152,15 @@ class StoreReader:
     def close(self) -> None:
         """Release the store."""
         self._environment.release()
+
+
+def read_identity(environment: Environment) -> str | None:
+    """Return the identity of a store; None where no server has given it one yet."""
+    if ABOUT not in environment.databases:
+        return None
+    with environment.begin() as txn:
+        value = txn.get(IDENTITY_KEY, db=environment.databases[ABOUT])
+        return None if value is None else value.decode()
 
 
 def read_weights(

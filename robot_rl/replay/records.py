@@ -157,7 +157,7 @@ class EpisodeRecord:
             rows[-1].is_last,
             self.cut,
             SOURCE_NAMES[rows[0].source] if self.rows == 0 else self.source,
-            self.success or any([row.success for row in rows]),
+            self.success or any(row.success for row in rows),
             self.size + sum([row.size for row in rows]),
             self.metadata,
         )

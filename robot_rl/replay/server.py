@@ -24,7 +24,13 @@ from robot_rl.replay.endpoint import (
     local_address,
     write_endpoint,
 )
-from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, WireError
+from robot_rl.replay.errors import (
+    ReplayError,
+    StoreError,
+    StoreFull,
+    StoreReplaced,
+    WireError,
+)
 from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.keys import ServerKeys
 from robot_rl.replay.listener import DEFAULT_MEMORY_BYTES, Listener
@@ -50,8 +56,8 @@ logger.addFilter(LogLimit())
 IDLE_SECONDS = 0.1
 READER_CHECK_SECONDS = 5.0
 DRAIN_MESSAGES = 128
-# Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which on
-# a virtual machine may cost five times as much as small ones that were in use before.
+# Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
+# on a virtual machine may cost five times as much as small ones that were in use before.
 DRAIN_BYTES = 1 << 20
 MAXIMUM_SCHEMA_BYTES = 1 << 16
 
@@ -221,6 +227,7 @@ class ReplayServer:
     def _open(self, client: bytes, message: Message) -> None:
         """Create or check the table and begin or resume the session."""
         self._commit()
+        self._check_store(message)
         schema = RowSchema.from_json(message.text("schema", MAXIMUM_SCHEMA_BYTES))
         owner = message.text("owner", 64)
         table = self._writer.open_table(
@@ -241,10 +248,28 @@ class ReplayServer:
             actor=key[1],
             session=key[2],
             owner=owner,
+            store=self._writer.identity,
             next=state.next_sequence,
             in_episode=state.episode is not None,
             ended=state.ended_by is not None,
         )
+
+    def _check_store(self, message: Message) -> None:
+        """Check that a client which knows a store means this one, before anything is begun in it.
+
+        Raises:
+            StoreReplaced: It means another one.
+        """
+        if "store" not in message.header:
+            return
+        known = message.text("store", 64)
+        if known != self._writer.identity:
+            raise StoreReplaced(
+                f"this is another store than the one that the client has written to: {self.path}",
+                got=self._writer.identity,
+                expected=known,
+                hint="put the former store back, or start the client anew to begin with this one",
+            )
 
     def _append(self, client: bytes, message: Message) -> None:
         session = (

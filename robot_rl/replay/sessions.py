@@ -117,7 +117,7 @@ def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: 
 
 
 def read_facts(row: memoryview | bytes, flags: RowFlags) -> RowFacts:
-    """Check and read the bytes of a packed row that the store relies on.
+    """Check and read the bytes of a packed row, or of its begin, that the store relies on.
 
     Raises:
         RowRefused: A boolean is neither 0 nor 1, or the source is unknown.
@@ -131,7 +131,7 @@ def read_facts(row: memoryview | bytes, flags: RowFlags) -> RowFacts:
             expected="booleans 0 or 1, source 0 (demo), 1 (policy) or 2 (intervention)",
         )
     ended = not is_last and bool(terminated or truncated)
-    return RowFacts(len(row), bool(is_last), ended, bool(terminated), bool(success), source)
+    return RowFacts(flags.size, bool(is_last), ended, bool(terminated), bool(success), source)
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:

@@ -29,6 +29,7 @@ class OpenSession:
         in_episode: Whether an episode was open then.
         ended: Whether only that episode's row with ``is_last`` was missing.
         header: What opens it again after a break.
+        store: Identity of the store that it is in; empty where an older server did not tell.
     """
 
     table: int
@@ -39,6 +40,12 @@ class OpenSession:
     in_episode: bool
     ended: bool
     header: Mapping[str, object]
+    store: str = ""
+
+    @property
+    def known_store(self) -> dict[str, object]:
+        """Entries of a header that name the store, if it is known."""
+        return {"store": self.store} if self.store else {}
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""

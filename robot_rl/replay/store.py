@@ -7,6 +7,7 @@ committed: it survives kill -9 of every process, and with ``fsync="group"`` a po
 from __future__ import annotations
 
 import fcntl
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
@@ -18,6 +19,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.replay.annotations import Annotations, write_annotations
 from robot_rl.replay.counts import TableCounts, statistics
 from robot_rl.replay.environment import (
+    ABOUT,
     EPISODES,
     ROWS,
     TABLES,
@@ -35,7 +37,13 @@ from robot_rl.replay.errors import (
     WeightsRefused,
 )
 from robot_rl.replay.eviction import Capacity, Evictor, read_evicted
-from robot_rl.replay.reader import read_episodes, read_tables, read_weights
+from robot_rl.replay.reader import (
+    IDENTITY_KEY,
+    read_episodes,
+    read_identity,
+    read_tables,
+    read_weights,
+)
 from robot_rl.replay.records import (
     EPISODE_KEY,
     ROW_KEY,
@@ -65,6 +73,9 @@ class StoreWriter:
         map_size_bytes: Largest size of the store's (sparse) file.
         capacity: How much is kept before the oldest episodes are evicted.
 
+    Attributes:
+        identity: Name of this store and its copies, made up when it was created.
+
     Raises:
         CapacityRefused: The capacity does not fit `map_size_bytes`.
         StoreInUse: Another process writes this store.
@@ -90,6 +101,7 @@ class StoreWriter:
         except BaseException:
             self._lock_file.close()
             raise
+        self.identity = read_identity(self._environment) or self._give_identity()
         databases = self._environment.databases
         self._rows, self._episodes, self._tables_db, self._weights_db = (
             databases[name] for name in (ROWS, EPISODES, TABLES, WEIGHTS)
@@ -291,6 +303,11 @@ class StoreWriter:
         self._environment.handle.sync(True)
         self._environment.release()
         self._lock_file.close()
+
+    def _give_identity(self) -> str:
+        identity = secrets.token_hex(16)
+        self._put(self._environment.databases[ABOUT], IDENTITY_KEY, identity.encode())
+        return identity
 
     def _put(self, database: lmdb._Database, key: bytes, value: bytes) -> None:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import lmdb
 
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
+from robot_rl.replay.annotations import AnnotationField
 from robot_rl.replay.environment import EPISODES, ROWS, WEIGHTS, Environment, open_for_reading
 from robot_rl.replay.export import episode_source
 from robot_rl.replay.reader import StoreReader, read_weights
@@ -49,6 +50,7 @@ class TableSummary:
         sessions: Number of sessions that have an episode.
         first_stamp: Earliest `stamp_observation` [ns], None where no row has one.
         last_stamp: Latest.
+        annotations: What rows were annotated with, by name.
     """
 
     info: TableInfo
@@ -60,6 +62,7 @@ class TableSummary:
     sessions: int = 0
     first_stamp: int | None = None
     last_stamp: int | None = None
+    annotations: dict[str, AnnotationField] = field(default_factory=dict)
 
     @property
     def total(self) -> SourceCounts:
@@ -78,12 +81,14 @@ class StoreSummary:
     """What a store holds.
 
     Attributes:
+        identity: Name of the store and its copies; None if an older server wrote it.
         tables: Its tables.
         weights: Version of the latest weights by name.
         disk_bytes: Space that the file takes on the disk.
         bytes_per_row: Of the file's pages that hold rows, over all tables.
     """
 
+    identity: str | None
     tables: list[TableSummary]
     weights: dict[str, int]
     disk_bytes: int
@@ -100,10 +105,13 @@ def summarize_store(path: Path) -> StoreSummary:
     environment = open_for_reading(path)
     try:
         tables = [
-            _summarize_table(environment, info, reader.episodes(name))
+            _summarize_table(
+                environment, info, reader.episodes(name), reader.annotation_fields(name)
+            )
             for name, info in reader.tables().items()
         ]
         return StoreSummary(
+            reader.identity,
             tables,
             dict(_weights(environment)),
             (path / "data.mdb").stat().st_blocks * 512,
@@ -115,9 +123,13 @@ def summarize_store(path: Path) -> StoreSummary:
 
 
 def _summarize_table(
-    environment: Environment, info: TableInfo, records: list[EpisodeRecord]
+    environment: Environment,
+    info: TableInfo,
+    records: list[EpisodeRecord],
+    annotations: dict[str, AnnotationField],
 ) -> TableSummary:
-    summary = TableSummary(info, {name: SourceCounts() for name in SOURCE_NAMES})
+    sources = {name: SourceCounts() for name in SOURCE_NAMES}
+    summary = TableSummary(info, sources, annotations=annotations)
     place = _Offsets.of(info.schema)
     ends: dict[tuple[int, int], int] = {}
     for listed in sorted(records, key=lambda r: (r.actor, r.session, r.first_sequence)):

@@ -290,7 +290,9 @@ def test_a_second_process_is_refused(path, open_ring):
     with pytest.raises(SpoolInUse):
         RingSpool(path, SIZE)
     ring.push([b"row"], b"")
-    view = ring.rows_from(0, 1, ROW)[0].data  # somebody who still looks at a row does not keep the lock
+    view = ring.rows_from(0, 1, ROW)[
+        0
+    ].data  # somebody who still looks at a row does not keep the lock
     ring.close()
     assert other_process() == "opened\n"
     assert bytes(view) == b"row"

@@ -1,13 +1,16 @@
 """What an actor's rows on disk survive: kills, a server that is away, a store that is another."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 import sandbox
@@ -32,8 +35,8 @@ from robot_rl.replay import (
     SpoolDamaged,
     SpoolFull,
     SpoolInUse,
-    StoreError,
     StoreReader,
+    StoreReplaced,
 )
 from robot_rl.replay.ring import size_for
 
@@ -231,10 +234,24 @@ def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, s
     check_rows(server.store, {number: 60})
 
 
-def replace_store(server):
+def replace_store(server, identity=None):
+    """Put an empty store in place of a killed server's, or one of that identity."""
     for file in server.store.iterdir():
         file.unlink()
+    if identity is not None:
+        with lmdb.open(str(server.store), max_dbs=16, map_size=1 << 20) as environment:
+            database = environment.open_db(b"about")
+            with environment.begin(write=True, db=database) as transaction:
+                transaction.put(b"identity", identity.encode())
     server.start()
+
+
+def identity_of(store):
+    reader = StoreReader(store)
+    try:
+        return reader.identity
+    finally:
+        reader.close()
 
 
 def check_kept(server, spool, error, match):
@@ -252,16 +269,59 @@ def test_rows_for_another_store_stay_where_they_are(start_server, spool):
     server = start_server()
     left_behind(server, spool, before=3)
     replace_store(server)
-    check_kept(server, spool, StoreError, "another store")
+    check_kept(server, spool, StoreReplaced, "another store")
     spool.rename(spool.with_suffix(".aside"))
     with open_client(server.store, spool) as client:
         client.open_session("reach", SCHEMA, ACTOR)
 
 
+def test_an_empty_store_in_place_of_another_gets_nothing_and_the_rows_wait_for_theirs(
+    start_server, spool, tmp_path
+):
+    server = start_server()
+    identity, former = identity_of(server.store), tmp_path / "former"
+    client = open_client(server.store, spool)
+    number = client.open_session("reach", SCHEMA, ACTOR).number
+    server.kill()
+    for sequence in range(4):  # the server knows of none of them
+        client.append(numbered_row(SCHEMA, number, sequence), metadata(number, sequence))
+    server.store.rename(former)
+    server.start()
+    assert identity_of(server.store) != identity
+    with pytest.raises(StoreReplaced, match=f"another store.*expected: {identity}.*put the former"):
+        client.flush(20)
+    with pytest.raises(StoreReplaced):
+        client.close()
+    reader = StoreReader(server.store)
+    assert reader.tables() == {}
+    reader.close()
+    server.kill()
+    shutil.rmtree(server.store)
+    former.rename(server.store)
+    server.start()
+    with open_client(server.store, spool) as client:
+        client.open_session("reach", SCHEMA, ACTOR)
+    check_rows(server.store, {number: 4})
+
+
+def test_a_client_does_not_begin_a_session_in_another_store_than_before(start_server, spool):
+    server = start_server()
+    with ReplayClient(server.store, options=OPTIONS) as client:
+        client.open_session("reach", SCHEMA, ACTOR)
+        client.append(numbered_row(SCHEMA, 0, 0))
+        client.flush(10)
+        server.kill()
+        replace_store(server)
+        with pytest.raises(StoreReplaced, match="another store"):
+            client.open_session("reach", SCHEMA, ACTOR)
+        with suppress(StoreReplaced):  # its own thread may have noticed too
+            client.close()
+
+
 def test_rows_of_another_schema_stay_where_they_are(start_server, spool):
     server = start_server()
     left_behind(server, spool)
-    replace_store(server)
+    replace_store(server, identity_of(server.store))
     other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
     with ReplayClient(server.store) as client:
         client.open_session("reach", other, ACTOR)
@@ -271,7 +331,7 @@ def test_rows_of_another_schema_stay_where_they_are(start_server, spool):
 def test_rows_whose_session_is_somebody_elses_stay_where_they_are(start_server, spool):
     server = start_server()
     number = left_behind(server, spool)
-    replace_store(server)
+    replace_store(server, identity_of(server.store))
     with ReplayClient(server.store) as client:
         client.open_session("reach", SCHEMA, ACTOR, number, owner="somebody else")
     check_kept(server, spool, SessionTaken, "another writer")
