@@ -172,11 +172,13 @@ STAGES: dict[str, Stage] = {
     ),
     "import": Stage(
         "robot_rl.stages.interchange:import_dataset",
-        "Make an episode dataset of one that robot-rl export wrote.",
-        "PATH is a LeRobot or a zarr dataset; OUT is made, never overwritten, and serves as"
-        " dataset=OUT of pretrain and train. What LeRobot cannot keep is missing: an episode that"
-        " did not terminate loses its last step.",
+        "Take in what robot-rl export wrote: as an episode dataset, or into a running store.",
+        "PATH is a LeRobot or a zarr dataset. OUT is made, never overwritten, and serves as"
+        " dataset=OUT of pretrain and train; or it is a store or run directory whose server runs:"
+        " then each row and annotation is added once, however often the command is repeated. What"
+        " LeRobot cannot keep is missing: an episode that did not terminate loses its last step.",
         arguments=("PATH", "OUT"),
+        options=(Option("table", None, (), "the store's table, if it has several"),),
         takes_overrides=False,
         example="robot-rl import PATH demonstrations.zarr",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -32,7 +33,7 @@ def run(path: str, **options: str | None) -> None:
     """
     where = Path(path)
     if options.get("json") == "true":
-        print(json.dumps(describe(where)), flush=True)
+        sys.stdout.write(json.dumps(describe(where)) + "\n")
         return
     pages: dict[Kind, Callable[[Console, Path], None]] = {
         Kind.RUN: _run_directory,

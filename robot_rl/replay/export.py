@@ -51,7 +51,7 @@ class StoreEpisodes:
         """Take the list of episodes; see the class."""
         self._reader = StoreReader(path)
         try:
-            self._table = table or self._only_table()
+            self._table = table or only_table(self._reader)
             info = self._reader.table(self._table)
             records = self._reader.episodes(self._table)
             fields = self._reader.annotation_fields(self._table)
@@ -131,16 +131,22 @@ class StoreEpisodes:
                 rows[f"{ANNOTATION}{field.name}/{part}"] = values
         return rows
 
-    def _only_table(self) -> str:
-        names = sorted(self._reader.tables())
-        if len(names) != 1:
-            raise StoreError(
-                f"the store {self._reader.path} has {len(names) or 'no'} tables",
-                got=", ".join(names) or None,
-                expected="one" if not names else None,
-                hint="name one of them with table=NAME" if names else None,
-            )
-        return names[0]
+
+def only_table(reader: StoreReader) -> str:
+    """Return the name of the only table of a store.
+
+    Raises:
+        StoreError: It has none, or several.
+    """
+    names = sorted(reader.tables())
+    if len(names) != 1:
+        raise StoreError(
+            f"the store {reader.path} has {len(names) or 'no'} tables",
+            got=", ".join(names) or None,
+            expected="one" if not names else None,
+            hint="name one of them with table=NAME" if names else None,
+        )
+    return names[0]
 
 
 def episode_source(record: EpisodeRecord) -> int:

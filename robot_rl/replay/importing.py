@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +71,7 @@ def import_episodes(
         done.new_episodes += there == 0
         done.new_rows += len(episode.rows) - there
         for name, version, rows in _annotations(source.schema, episode):
-            keys = _row_keys(opened, following)[rows]
+            keys = _row_keys(opened, following, len(episode.rows))[rows]
             values = episode.rows[f"{ANNOTATION}{name}/value"][rows]
             client.flush(_ROOM_SECONDS)  # only stored rows can be annotated
             done.new_annotations += client.annotate(table, name, version, keys, values)
@@ -80,3 +79,47 @@ def import_episodes(
         on_episode(episode)
     client.flush(_ROOM_SECONDS)
     return done
+
+
+def _send(client: ReplayClient, schema: RowSchema, episode: Episode, there: int) -> None:
+    """Append the rows of an episode that are not there yet."""
+    names = [field.name for field in schema.fields]
+    rows = [{name: row[name] for name in names} for row in episode.rows[there:]]
+    facts = {"task": schema.task, "seed": episode.seed, "instruction": episode.instruction}
+    if rows and there == 0:
+        client.append_episode(rows, facts, _ROOM_SECONDS)
+        return
+    for row in rows:  # the end of an episode in which an earlier try was interrupted
+        deadline = time.monotonic() + _ROOM_SECONDS
+        while not client.has_room(1):
+            if time.monotonic() > deadline:
+                raise ServerUnreachable("no row gets through to the replay server")
+            time.sleep(0.01)
+        client.append(row)
+
+
+def _annotations(
+    schema: RowSchema, episode: Episode
+) -> Iterator[tuple[str, int, npt.NDArray[np.int64]]]:
+    """Yield each name and version among an episode's annotations, and the rows that have it."""
+    for field in schema.annotations:
+        valid = episode.rows[f"{ANNOTATION}{field.name}/valid"]
+        versions = episode.rows[f"{ANNOTATION}{field.name}/version"]
+        for version in np.unique(versions[valid]):
+            yield field.name, int(version), np.flatnonzero(valid & (versions == version))
+
+
+def _row_keys(session: OpenSession, first: int, rows: int) -> npt.NDArray[np.void]:
+    keys = np.empty(rows, ROW_KEY_DTYPE)
+    keys["table"], keys["actor"], keys["session"] = session.table, session.actor, session.number
+    keys["sequence"] = first + np.arange(rows)
+    return keys
+
+
+def _token(source: EpisodeSource, first: Episode) -> str:
+    """Return what tells this source from others."""
+    digest = hashlib.sha256(source.schema.without_annotations.to_json().encode())
+    digest.update(f"{len(source)} {first.seed} {first.instruction}".encode())
+    for name in source.schema.without_annotations.dtype.names or ():
+        digest.update(np.ascontiguousarray(first.rows[name]).tobytes())
+    return digest.hexdigest()[:32]

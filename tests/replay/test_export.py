@@ -1,12 +1,13 @@
 """What leaves a store while a server writes it, and what `robot-rl inspect` says of it."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,10 @@ import pytest
 from robot_rl import cli
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import Field, RowSchema, row_schema
-from robot_rl.data.transfer import Selection
-from robot_rl.replay import ReplayClient, StoreReader
+from robot_rl.data.transfer import DatasetEpisodes, Episode, Selection
+from robot_rl.replay import ReplayClient, ReplayServer, StoreReader, row_keys
 from robot_rl.replay.export import StoreEpisodes
+from robot_rl.replay.importing import import_episodes
 from robot_rl.replay.records import EPISODE_KEY, ROW_KEY, EpisodeRecord
 
 
@@ -278,6 +280,16 @@ def test_inspect_says_what_a_live_store_holds(client, server, schema, make_episo
     assert "MB on disk" in page
     assert "images/front" in page
     assert "evicted" not in page
+    assert run("inspect", server.store, "json=true") == 0
+    content = json.loads(capsys.readouterr().out)
+    table = content["tables"]["reach"]
+    assert (content["kind"], content["path"]) == ("store", str(server.store))
+    assert f"identity {content['identity']}" in page
+    assert content["weights"] == {"policy": 1200}
+    assert (table["rows"], table["episodes"], table["sealed"], table["steps"]) == (26, 6, 5, 21)
+    assert table["sources"]["demo"] == {"episodes": 2, "sealed": 2, "successes": 2, "steps": 8}
+    assert (table["missing_rows"], table["evicted_rows"]) == ({}, 0)
+    assert RowSchema.from_json(json.dumps(table["schema"])) == schema
 
 
 def test_inspect_tells_damage_from_eviction(client, server, schema, make_episode, edit, capsys):
@@ -315,6 +327,111 @@ def test_a_store_goes_to_lerobot_and_back(client, server, schema, make_episode, 
     for name in _plain(schema):
         expected = np.stack([row[name] for row in rows[:-1]])
         np.testing.assert_array_equal(episode[name][:-1], expected, name)
+
+
+@pytest.fixture
+def other_store(tmp_path: Path) -> Iterator[Path]:
+    """A store of its own whose server runs."""
+    stop = threading.Event()
+    server = ReplayServer(tmp_path / "other")
+    thread = threading.Thread(target=server.run, args=(stop,))
+    thread.start()
+    yield tmp_path / "other"
+    stop.set()
+    thread.join()
+
+
+def annotate(client: ReplayClient, store: Path) -> dict[str, np.ndarray]:
+    """Score the second episode of the table twice, the later rows; return its columns."""
+    episode = records(store)[1]
+    keys, scores = row_keys(episode), np.zeros((episode.rows, 2), np.float32)
+    versions, valid = np.zeros(episode.rows, np.int64), np.zeros(episode.rows, np.bool_)
+    for version, start in ((3, 1), (8, 3)):
+        values = np.random.default_rng(version).uniform(size=(episode.rows - start, 2))
+        scores[start:], versions[start:], valid[start:] = values, version, True
+        client.annotate("reach", "score/a", version, keys[start:], scores[start:])
+    return {"value": scores, "version": versions, "valid": valid}
+
+
+def test_annotations_go_with_an_export_and_leave_the_recording_usable(
+    client, server, schema, make_episode, tmp_path
+):
+    client.open_session("reach", schema)
+    for seed in range(2):
+        client.append_episode(make_episode(5, terminated=True), facts(seed))
+    client.flush()
+    columns = annotate(client, server.store)
+    assert run("export", server.store, tmp_path / "zarr") == 0
+    assert run("export", server.store, tmp_path / "lerobot", "format=lerobot") == 0
+    assert run("import", tmp_path / "lerobot", tmp_path / "back") == 0
+    for name, rows in (("zarr", 6), ("back", 5)):  # LeRobot keeps no final observation
+        dataset = EpisodeDataset(tmp_path / name).expect(schema)
+        assert dataset.episode(1).keys() == {field.name for field in schema.fields}
+        for part, expected in columns.items():
+            found = dataset.read(f"annotation/score/a/{part}")
+            np.testing.assert_array_equal(found[6 : 6 + rows], expected[:rows], part)
+            assert not found[:6].any()
+
+
+def test_an_import_into_a_running_store_adds_each_row_once(
+    client, server, other_store, schema, make_episode, tmp_path, capsys
+):
+    client.open_session("reach", schema)
+    for seed in range(3):
+        client.append_episode(make_episode(4, source=seed % 2), facts(seed))
+    client.flush()
+    columns = annotate(client, server.store)
+    assert run("export", server.store, tmp_path / "out") == 0
+    with ReplayClient(other_store) as actor:  # somebody else is writing
+        actor.open_session("reach", schema)
+        actor.append_episode(make_episode(4), facts(9))
+
+    def stop_after_two(_: Episode) -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    seen: list[int] = []
+    source = DatasetEpisodes(tmp_path / "out", Selection())
+    with ReplayClient(other_store) as sender, pytest.raises(KeyboardInterrupt):
+        import_episodes(source, sender, "reach", stop_after_two)
+    assert len(records(other_store)) == 1 + 2
+    assert run("import", tmp_path / "out", other_store) == 0
+    assert "imported 1 episodes (5 rows) into table reach" in capsys.readouterr().out
+    for _ in range(2):
+        assert run("import", tmp_path / "out", other_store) == 0
+        assert "imported 0 episodes (0 rows)" in capsys.readouterr().out
+    former, reader = StoreReader(server.store), StoreReader(other_store)
+    stored = [e for e in reader.episodes("reach") if e.metadata["seed"] != 9]
+    for old, new in zip(former.episodes("reach"), stored, strict=True):
+        np.testing.assert_array_equal(
+            former.read_episode("reach", old), reader.read_episode("reach", new)
+        )
+        assert (old.metadata, old.source, new.sealed) == (new.metadata, new.source, True)
+    found = reader.annotations("reach", "score/a", stored[1])
+    for part, values in zip(("valid", "version", "value"), found, strict=True):
+        np.testing.assert_array_equal(values, columns[part], part)
+    former.close()
+    reader.close()
+
+
+def test_an_import_of_other_columns_or_without_a_server_is_one_clear_error(
+    client, server, schema, make_episode, tmp_path, capsys
+):
+    other = row_schema("reach", [Field("state/x", "float32", (2,))], ["dx"], 10.0)
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(2), facts(1))
+    client.open_session("other", other)
+    client.append_episode(make_episode(2, schema=other), facts(2))
+    client.flush()
+    assert run("export", server.store, tmp_path / "out", "table=other") == 0
+    assert run("import", tmp_path / "out", server.store) == cli.EXIT_ERROR
+    assert "name one of them with table=NAME" in capsys.readouterr().err
+    assert run("import", tmp_path / "out", server.store, "table=reach") == cli.EXIT_ERROR
+    assert "action_names differs" in capsys.readouterr().err
+    server.stop()
+    assert run("import", tmp_path / "out", server.store, "table=other") == cli.EXIT_ERROR
+    assert "no replay server" in capsys.readouterr().err
 
 
 def _plain(schema: RowSchema) -> list[str]:
