@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from robot_rl.data.schema import ANNOTATION
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import ANNOTATION, RowSchema
 from robot_rl.data.transfer import Episode, EpisodeSource
 from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.errors import ServerUnreachable
+from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.spool import OpenSession
 
 _FIRST_ACTOR = 1 << 31  # those of actors are counted from 0
