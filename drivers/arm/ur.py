@@ -27,6 +27,8 @@ _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2
 # A node that has not read the arm for this long is dead: the controller's watchdog is not kicked.
 _NODE_SECONDS = 0.3
+# Longest wait for the thread that streams; then the controller's watchdog is what ends force mode.
+_END_SECONDS = 0.5
 _FULL_TURN = 2.0 * math.pi
 _FORCE_FRAME_UNCHANGED = 2
 _COMPLIANT = [1] * 6
@@ -178,12 +180,12 @@ class UrArm:
             self._target = pose_of(self._receive.getActualTCPPose())
 
     def stop(self) -> None:
-        """Leave force mode: the controller stops the arm and keeps its position."""
+        """Leave force mode: the controller stops the arm and keeps its position.
+
+        Where the library does not answer, its watchdog is no longer kicked, which does the same.
+        """
         self._stopped = True
         self._end_stream()
-        if self._control is not None:
-            self._control.forceModeStop()
-            self._control.stopL(2.0)
 
     def clear_errors(self) -> None:
         """Unlock a protective stop, upload the script again, and hold.
@@ -211,7 +213,6 @@ class UrArm:
         """Leave force mode and disconnect."""
         self._end_stream()
         if self._control is not None:
-            self._control.forceModeStop()
             self._control.stopScript()
             self._control.disconnect()
             self._control = None
@@ -225,26 +226,30 @@ class UrArm:
         self._control.forceModeSetGainScaling(self._gain)
         self._target = pose_of(self._receive.getActualTCPPose())
         self._fed = time.monotonic()
-        self._ending.clear()
-        self._thread = threading.Thread(target=self._stream, name="ur-force-mode", daemon=True)
+        self._ending = threading.Event()  # of this thread alone: an old one must not go on
+        self._thread = threading.Thread(
+            target=self._stream, args=(self._ending,), name="ur-force-mode", daemon=True
+        )
         self._thread.start()
 
     def _end_stream(self) -> None:
+        """End force mode, without waiting for a library that waits for the controller."""
         self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
         self._target = None
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
+            self._thread = None
 
-    def _stream(self) -> None:
+    def _stream(self, ending: threading.Event) -> None:
         """Send the spring's wrench; runs in its own thread until the node dies or stops the arm."""
         try:
-            while not self._ending.is_set():
+            while not ending.is_set():
                 began = self._control.initPeriod()
                 if time.monotonic() - self._fed < _NODE_SECONDS:
                     self._control.kickWatchdog()
                     self._push()
                 self._control.waitPeriod(began)
+            self._control.forceModeStop()
         except BaseException as problem:  # reported as a fault by the next read
             self._problem = problem
 

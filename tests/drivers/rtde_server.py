@@ -20,6 +20,7 @@ _PERIOD = 0.008
 _SPEED_PER_FORCE = 0.005  # m/s for each N
 _FORCE_MODE, _END_FORCE_MODE, _WATCHDOG, _STOP_SCRIPT = 6, 7, 35, 255
 _IDLE, _DONE = 1, 2  # of the script, in output_int_register_0
+_DONE_SECONDS = 0.03
 _PROTECTIVE_STOP = 0b100
 _KINDS = {
     "DOUBLE": "d",
@@ -97,6 +98,8 @@ class Controller:
         """Let a period pass."""
         if time.monotonic() - self.kicked > self.patience:
             self.run(False)
+        if time.monotonic() - self.kicked > _DONE_SECONDS:  # the script goes on by itself
+            self.values["output_int_register_0"] = _IDLE
         velocity = [_SPEED_PER_FORCE * force for force in self.force]
         pose = self.values["actual_TCP_pose"]
         moved = [p + v * _PERIOD for p, v in zip(pose[:3], velocity, strict=True)]
@@ -119,6 +122,7 @@ class Controller:
             "get serial number": "20195500000",
             "unlock protective stop": "Protective stop releasing",
             "close safety popup": "closing safety popup",
+            "stop": "Stopped",
         }
         connection.sendall(b"Connected: Universal Robots Dashboard Server\n")
         for line in connection.makefile("r"):

@@ -35,10 +35,19 @@ class Cell:
 
     def begin(self):
         self.arm.connect()
+        self.go_on()
+
+    def go_on(self):
         self._ending.clear()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         self.until(lambda: self.state is not None)
+
+    def clear_errors(self):
+        """As a node does it: in the loop's own thread."""
+        self.hang()
+        self.arm.clear_errors()
+        self.go_on()
 
     def hang(self):
         """The node's loop no longer runs."""
@@ -95,7 +104,7 @@ def test_a_stop_ends_force_mode_and_latches(cell):
     cell.until(lambda: not cell.state.tcp_velocity.any())
     with pytest.raises(DriverFault, match="stopped"):
         cell.arm.command(cell.state.tcp_pose)
-    cell.arm.clear_errors()
+    cell.clear_errors()
     cell.arm.command(cell.state.tcp_pose)
 
 
@@ -104,7 +113,7 @@ def test_a_protective_stop_stays_until_a_person_clears_it(cell):
     cell.until(lambda: cell.arm.fault == "protective stop")
     with pytest.raises(DriverFault, match="protective stop"):
         cell.arm.command(cell.state.tcp_pose)
-    cell.arm.clear_errors()
+    cell.clear_errors()
     assert cell.arm.fault is None
     cell.arm.command(cell.state.tcp_pose)
 
