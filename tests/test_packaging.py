@@ -126,7 +126,7 @@ def test_missing_resource_says_where_it_was_searched(checkout: Path):
         "robot_rl.cli",
         "drivers",
         "drivers.camera.realsense, drivers.camera.sim, drivers.camera.topics, drivers.camera.uvc",
-        "drivers.gripper.franka, drivers.gripper.robotiq, drivers.gripper.sim, drivers.gripper.topics",
+        "drivers.gripper.robotiq, drivers.gripper.sim, drivers.gripper.topics",
     ],
 )
 def test_import_is_light(module: str, tmp_path: Path):

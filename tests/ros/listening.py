@@ -75,7 +75,7 @@ class Listener:
         facts = {item.key: item.value for item in status.values}
         return {**facts, "level": status.level, "message": status.message}
 
-    def until(self, found, seconds=15.0):
+    def until(self, found, seconds=60.0):
         """Wait until `found()` is true, and return what it returns."""
         deadline = time.monotonic() + seconds
         while not (result := found()):
@@ -83,7 +83,7 @@ class Listener:
             time.sleep(0.01)
         return result
 
-    def reported(self, words, seconds=15.0):
+    def reported(self, words, seconds=60.0):
         """Wait until the diagnostics' message holds these words; returns the diagnostics."""
         heard = self.heard["/diagnostics"]
         self.until(lambda: heard and words in self.diagnostics()["message"], seconds)

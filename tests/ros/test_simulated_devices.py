@@ -58,10 +58,10 @@ class Cell:
         camera = {"_target_": "drivers.camera.sim.SimCamera", **device, **SIZE}
         camera |= {"camera": "wrist", "depth": True, "rate_hz": 20.0}
         self.others = [
-            Running(GripperNode, namespace, gripper, reconnect_after_s=0.2),
-            Running(CameraNode, namespace, camera, camera="front", reconnect_after_s=0.2),
+            Running(GripperNode, namespace, gripper),
+            Running(CameraNode, namespace, camera, camera="front"),
         ]
-        self.listener.until(lambda: self.states and self.images and self.depths, 30.0)
+        self.listener.until(lambda: self.states and self.images and self.depths, 120.0)
 
     def start_arm(self):
         low, high = (self.robot["limits"][f"workspace_{end}"] for end in ("low", "high"))
@@ -104,7 +104,7 @@ def test_the_camera_shows_the_world_as_it_is(cell):
     assert np.abs(depth.astype(int) - far).mean() < 20.0
     stamps = [to_nanoseconds(message.header.stamp) for message in cell.images]
     assert stamps == sorted(set(stamps))
-    assert min(np.diff(stamps)) > 0.02e9  # not more often than 20 a second, give or take
+    assert np.diff(stamps).mean() > 0.04e9  # 20 a second, fewer on a busy machine
     k = cell.infos[-1].k
     assert k[0] == k[4] == pytest.approx(18.0 / np.tan(np.deg2rad(30.0)))  # fovy is 60 degrees
     assert (k[2], k[5]) == (23.5, 17.5)
@@ -112,14 +112,14 @@ def test_the_camera_shows_the_world_as_it_is(cell):
 
 def test_when_the_arm_is_gone_nothing_old_is_published_and_all_comes_back(cell):
     cell.arm.close()
-    cell.listener.until(lambda: _all_complain(cell), 30.0)
+    cell.listener.until(lambda: _all_complain(cell), 60.0)
     counts = len(cell.states), len(cell.images)
     last = to_nanoseconds(cell.images[-1].header.stamp)
     cell.listener.until(lambda: _all_complain(cell))
     assert counts == (len(cell.states), len(cell.images))
     cell.arm = cell.start_arm()
     cell.listener.until(
-        lambda: len(cell.states) > counts[0] + 3 and len(cell.images) > counts[1] + 3, 30.0
+        lambda: len(cell.states) > counts[0] + 3 and len(cell.images) > counts[1] + 3, 60.0
     )
     assert to_nanoseconds(cell.images[counts[1]].header.stamp) > last
 
