@@ -39,6 +39,7 @@ from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable, StoreFull
 from robot_rl.replay.ring import check_size
+from robot_rl.resets import make_reset
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.labels import LateLabels
 from robot_rl.rewards.wrapper import RewardWrapper
@@ -142,7 +143,7 @@ def act(
     inner, hidden = make_watched_env(config, reward_cameras(config))
     inbox = make_inbox(config)
     operated = make_intervention(config, inner, inbox)
-    env = RewardWrapper(operated, reward, hidden=hidden)
+    env = RewardWrapper(make_reset(config, operated, stop.is_set), reward, hidden=hidden)
     place = ServerPlace.of(config, run)
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)

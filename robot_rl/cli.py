@@ -269,7 +269,10 @@ STAGES: dict[str, Stage] = {
         "Say what of this machine works here, and how to mend what does not.",
         "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
         " memory, each in a process of its own. Fails only without Python, MuJoCo or torch.",
-        options=(Option("json", "false", ("true", "false"), "one JSON object as the last line"),),
+        options=(
+            Option("json", "false", ("true", "false"), "one JSON object as the last line"),
+            Option("teleop", None, (), "a device, whose axes are shown live for some seconds"),
+        ),
         takes_overrides=False,
         example="robot-rl doctor json=true",
     ),

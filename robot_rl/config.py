@@ -274,7 +274,8 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     choices = {
         str(group): choice
         for group, choice in config.hydra.runtime.choices.items()
-        if not str(group).startswith("hydra/")
+        # A part within another group, as reset.backward is, follows from that group.
+        if not str(group).startswith("hydra/") and "@" not in str(group)
     }
     OmegaConf.set_struct(config, False)
     del config["hydra"]

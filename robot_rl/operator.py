@@ -83,6 +83,10 @@ class OperatorInbox:
         jog_timeout_s: How long a motion counts [s]; infinity where writer and reader take turns
             in one thread, so that the outcome does not depend on the machine's speed.
         clock: A steady clock, in seconds.
+
+    Attributes:
+        gripper: What the gripper was told last, -1 open to +1 closed, by whomever; the loop keeps
+            it, for sources with a button that opens and closes in turn.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class OperatorInbox:
         self._events: deque[OperatorEvent] = deque()
         self._grippers: deque[float] = deque()
         self._jogs: dict[str, _Jog] = {}
+        self.gripper = -1.0
 
     def post(self, event: str) -> None:
         """Say something to the loop.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripted_device import ScriptedDevice
 
 from robot_rl import cli
 from robot_rl.stages import _doctor_probes as probes
+from robot_rl.stages._teleop_probe import watch
 from robot_rl.stages.doctor import CHECKS, Unusable, ask, examine, run
 
 LIGHT = [c for c in CHECKS if c.name in ("python", "mujoco", "hidraw", "disk", "memory")]
@@ -133,3 +136,29 @@ def test_the_probes_run_by_hand():
     command = [sys.executable, "-m", probes.__name__, "python"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1])["works"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_axes_of_a_device_are_shown_on_a_terminal_and_read_once_elsewhere():
+    front = [0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
+    device = ScriptedDevice(script=[front, "fire", *[front] * 50])
+    screen = Terminal()
+    found = watch(device, 0.3, screen)
+    assert "front +0.44" in screen.getvalue()  # beyond the dead zone
+    assert found == "connected; largest motion 0.44 of 1, buttons fire"
+    log = io.StringIO()
+    assert watch(ScriptedDevice(script=[[0.0] * 6, front]), 60.0, log).endswith("0.00 of 1")
+    assert log.getvalue() == ""
+
+
+def test_a_device_that_is_named_is_looked_at_and_may_be_missing(capsys, monkeypatch):
+    monkeypatch.setattr("robot_rl.stages.doctor.CHECKS", LIGHT[:1])
+    monkeypatch.delenv("DISPLAY", raising=False)
+    run(json="true", teleop="keyboard")
+    checks = json.loads(capsys.readouterr().out.splitlines()[-1])["checks"]
+    assert "needs a display" in checks["teleop"]["found"]
+    assert "teleop=gamepad" in checks["teleop"]["mend"]

@@ -57,12 +57,16 @@ class TeleopDevice(Protocol):
             DriverError: It is not there, or may not be opened.
         """
 
-    def read(self, tool_orientation: Vector | None = None) -> TeleopState:
+    def read(
+        self, tool_orientation: Vector | None = None, gripper: float | None = None
+    ) -> TeleopState:
         """What the operator does now; never waits.
 
         Args:
             tool_orientation: Quaternion xyzw (4,) of the tool in the base frame, for a device
                 whose motion is in the tool's frame.
+            gripper: What the gripper was told last, -1 open to +1 closed, for a button that opens
+                and closes it in turn; None: what this device told it.
 
         Raises:
             DriverError: The device has failed, or an orientation is needed.
@@ -184,12 +188,15 @@ class AxesDevice(ABC):
     def close(self) -> None:
         """See `TeleopDevice`."""
 
-    def read(self, tool_orientation: Vector | None = None) -> TeleopState:
+    def read(
+        self, tool_orientation: Vector | None = None, gripper: float | None = None
+    ) -> TeleopState:
         """See `TeleopDevice`."""
         axes = self.axes()
         motion = self.shaping.motion(axes.values, tool_orientation)
-        gripper = None
+        before = self._gripper if gripper is None else gripper
+        told = None
         if self.shaping.gripper_button in axes.pressed:
-            gripper = self._gripper = _OPEN if self._gripper == _CLOSED else _CLOSED
-        moving = bool(motion.any()) or gripper is not None
-        return TeleopState(time.time_ns(), motion, gripper, moving, axes.pressed)
+            told = self._gripper = _OPEN if before > 0.0 else _CLOSED
+        moving = bool(motion.any()) or told is not None
+        return TeleopState(time.time_ns(), motion, told, moving, axes.pressed)

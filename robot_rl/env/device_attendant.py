@@ -25,7 +25,9 @@ class Device(Protocol):
     def connect(self) -> None:
         """Open the device."""
 
-    def read(self, tool_orientation: npt.NDArray[np.float64] | None = None) -> Any:
+    def read(
+        self, tool_orientation: npt.NDArray[np.float64] | None = None, gripper: float | None = None
+    ) -> Any:
         """What the operator does now: motion, gripper and buttons; never waits."""
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class DeviceAttendant:
         pose = observation.get(_POSE)
         orientation = None if pose is None else np.asarray(pose[3:], np.float64)
         try:
-            state = self._device.read(orientation)
+            state = self._device.read(orientation, self._inbox.gripper)
         except RobotRLError as error:
             self._lost = True
             self._inbox.jog(np.zeros(6), source=_SOURCE)

@@ -20,7 +20,7 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action, Applied
 from robot_rl.env.sim.gl import choose_backend
-from robot_rl.env.task import Outcome, Task
+from robot_rl.env.task import Outcome, Task, refuse_resume
 from robot_rl.errors import RobotRLError
 
 # What environments call success in their info; the first that is there counts.
@@ -82,6 +82,10 @@ class GymTask:
     def reset(self, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Nothing to draw: the environment places its robot itself, wherever this pose is."""
         return np.concatenate([np.zeros(3), rotations.about_z(0.0)])
+
+    def resume(self, rng: np.random.Generator) -> None:
+        """See `Task`: Gymnasium environments begin with a reset."""
+        refuse_resume(self.name)
 
     def observe(self) -> Observation:
         """Nothing: all that the environment shows is the robot's observation."""

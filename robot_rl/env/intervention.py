@@ -11,7 +11,7 @@ import numpy as np
 
 from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.env.robot_env import IN_PLACE, RobotEnv, RobotEnvWrapper
 from robot_rl.operator import (
     Motion,
     OperatorError,
@@ -110,6 +110,7 @@ class Intervention(RobotEnvWrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode with the policy acting."""
+        in_place = options == IN_PLACE
         observation, info = super().reset(seed=seed, options=options)
         self._observation = observation
         for attendant in self._attendants:
@@ -118,13 +119,34 @@ class Intervention(RobotEnvWrapper):
         self._note_halts(said.events)
         events = (*self._unread, *said.events)
         self._unread.clear()
-        self._kept, self._moved_steps, self._gripper = False, 0, _OPEN
+        self.let_go()
+        if not in_place:
+            self._tell_gripper(_OPEN)
         self.ended_by = None
         return observation, {**info, "intervened": False, "operator": said._replace(events=events)}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Send the operator's action, if there is one, else the policy's."""
         self._ask(lambda attendant: attendant.watch(self._observation))
+        return self._act(action)
+
+    def move(self, action: Action) -> tuple[Observation, dict[str, Any]]:
+        """Between episodes: a step of a reset motion, in which the operator is heard as ever.
+
+        Returns:
+            The observation and the info, as of `step`.
+        """
+        self._ask(lambda attendant: attendant.listen(self._observation))
+        observation, *_, info = self._act(action)
+        self._unread += info["operator"].events
+        return observation, info
+
+    def let_go(self) -> None:
+        """End what the operator did in the last episode: from now on the policy acts."""
+        self._kept, self._moved_steps = False, 0
+
+    def _act(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Hear what the operator says, and send their action or the policy's."""
         said = self._inbox.poll()
         self._note_halts(said.events)
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
@@ -137,7 +159,8 @@ class Intervention(RobotEnvWrapper):
         observation, reward, terminated, truncated, info = super().step(sent)
         self._observation = observation
         if GRIPPER_ACTION in self._names:
-            self._gripper = float(info["executed_action"][self._names.index(GRIPPER_ACTION)])
+            column = self._names.index(GRIPPER_ACTION)
+            self._tell_gripper(float(info["executed_action"][column]))
         truncated = (truncated or over) and not terminated
         info |= {"intervened": intervened, "operator": said}
         return observation, float(reward), terminated, truncated, info
@@ -147,6 +170,12 @@ class Intervention(RobotEnvWrapper):
         self._ask(lambda attendant: attendant.listen(self._observation))
         said = self._inbox.poll()
         self._note_halts(said.events)
+        return said
+
+    def overhear(self) -> OperatorInput:
+        """As `hear`, but what is said is in the info of the next reset too."""
+        said = self.hear()
+        self._unread += said.events
         return said
 
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
@@ -162,7 +191,7 @@ class Intervention(RobotEnvWrapper):
                 told = set(self._waits_for)
                 note(f"the operator has halted the robot, which waits for: {', '.join(told)}")
             time.sleep(_POLL_SECONDS)
-            self._unread += self.hear().events
+            self.overhear()
         if told and not self._waits_for:
             note("the operator lets the robot go on")
 
@@ -179,6 +208,10 @@ class Intervention(RobotEnvWrapper):
         except RobotInterrupted:
             self.robot.hold()
             raise
+
+    def _tell_gripper(self, command: float) -> None:
+        """Note what the gripper was told last, also for devices whose button toggles it."""
+        self._gripper = self._inbox.gripper = command
 
     def _takes_over(self, said: OperatorInput) -> bool:
         """Who acts in this step, from what was said and done until now."""

@@ -14,6 +14,9 @@ from robot_rl.env.robot import Action, Robot
 from robot_rl.env.task import Task
 from robot_rl.safety import check_action
 
+# Option of a reset that moves neither the robot nor the scene.
+IN_PLACE: dict[str, Any] = {"in_place": True}
+
 
 class EpisodeEnv(Protocol):
     """What the one loop needs of an environment: a `RobotEnv`, or wrappers around it."""
@@ -71,10 +74,22 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; the seed alone decides the scene and the start pose."""
+        """Begin an episode; the seed alone decides the scene and the start pose.
+
+        Args:
+            seed: See above.
+            options: `IN_PLACE` begins it with robot and scene as they are: nothing is put back,
+                and the seed decides only what is drawn anew, such as errors of what is seen.
+
+        Raises:
+            RobotRLError: In place: the task can only begin from a scene that was put back.
+        """
         super().reset(seed=seed)
-        start_pose = self.task.reset(self.np_random)
-        self.robot.reset(start_pose, self.np_random)
+        if options == IN_PLACE:
+            self.task.resume(self.np_random)
+            self.robot.hold()
+        else:
+            self.robot.reset(self.task.reset(self.np_random), self.np_random)
         self.clock.start()
         self._step = 0
         return self.observe(), {

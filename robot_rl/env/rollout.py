@@ -112,7 +112,7 @@ class _Slot:
     def begin(self, seed: int) -> None:
         self.observation, info = self.env.reset(seed=seed)
         self.stamp = int(info["stamp_observation"])
-        self.result = EpisodeResult(seed=seed)
+        self.result = EpisodeResult(seed=seed, facts=dict(info.get("facts", {})))
         self.active = True
         self.intervened = False
 

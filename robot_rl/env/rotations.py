@@ -60,6 +60,12 @@ def to_rotation_vector(quaternion: Vector) -> Vector:
     return np.array([x * scale, y * scale, z * scale])
 
 
+def between(start: Vector, end: Vector) -> Vector:
+    """The way (6,) from one pose (7,) to another: translation and rotation vector, base frame."""
+    turn = multiply(end[3:], conjugate(start[3:]))
+    return np.concatenate([end[:3] - start[:3], to_rotation_vector(turn)])
+
+
 def rotate(quaternion: Vector, vector: Vector) -> Vector:
     """Rotate a vector by a unit quaternion: v + 2w(u x v) + 2u x (u x v)."""
     x, y, z, w = quaternion.tolist()

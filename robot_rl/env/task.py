@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import Action
+from robot_rl.errors import RobotRLError
 
 
 class Outcome(NamedTuple):
@@ -44,6 +45,13 @@ class Task(Protocol):
 
     def reset(self, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Randomise the scene; returns the TCP pose (7,) to start from, in the base frame."""
+
+    def resume(self, rng: np.random.Generator) -> None:
+        """Begin an episode with robot and scene as they are; draws what each episode has anew.
+
+        Raises:
+            RobotRLError: The task can only begin from a scene that was put back.
+        """
 
     def observe(self) -> Observation:
         """The task's own part of the observation, keyed by `observation_fields`."""
@@ -82,3 +90,15 @@ class Expert(Protocol):
 
     def act(self, rng: np.random.Generator) -> Action:
         """The action (d,) in [-1, 1] for the present state."""
+
+
+def refuse_resume(name: str) -> NoReturn:
+    """Say that a task of this name cannot begin where the last episode ended.
+
+    Raises:
+        RobotRLError: Always.
+    """
+    raise RobotRLError(
+        f"the task {name!r} cannot begin where its last episode ended",
+        hint="take reset=scripted, which puts robot and scene back",
+    )

@@ -84,6 +84,9 @@ class Tracked:
         shift = rng.uniform(-self._start_noise, self._start_noise, 3)
         return np.concatenate([self._start_pose[:3] + shift, self._start_pose[3:]])
 
+    def resume(self, rng: np.random.Generator) -> None:
+        """Nothing is drawn: the objects are seen where they are."""
+
     def observe(self) -> Observation:
         """The task's part of the observation."""
         tracked = self._tracked()

@@ -13,6 +13,8 @@ from robot_rl.machine import describe_machine
 
 _SECONDS = 60.0
 _PROBES = "robot_rl.stages._doctor_probes"
+_TELEOP_PROBE = "robot_rl.stages._teleop_probe"
+_WATCHED_SECONDS = 6.0
 
 
 class Unusable(RobotRLError):
@@ -52,6 +54,10 @@ CHECKS = (
 )
 
 
+# Only of the device that is asked for.
+_TELEOP = Check("teleop", "teleoperation with the device that was named")
+
+
 @dataclass(frozen=True)
 class Finding:
     """What a check came to.
@@ -72,17 +78,30 @@ def examine(name: str, seconds: float = _SECONDS) -> Finding:
     return ask([sys.executable, "-m", _PROBES, name], seconds)
 
 
-def ask(command: Sequence[str], seconds: float) -> Finding:
+def examine_teleop(device: str) -> Finding:
+    """Connect a teleoperation device; on a terminal its axes are shown live for some seconds."""
+    print(f"{'teleop':<{_width()}}  move {device} and press its buttons ...", flush=True)
+    command = [sys.executable, "-m", _TELEOP_PROBE, device, f"{_WATCHED_SECONDS:g}"]
+    return ask(command, _SECONDS, shown=sys.stderr.isatty())
+
+
+def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Finding:
     """Run a command whose last line is a `Finding` in JSON; it may crash or hang.
 
     Args:
         command: The program and its arguments.
         seconds: After this time it is killed.
+        shown: Whether its standard error output goes to that of this process.
     """
     mend = f"see what it says: {' '.join(command)}"
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if shown else subprocess.PIPE,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return Finding(False, f"gave no answer within {seconds:g} s", mend)
@@ -90,7 +109,7 @@ def ask(command: Sequence[str], seconds: float) -> Finding:
     try:
         return Finding(**json.loads(lines[-1]))
     except (IndexError, ValueError, TypeError):
-        said = done.stderr.decode("utf-8", "replace").split("\n")
+        said = (done.stderr or b"").decode("utf-8", "replace").split("\n")
         last = next((line.strip() for line in reversed(said) if line.strip()), "")
         ended = f"ended with code {done.returncode}"
         if done.returncode < 0:
@@ -102,19 +121,19 @@ def run(**options: str | None) -> None:
     """Examine the machine and print a line for each part.
 
     Args:
-        **options: `json`, "true" to print one JSON object as the last line.
+        **options: `json`, "true" to print one JSON object as the last line; `teleop`, a choice of
+            `configs/teleop` to look at too.
 
     Raises:
         Unusable: Python, MuJoCo or torch does not work.
     """
-    width = max(len(check.name) for check in CHECKS)
     findings = {}
     for check in CHECKS:
-        finding = findings[check.name] = examine(check.name)
-        state = "ok" if finding.works else "missing"
-        print(f"{check.name:<{width}}  {state:<7}  {finding.found}", flush=True)
-        if finding.mend is not None:
-            print(f"{'':<{width}}           for {check.use}: {finding.mend}", flush=True)
+        findings[check.name] = examine(check.name)
+        _tell(check, findings[check.name])
+    if options.get("teleop"):
+        findings[_TELEOP.name] = examine_teleop(str(options["teleop"]))
+        _tell(_TELEOP, findings[_TELEOP.name])
     broken = [c.name for c in CHECKS if c.required and not findings[c.name].works]
     if options.get("json") == "true":
         report = {name: asdict(finding) for name, finding in findings.items()}
@@ -126,3 +145,14 @@ def run(**options: str | None) -> None:
             got=findings[broken[0]].found,
             hint=findings[broken[0]].mend,
         )
+
+
+def _tell(check: Check, finding: Finding) -> None:
+    state = "ok" if finding.works else "missing"
+    print(f"{check.name:<{_width()}}  {state:<7}  {finding.found}", flush=True)
+    if finding.mend is not None:
+        print(f"{'':<{_width()}}           for {check.use}: {finding.mend}", flush=True)
+
+
+def _width() -> int:
+    return max(len(check.name) for check in (*CHECKS, _TELEOP))

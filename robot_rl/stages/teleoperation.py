@@ -69,7 +69,7 @@ class TeleoperatedSession:
         try:
             for number in itertools.count(1):
                 self._progress.update(self._successes(writer))
-                if self._successes(writer) >= wanted:
+                if self._successes(writer) >= wanted and not self._undone_in_time():
                     break
                 self._wait_for_start(number, writer)
                 self._commit(writer, failures)
@@ -128,6 +128,25 @@ class TeleoperatedSession:
             if free and (asked or not self._config.recording.wait_for_start):
                 return
             time.sleep(_POLL_SECONDS)
+
+    def _undone_in_time(self) -> bool:
+        """Give the operator some time to undo the last of the wanted demonstrations."""
+        seconds = float(self._config.recording.undo_s)
+        if self._pending is None or seconds <= 0.0:
+            return False
+        self._progress.note(f"that was the last one; it is kept in {seconds:g} s, unless you undo")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                undone = OperatorEvent.UNDO in self._operated.hear().events
+            except RobotInterrupted as problem:
+                self._progress.note(f"nothing can be undone: {problem}")
+                return False
+            if undone:
+                self._undo()
+                return True
+            time.sleep(_POLL_SECONDS)
+        return False
 
     def _undo(self) -> None:
         gone, self._pending = self._pending, None

@@ -59,5 +59,5 @@ def test_without_a_device_it_says_so():
     mouse = SpaceMouse()
     with pytest.raises(DriverError, match="connect"):
         mouse.axes()
-    with pytest.raises((DriverError, MissingExtra), match="SpaceMouse|extra|pip install"):
+    with pytest.raises((DriverError, MissingExtra), match=r"SpaceMouse|extra|pip install"):
         mouse.connect()

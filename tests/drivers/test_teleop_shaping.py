@@ -71,3 +71,10 @@ def test_the_gripper_button_closes_and_opens_in_turn_and_counts_as_moving():
     assert [state.gripper for state in told] == [1.0, None, None, -1.0]
     assert [state.moving for state in told] == [True, False, False, True]
     assert told[2].buttons == {"x"}
+
+
+def test_the_gripper_button_begins_with_what_the_gripper_was_last_told():
+    device = ScriptedDevice(Shaping(gripper_button="g"), script=["g", "g", "g"])
+    assert device.read(gripper=1.0).gripper == -1.0
+    assert device.read(gripper=0.2).gripper == -1.0
+    assert device.read(gripper=-1.0).gripper == 1.0

@@ -1,4 +1,4 @@
-"""Demonstrations that a person drives, recorded through the stage with a device that a test plays."""
+"""Demonstrations that a person drives, recorded by the stage with a device that a test plays."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def session(folder, script, *overrides, run=None):
             "task=reach",
             "control_rate_hz=50.0",
             "recording.countdown_s=0.0",
+            "recording.undo_s=0.0",
             f"runs_directory={folder}",
             *overrides,
         ]
@@ -81,9 +82,10 @@ def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatc
             raise KeyboardInterrupt
         waited(self, number, writer)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(TeleoperatedSession, "_wait_for_start", interrupted)
-        session(tmp_path, EPISODE, "demonstrations=2")
+        with pytest.raises(KeyboardInterrupt):
+            session(tmp_path, EPISODE, "demonstrations=2")
     run = (tmp_path / "latest").resolve()
     assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
     session(tmp_path, EPISODE, "demonstrations=2", run=str(run))
@@ -98,3 +100,11 @@ def test_a_stop_and_a_lost_device_cut_the_episode_and_it_goes_on_afterwards(tmp_
     assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
     assert "stop after" in printed
     assert "device is gone" in printed
+
+
+def test_the_last_one_can_be_undone_for_a_moment(tmp_path):
+    script = [*EPISODE, "u", *EPISODE]
+    printed, run = session(tmp_path, script, "demonstrations=1", "recording.undo_s=1.0")
+    assert "kept in 1 s" in printed
+    assert "undone" in printed
+    assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1

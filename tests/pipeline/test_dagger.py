@@ -54,6 +54,7 @@ def test_without_the_operator_there_is_nothing_to_cut():
     assert corrections(rows_of("....", terminated=False)) == []
 
 
+@pytest.mark.slow  # collects, clones twice and acts
 def test_a_round_of_corrections_is_recorded_and_cloned(tmp_path):
     overrides = [*TINY, f"runs_directory={tmp_path}", "dagger.rounds=1", "dagger.episodes=3"]
     with_operator = compose([*overrides, "operator=simulated"])

@@ -133,7 +133,8 @@ class SimulatedOperator:
             self._inbox.jog(self._wanted, gripper, source=_SOURCE)
 
     def listen(self, observation: Observation) -> None:
-        """Says nothing between episodes."""
+        """Lets go between episodes, and says nothing."""
+        self._inbox.jog(np.zeros(6), source=_SOURCE)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -14,7 +14,7 @@ from robot_rl.data.schema import Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.env.sim.world import World
-from robot_rl.env.task import Outcome, TaskView
+from robot_rl.env.task import Outcome, TaskView, refuse_resume
 from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]
@@ -77,6 +77,10 @@ class SimTask(ABC):
     @abstractmethod
     def reset(self, rng: np.random.Generator) -> Vector:
         """Randomise the scene; returns the TCP start pose (7,), base frame."""
+
+    def resume(self, rng: np.random.Generator) -> None:
+        """See `Task`; for a task that can do so to override."""
+        refuse_resume(self.name)
 
     @abstractmethod
     def seen_poses(self) -> Vector:

@@ -105,6 +105,18 @@ class World:
         self.model.body_pos[body] = pose[:3]
         self.model.body_quat[body] = pose[3:][_WXYZ]
 
+    def body_pose(self, name: str) -> Vector:
+        """Where `set_body_pose` has placed a body: its pose (7,) in its parent's frame.
+
+        Raises:
+            RobotRLError: The scene has no such body.
+        """
+        number = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
+        if number < 0:
+            bodies = [self.model.body(index).name for index in range(1, self.model.nbody)]
+            raise RobotRLError("the scene has no such body", got=name, expected=bodies)
+        return np.concatenate([self.model.body_pos[number], self.model.body_quat[number][_XYZW]])
+
     def set_start_pose(self, name: str, pose: Vector) -> None:
         """Let a free body start at a pose (7,) in the base frame from the next reset on."""
         first = int(self.model.joint(name).qposadr[0])

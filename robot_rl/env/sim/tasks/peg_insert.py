@@ -125,6 +125,14 @@ class PegInsert(SimTask):
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw the socket's pose, the error it is seen with, and the start pose."""
         self._place_socket(rng)
+        return self._draw_start(rng)
+
+    def resume(self, rng: np.random.Generator) -> None:
+        """Look at the socket anew, where it is."""
+        self._socket = self.world.body_pose("socket")
+        self._look(rng, rotations.heading(self._socket[3:]))
+
+    def _draw_start(self, rng: np.random.Generator) -> Vector:
         tip = SOCKET_CENTRE + np.array([0.0, 0.0, self._start_height])
         tip = tip + rng.uniform(-self._start_noise, self._start_noise, 3)
         return np.concatenate([tip + np.array([0.0, 0.0, PEG_BELOW_TCP]), rotations.DOWNWARD])
@@ -156,10 +164,14 @@ class PegInsert(SimTask):
         yaw = rng.uniform(-self._yaw_range, self._yaw_range)
         position = SOCKET_CENTRE + np.array([*shift, 0.0])
         self._socket = np.concatenate([position, rotations.about_z(yaw)])
-        seen = position + rng.uniform(-self._position_noise, self._position_noise, 3)
+        self._look(rng, yaw)
+        self.world.set_body_pose("socket", self._socket)
+
+    def _look(self, rng: np.random.Generator, yaw: float) -> None:
+        """See the socket, which is turned by `yaw`, with an error that stays for the episode."""
+        seen = self._socket[:3] + rng.uniform(-self._position_noise, self._position_noise, 3)
         seen_yaw = yaw + rng.uniform(-self._yaw_noise, self._yaw_noise)
         self._observed = np.concatenate([seen, rotations.about_z(seen_yaw)])
-        self.world.set_body_pose("socket", self._socket)
 
 
 def peg_geom(friction: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from robot_rl.env.sim.tasks.peg_insert import (
     add_socket,
     peg_geom,
 )
+from robot_rl.env.task import refuse_resume
 
 # Beside the socket wherever that is.
 HOLDER_CENTRE = np.array([0.45, 0.16, SOCKET_HEIGHT])
@@ -149,6 +150,14 @@ class PickInsert(PegInsert):
         start = HOLDER_CENTRE + np.array([0.0, 0.0, self._start_height - HOLE_DEPTH])
         start = start + rng.uniform(-self._start_noise, self._start_noise, 3)
         return np.concatenate([start + np.array([0.0, 0.0, PEG_BELOW_TCP]), rotations.DOWNWARD])
+
+    def resume(self, rng: np.random.Generator) -> None:
+        """Nobody puts the peg back into its holder.
+
+        Raises:
+            RobotRLError: Always.
+        """
+        refuse_resume(self.name)
 
     def tip_pose(self) -> Vector:
         """Pose (7,) of the peg's lower end, z up, in the base frame."""

@@ -26,7 +26,7 @@ class ReachView:
         """See `TaskView`; the one object is the target."""
         return {
             "state/object_poses": object_poses.astype(np.float32),
-            "state/relative_pose": _remaining(object_poses[0], tcp_pose).astype(np.float32),
+            "state/relative_pose": rotations.between(tcp_pose, object_poses[0]).astype(np.float32),
         }
 
 
@@ -84,6 +84,10 @@ class Reach(SimTask):
         self.world.set_body_pose("goal", self._goal)
         return HOME
 
+    def resume(self, rng: np.random.Generator) -> None:
+        """Draw another target; the arm starts where it is."""
+        self.reset(rng)
+
     def goal_pose(self) -> Vector:
         """The target (7,)."""
         return self._goal
@@ -94,7 +98,7 @@ class Reach(SimTask):
 
     def succeeded(self) -> bool:
         """Within both tolerances."""
-        remaining = _remaining(self._goal, self.world.tcp_pose())
+        remaining = rotations.between(self.world.tcp_pose(), self._goal)
         distance = np.linalg.norm(remaining[:3])
         angle = np.linalg.norm(remaining[3:])
         return bool(distance <= self._tolerance and angle <= self._angle_tolerance)
@@ -111,8 +115,3 @@ class ReachExpert(ScriptedExpert):
         if np.abs(self.motion(believed)).max() < 0.2:
             self.correct()
         return believed
-
-
-def _remaining(goal: Vector, pose: Vector) -> Vector:
-    turn = rotations.multiply(goal[3:], rotations.conjugate(pose[3:]))
-    return np.concatenate([goal[:3] - pose[:3], rotations.to_rotation_vector(turn)])

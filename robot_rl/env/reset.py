@@ -1,0 +1,169 @@
+"""How training comes back to a start between two episodes, where that is not the robot's own reset.
+
+None of these motions is stored. What brought an episode about is in ``info["facts"]`` of its reset,
+and so among the facts that are recorded of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data.schema import Observation
+from robot_rl.env.intervention import Intervention
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.robot_env import IN_PLACE, RobotEnvWrapper
+from robot_rl.env.rollout import Controller
+from robot_rl.env.task import Task
+from robot_rl.operator import OperatorEvent
+
+_SEED_STREAM = 7
+
+
+class HumanReset(RobotEnvWrapper):
+    """Waits before every episode until a person has put the scene back and says `start`.
+
+    Args:
+        env: The environment with its operator.
+    """
+
+    def __init__(self, env: Intervention) -> None:
+        """See the class."""
+        super().__init__(env)
+        self._operated = env
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode.
+
+        Raises:
+            RobotInterrupted: Nobody has said `start`; the robot holds still.
+        """
+        said = self._operated.overhear()
+        if self._operated.waits_for or OperatorEvent.START not in said.events:
+            raise RobotInterrupted(
+                "a person has to put the scene back", hint="put it back, then say start"
+            )
+        return super().reset(seed=seed, options=options)
+
+
+class NoReset(RobotEnvWrapper):
+    """Begins every episode but the first where the last one ended.
+
+    Args:
+        env: The environment with its operator.
+    """
+
+    def __init__(self, env: Intervention) -> None:
+        """See the class."""
+        super().__init__(env)
+        self._begun = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode."""
+        observation, info = super().reset(seed=seed, options=IN_PLACE if self._begun else options)
+        self._begun = True
+        return observation, info
+
+
+class BackwardReset(RobotEnvWrapper):
+    """Lets a behaviour undo each episode: a backward task that ends where the forward one starts.
+
+    The backward task begins when an episode ends, whether it succeeded or not, and at its own
+    success the next episode begins in place: nothing is put back by other means. An attempt that
+    runs into the backward task's time limit is followed by another; after `attempts` of them the
+    robot's own reset takes over. The operator may drive, pause and stop during all of it.
+
+    The facts of an episode have ``reset_steps``, control steps of backward motion before it, and
+    ``put_back``, whether it began with the robot's own reset.
+
+    Args:
+        env: The environment with its operator.
+        task: The backward task, in the same world.
+        controller: What does it: a scripted expert or a policy.
+        attempts: How often it is tried before the robot's own reset.
+        stopped: Whether the process is to end; the motion then does too.
+    """
+
+    def __init__(
+        self,
+        env: Intervention,
+        task: Task,
+        controller: Controller,
+        attempts: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """See the class."""
+        super().__init__(env)
+        self._operated = env
+        self._task = task
+        self._controller = controller
+        self._attempts = attempts
+        self._stopped = stopped
+        self._observation: Observation | None = None
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Undo the last episode, then begin one.
+
+        Raises:
+            RobotInterrupted: The operator has halted the robot, a measurement is missing, or the
+                process is to end; the robot holds still.
+        """
+        self._check_free()
+        number = 0 if seed is None else seed
+        brought_back = self._observation is not None and any(
+            self._bring_back(number, attempt) for attempt in range(self._attempts)
+        )
+        self._observation, info = super().reset(
+            seed=seed, options=IN_PLACE if brought_back else options
+        )
+        facts = {"reset_steps": self._steps, "put_back": not brought_back}
+        self._steps = 0
+        return self._observation, {**info, "facts": facts}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """A step of the forward task."""
+        self._observation, *outcome, info = super().step(action)
+        reward, terminated, truncated = outcome
+        return self._observation, float(reward), terminated, truncated, info
+
+    def _bring_back(self, seed: int, attempt: int) -> bool:
+        """Do the backward task once; returns whether it succeeded."""
+        assert self._observation is not None, "there is an episode to undo"
+        rng = np.random.default_rng([_SEED_STREAM, seed, attempt])
+        self._operated.let_go()
+        self._task.resume(rng)
+        seeds, instructions = [int(rng.integers(1 << 31))], [self._task.instruction]
+        self._controller.reset([0], seeds=seeds, instructions=instructions)
+        for _ in range(self._task.time_limit_steps):
+            if self._stopped():
+                raise RobotInterrupted("the backward motion is cut, as the process ends")
+            seen = {**self._observation, **self._task.observe()}
+            decision = self._controller.act({name: value[None] for name, value in seen.items()})
+            self._observation, info = self._operated.move(decision.action[0])
+            self._steps += 1
+            self._check_free()
+            if self._operated.ended_by is not None:
+                return False
+            if info["intervened"]:
+                self._controller.observe_override(info["executed_action"][None], [0])
+            if self._task.outcome().success:
+                return True
+        return False
+
+    def _check_free(self) -> None:
+        if self._operated.waits_for:
+            self._operated.overhear()
+        if self._operated.waits_for:
+            raise RobotInterrupted(
+                "the operator has halted the robot",
+                hint=f"to go on say {' and '.join(sorted(self._operated.waits_for))}",
+            )
