@@ -64,6 +64,7 @@ class Stage:
             of that run is used, and overrides that would make it another run are refused.
         default_run: The run when that key is not given; None when the stage makes its own.
         new_run_key: A key with which the stage makes its own run in place of the default one.
+        any_robot: Whether it may work with another robot than the run was made with.
         arguments: Names of the positional arguments, which come before the overrides.
         options: What `key=value` may follow, of a stage that has no configuration.
         takes_overrides: Whether the stage has a configuration.
@@ -76,6 +77,7 @@ class Stage:
     run_key: str | None = None
     default_run: str | None = None
     new_run_key: str | None = None
+    any_robot: bool = False
     arguments: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
     takes_overrides: bool = True
@@ -162,9 +164,10 @@ STAGES: dict[str, Stage] = {
         "Measure the success rate of a run's last checkpoint.",
         "Runs seeded episodes that training never used; prints the success rate with its exact"
         " 95 % interval, the mean time to success and the longest run of successes, and writes"
-        " JSON.",
+        " JSON. With robot=NAME on another robot than it was trained on.",
         run_key="run",
         default_run="latest",
+        any_robot=True,
     ),
     "inspect": Stage(
         "robot_rl.inspection:run",
@@ -398,7 +401,7 @@ def _stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
     if named is None:
         return compose(overrides)
     run = RunDirectory.open(named, where.runs_directory)
-    config = compose_for_run(overrides, load_resolved(run.path))
+    config = compose_for_run(overrides, load_resolved(run.path), any_robot=stage.any_robot)
     config[stage.run_key] = str(run.path)
     return config
 

@@ -31,6 +31,7 @@ MAY_DIFFER = (
     "actor",
     "choices.classifier",
     "choices.replay",
+    "choices.teleop",
     "classifier",
     "console",
     "device",
@@ -40,10 +41,21 @@ MAY_DIFFER = (
     "resume",
     "run",
     "runs_directory",
+    "teleop",
     "start_nodes",
 )
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
+# What another robot changes. A policy is measured on any robot whose observations and actions fit.
+OF_ROBOT = (
+    "choices.robot",
+    "clock",
+    "nodes",
+    "robot",
+    "simulation",
+    "task.expert",
+    "task.tracked",
+)
 _NO_VALUE = object()
 
 
@@ -97,29 +109,47 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     return result
 
 
-def compose_for_run(overrides: Sequence[str], run_config: DictConfig) -> DictConfig:
+def compose_for_run(
+    overrides: Sequence[str], run_config: DictConfig, *, any_robot: bool = False
+) -> DictConfig:
     """Apply overrides to the configuration of an existing run.
 
     Args:
         overrides: What the user typed; keys that are not mentioned keep the run's value.
         run_config: The run's configuration, from `load_resolved`.
+        any_robot: Whether it may be another robot than the run's.
 
     Raises:
         ConfigError: As `compose`, and an override that would make it another run.
     """
     given = [_parse(text).key_or_group for text in overrides]
-    kept = [f"{g}={c}" for g, c in run_config.choices.items() if c is not None and g not in given]
-    composed = compose([*kept, *overrides])
+    choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
+    composed = compose([*(text for g, text in choices.items() if g not in given), *overrides])
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
     for key in given:
         if key not in composed.choices:
             OmegaConf.update(result, key, OmegaConf.select(composed, key), merge=False)
         elif composed.choices[key] != run_config.choices.get(key):
+            _follow_choice(result, compose(list(choices.values())), composed)
             result[key], result.choices[key] = composed[key], composed.choices[key]
-    compare_run(result, run_config)
+    may_differ = (*MAY_DIFFER, *(OF_ROBOT if any_robot else ()))
+    compare_run(result, run_config, may_differ=may_differ)
     OmegaConf.set_struct(result, True)
     return result
+
+
+def _follow_choice(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
+    """Set what a choice changes outside of its own section, as a robot on ROS does."""
+    old, new = flatten(before), flatten(after)
+    for key, value in new.items():
+        if old.get(key, _NO_VALUE) != value:
+            OmegaConf.update(result, key, value, force_add=True)
+
+
+def in_real_time(config: DictConfig) -> DictConfig:
+    """The same configuration on the wall clock, for what a person does."""
+    return _on_clock(config, "realtime")
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
@@ -129,9 +159,7 @@ def on_stepped_clock(config: DictConfig) -> DictConfig:
     """
     if config.robot.get("clock") is not None:
         return config
-    stepped = OmegaConf.merge(config, {"clock": "stepped"})
-    assert isinstance(stepped, DictConfig)
-    return stepped
+    return _on_clock(config, "stepped")
 
 
 def compare_run(
@@ -226,6 +254,12 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is spelled most like a name; None without choices."""
     close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
     return close[0] if close else None
+
+
+def _on_clock(config: DictConfig, clock: str) -> DictConfig:
+    changed = OmegaConf.merge(config, {"clock": clock})
+    assert isinstance(changed, DictConfig)
+    return changed
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:

@@ -127,6 +127,16 @@ class RunDirectory:
         return self.path / "demonstrations.zarr"
 
     @property
+    def failures(self) -> Path:
+        """The zarr group of a person's failed attempts, where they are kept."""
+        return self.path / "failures.zarr"
+
+    @property
+    def corrections(self) -> Path:
+        """The zarr group of what an operator corrected before online learning."""
+        return self.path / "corrections.zarr"
+
+    @property
     def exploration(self) -> Path:
         """The zarr group of the episodes in which an image encoder's training explored."""
         return self.path / "exploration.zarr"

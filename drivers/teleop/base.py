@@ -92,10 +92,10 @@ class Shaping:
     Attributes:
         frame: `base`: along the axes of the robot's base, turned by `rotation`; `tool`: along those
             of the tool as it is now, with the operator's view as that of the tool's camera.
-        rotation: Turn of the operator's view about the base's z axis [rad]: 0 beside the base, looking
-            where the robot looks; π facing the robot.
-        dead_zone: Length of translation, and of rotation, below which nothing moves. Above it the motion
-            begins from 0, so that there is no jump.
+        rotation: Turn of the operator's view about the base's z axis [rad]: 0 beside the base,
+            looking where the robot looks; π facing the robot.
+        dead_zone: Length of translation, and of rotation, below which nothing moves. Above it the
+            motion begins from 0, so that there is no jump.
         scale: (6,) factor of each axis; 0 switches one off, a negative one turns it round.
         gripper_button: Button that closes and opens the gripper in turn; None for none.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from drivers.errors import DriverError, require
 from drivers.teleop.base import Axes, AxesDevice
 
-_HIGHEST_LEVEL = 1.0
+_RELEASED = -0.9  # a trigger counts once it was seen below this
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Gamepad(AxesDevice):
     triggers: Sequence[int] = (2, 5)
     _pygame: Any = field(default=None, init=False, repr=False)
     _pad: Any = field(default=None, init=False, repr=False)
-    _moved: set[int] = field(default_factory=set, init=False, repr=False)
+    _released: set[int] = field(default_factory=set, init=False, repr=False)
 
     def connect(self) -> None:
         """Open the pad.
@@ -61,7 +61,7 @@ class Gamepad(AxesDevice):
                 hint="plug it in and press a button; robot-rl doctor lists them",
             )
         self._pygame, self._pad = pygame, pygame.joystick.Joystick(self.index)
-        self._moved.clear()
+        self._released.clear()
 
     def axes(self) -> Axes:
         """The sticks, and the buttons that went down.
@@ -79,8 +79,6 @@ class Gamepad(AxesDevice):
                 raise DriverError("the gamepad is gone", hint="plug it in and connect anew")
             if event.type == self._pygame.JOYBUTTONDOWN:
                 pressed.add(f"button_{event.button}")
-            elif event.type == self._pygame.JOYAXISMOTION:
-                self._moved.add(event.axis)
         values = np.array(
             [sign * self._axis(n) for n, sign in zip(self.sticks, self.signs, strict=True)]
         )
@@ -101,7 +99,8 @@ class Gamepad(AxesDevice):
         return float(self._pad.get_axis(number))
 
     def _trigger(self, number: int) -> float:
-        """From 0 to 1. One that was never touched reads 0, which is no half pull."""
-        if number not in self._moved:
-            return 0.0
-        return 0.5 * (self._axis(number) + _HIGHEST_LEVEL)
+        """From 0 to 1. Many pads say 0 before the first touch, which is no half pull."""
+        level = self._axis(number)
+        if level < _RELEASED:
+            self._released.add(number)
+        return 0.5 * (level + 1.0) if number in self._released else 0.0

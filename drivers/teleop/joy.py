@@ -1,4 +1,4 @@
-"""Any `sensor_msgs/Joy` topic: joysticks of `joy_node`, SpaceMouse of `spacenav_node`, VR bridges."""
+"""Any `sensor_msgs/Joy` topic, such as those of `joy_node`, `spacenav_node` and VR bridges."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class JoyTopic(AxesDevice):
 
         self.close()
         self._client = RosClient("teleop_joy", self.namespace)
-        self._client.node.create_subscription(Joy, self.topic, self._take, qos.sensor_subscription())
+        self._client.node.create_subscription(
+            Joy, self.topic, self._take, qos.sensor_subscription()
+        )
 
     def axes(self) -> Axes:
         """The newest message.

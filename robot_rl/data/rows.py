@@ -104,16 +104,17 @@ class RowBuilder:
                 place of the decision.
         """
         reward, terminated, truncated = outcome
-        intervened = bool(info.get("intervened", False))
-        source = self._source
-        if intervened and source == SOURCE_POLICY:
-            source = np.uint8(SOURCE_INTERVENTION)
+        # Who drives a demonstration overrides nobody: their action is the one that was wanted.
+        by_hand = bool(info.get("intervened", False))
+        intervened = by_hand and self._source == SOURCE_POLICY
+        wanted = decision.action[slot] if intervened or not by_hand else info["executed_action"]
+        source = np.uint8(SOURCE_INTERVENTION) if intervened else self._source
         return {
             **observation,
             **{name: values[slot] for name, values in decision.features.items()},
             **self._fixed(episode_step, stamp_observation),
             "action": info["executed_action"],
-            "policy_action": decision.action[slot],
+            "policy_action": wanted,
             "base_action": decision.base_action[slot],
             "chunk_index": decision.chunk_index[slot],
             "policy_version": decision.version[slot],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,17 +100,31 @@ class WindowSampler:
         Raises:
             WindowError: The dataset has no (successful) episode.
         """
-        names = [*dataset.schema.observation_names, "action"] if fields is None else list(fields)
-        arrays = dataset.arrays(name for name in names if name != "instruction")
-        if "instruction" in names:
-            lengths = np.diff(dataset.episode_ends, prepend=0)
-            arrays["instruction"] = np.repeat(np.array(dataset.instructions), lengths)
+        return cls.of_datasets(
+            [dataset], observation_steps, horizon, fields=fields, only_successful=only_successful
+        )
+
+    @classmethod
+    def of_datasets(
+        cls,
+        datasets: Sequence[EpisodeDataset],
+        observation_steps: int,
+        horizon: int,
+        *,
+        fields: Iterable[str] | None = None,
+        only_successful: bool = False,
+    ) -> WindowSampler:
+        """As `of_dataset`, of the episodes of several datasets one behind the other."""
+        names = [*datasets[0].schema.observation_names, "action"] if fields is None else [*fields]
+        parts = [_columns(dataset, names) for dataset in datasets]
+        counts = [0, *(int(dataset.episode_ends[-1]) for dataset in datasets[:-1])]
+        ends = zip(np.cumsum(counts), datasets, strict=True)
         return cls(
-            arrays,
-            dataset.episode_ends,
+            parts[0] if len(parts) == 1 else _joined(parts),
+            np.concatenate([start + dataset.episode_ends for start, dataset in ends]),
             observation_steps,
             horizon,
-            episodes=dataset.successes if only_successful else None,
+            episodes=np.concatenate([d.successes for d in datasets]) if only_successful else None,
         )
 
     def __len__(self) -> int:
@@ -153,6 +167,18 @@ class WindowSampler:
         }
         windows["valid"] = valid
         return windows
+
+
+def _columns(dataset: EpisodeDataset, names: Sequence[str]) -> dict[str, Array]:
+    columns = dataset.arrays(name for name in names if name != "instruction")
+    if "instruction" in names:
+        lengths = np.diff(dataset.episode_ends, prepend=0)
+        columns["instruction"] = np.repeat(np.array(dataset.instructions), lengths)
+    return columns
+
+
+def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _selection(episodes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.bool_]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from robot_rl import devices
 from robot_rl.data.schema import RowSchema
+from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.intervention import Attendant, Intervention
 from robot_rl.env.rate import make_clock
 from robot_rl.env.robot_env import RobotEnv
@@ -51,6 +52,8 @@ def make_env(
 def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
+    Over topics that is a copy of the simulated world, which the robot keeps.
+
     Args:
         config: The configuration.
         env: The environment.
@@ -65,7 +68,8 @@ def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Ex
             got="task.expert=null",
             hint="name demonstrations with dataset=PATH, or an expert with task.expert",
         )
-    expert: Expert = devices.make(config["task"]["expert"], task=env.task, **replaced)
+    task = getattr(env.robot, "simulated_task", None) or env.task
+    expert: Expert = devices.make(config["task"]["expert"], task=task, **replaced)
     return expert
 
 
@@ -78,10 +82,11 @@ def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:
 def make_intervention(
     config: Mapping[str, Any], env: RobotEnv, inbox: OperatorInbox
 ) -> Intervention:
-    """Let whoever writes to `inbox` take over in `env`, the configured `operator` included.
+    """Let whoever writes to `inbox` take over in `env`, configured operators and devices included.
 
     Raises:
-        RobotRLError: The operator is a simulated one, and the task has no scripted expert.
+        RobotRLError: The device of `teleop` cannot be connected, or the operator is a simulated
+            one, and the task has no scripted expert.
     """
     operator = config["operator"]
     attendants: list[Attendant] = []
@@ -95,6 +100,14 @@ def make_intervention(
                 control_rate_hz=float(config["control_rate_hz"]),
             )
         )
+    if config["teleop"]["device"] is not None:
+        if config["clock"] != "realtime":
+            raise RobotRLError(
+                "a person cannot drive in simulated time",
+                got=f"clock={config['clock']} with a device of teleop",
+                hint="add clock=realtime",
+            )
+        attendants.append(DeviceAttendant(devices.make(config["teleop"]["device"]), inbox))
     return Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
 
 

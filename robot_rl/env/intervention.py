@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.operator import (
     Motion,
@@ -41,7 +41,16 @@ class Attendant(Protocol):
 
         Args:
             observation: The newest one.
+
+        Raises:
+            RobotInterrupted: Nobody watches any more; the robot holds still.
         """
+
+    def listen(self, observation: Observation) -> None:
+        """Between episodes: pass on what is said, without a robot to move. As `watch`."""
+
+    def close(self) -> None:
+        """Release what it holds."""
 
 
 class Intervention(RobotEnvWrapper):
@@ -68,6 +77,7 @@ class Intervention(RobotEnvWrapper):
 
     Attributes:
         waits_for: What the operator must say before anything moves again.
+        ended_by: What the operator ended the present or last episode with, if so.
     """
 
     def __init__(
@@ -89,6 +99,7 @@ class Intervention(RobotEnvWrapper):
         self._gripper = _OPEN
         self._waits_for: set[OperatorEvent] = set()
         self._unread: list[OperatorEvent] = []
+        self.ended_by: OperatorEvent | None = None
 
     @property
     def waits_for(self) -> frozenset[OperatorEvent]:
@@ -108,15 +119,16 @@ class Intervention(RobotEnvWrapper):
         events = (*self._unread, *said.events)
         self._unread.clear()
         self._kept, self._moved_steps, self._gripper = False, 0, _OPEN
+        self.ended_by = None
         return observation, {**info, "intervened": False, "operator": said._replace(events=events)}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Send the operator's action, if there is one, else the policy's."""
-        for attendant in self._attendants:
-            attendant.watch(self._observation)
+        self._ask(lambda attendant: attendant.watch(self._observation))
         said = self._inbox.poll()
         self._note_halts(said.events)
-        over = bool(self._waits_for) or any(event in _ENDS for event in said.events)
+        self.ended_by = next((event for event in said.events if event in _ENDS), None)
+        over = bool(self._waits_for) or self.ended_by is not None
         intervened = self._takes_over(said) or over
         if over:
             self.robot.hold()
@@ -129,6 +141,13 @@ class Intervention(RobotEnvWrapper):
         truncated = (truncated or over) and not terminated
         info |= {"intervened": intervened, "operator": said}
         return observation, float(reward), terminated, truncated, info
+
+    def hear(self) -> OperatorInput:
+        """Between episodes: what the operator has said and does now."""
+        self._ask(lambda attendant: attendant.listen(self._observation))
+        said = self._inbox.poll()
+        self._note_halts(said.events)
+        return said
 
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
         """Wait, between episodes, while the operator has paused or stopped the robot.
@@ -143,11 +162,23 @@ class Intervention(RobotEnvWrapper):
                 told = set(self._waits_for)
                 note(f"the operator has halted the robot, which waits for: {', '.join(told)}")
             time.sleep(_POLL_SECONDS)
-            events = self._inbox.poll().events
-            self._note_halts(events)
-            self._unread += events
+            self._unread += self.hear().events
         if told and not self._waits_for:
             note("the operator lets the robot go on")
+
+    def close(self) -> None:
+        """Release devices, and close the environment."""
+        super().close()
+        for attendant in self._attendants:
+            attendant.close()
+
+    def _ask(self, question: Callable[[Attendant], None]) -> None:
+        try:
+            for attendant in self._attendants:
+                question(attendant)
+        except RobotInterrupted:
+            self.robot.hold()
+            raise
 
     def _takes_over(self, said: OperatorInput) -> bool:
         """Who acts in this step, from what was said and done until now."""

@@ -44,7 +44,8 @@ class SimulatedEpisodes:
         Raises:
             ServiceFailed: The simulation does not answer, or refuses.
         """
-        value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=_seed_of(rng))
+        seed = _seed_of(rng)
+        value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
         request = SetParameters.Request(parameters=[Parameter(name="episode_seed", value=value)])
         answer = robot.client.call(SetParameters, self._parameters, request, self._timeout)
         for result in answer.results:
@@ -53,6 +54,8 @@ class SimulatedEpisodes:
                     f"{robot.client.topic(self._parameters)} was refused", got=result.reason
                 )
         robot.client.trigger(self._service, self._timeout)
+        if robot.mirror is not None:
+            robot.mirror.begin(seed)
 
 
 class ScriptedEpisodes:

@@ -29,6 +29,7 @@ def make_ros_robot(
     limits: CartesianLimits,
     sensors: SensorLimits,
     episodes: Any,
+    mirror: Any,
 ) -> RosRobot:
     """Make a robot on topics.
 
@@ -45,6 +46,7 @@ def make_ros_robot(
         limits: What the arm may be asked for.
         sensors: See `SensorLimits`.
         episodes: See `RosRobot`.
+        mirror: See `RosRobot`.
 
     Raises:
         ClockError: Another clock.
@@ -80,6 +82,7 @@ def make_ros_robot(
             episodes,
             control_rate_hz,
             track_objects,
+            mirror,
         )
     except BaseException:
         client.close()

@@ -1,9 +1,9 @@
 """The table of a robot's ROS 2 nodes: what the supervisor starts, and what the launch files start.
 
 It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` has it: under each
-name the executable of the ROS package `robot_rl` and the module that it runs, the node's parameters,
-and where they are needed its namespace (relative to the robot's), remappings, and `each_camera`,
-with which there is one node for each camera that the policy sees with. Loads no ROS.
+name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
+where they are needed its namespace (relative to the robot's), remappings, and `each_camera`, with
+which there is one node for each camera that the policy sees with. Loads no ROS.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ def _description(
 ) -> NodeDescription:
     parameters = dict(entry.get("parameters") or {})
     if camera is not None:
-        name = str(camera["name"])
-        options = {key: value for key, value in camera.items() if key != "_target_"}
-        parameters["driver"] = {**parameters.get("driver", {}), **options}
+        parameters["camera"] = str(camera["name"])
+        name = f"{camera['name']}_camera"
+        size = {key: camera[key] for key in ("width", "height", "depth") if key in camera}
+        parameters["driver"] |= {"camera": parameters["camera"], **size}
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
         parameters["driver"] = json.dumps(parameters["driver"])
     return NodeDescription(

@@ -22,12 +22,13 @@ from std_msgs.msg import Bool, Float64
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import Action, Applied, RobotInterrupted
-from robot_rl.env.sim.task import ARM_ACTIONS, GRIPPER_ACTION
+from robot_rl.env.sim.task import ARM_ACTIONS, GRIPPER_ACTION, SimTask
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import CommandConflict
+from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
 from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
 from robot_rl.safety import CartesianLimiter
@@ -101,6 +102,7 @@ class RosRobot:
         episodes: Brings the arm to where an episode starts.
         control_rate_hz: At which commands are published.
         track_objects: Whether poses of objects are observed.
+        mirror: The simulated world, for scripted experts; None for a real robot.
     """
 
     def __init__(
@@ -115,8 +117,10 @@ class RosRobot:
         episodes: Any,
         control_rate_hz: float,
         track_objects: bool,
+        mirror: SceneMirror | None = None,
     ) -> None:
         """See the class."""
+        self.mirror = mirror
         self.client = client
         self.limiter = limiter
         self.action_names = task.action_names
@@ -218,6 +222,14 @@ class RosRobot:
     def tracked(self) -> dict[str, Any]:
         """What the newest observation says of the task; see `robot_rl.env.tracked`."""
         return self._tracking
+
+    @property
+    def simulated_task(self) -> SimTask | None:
+        """The task with its true state, kept as new as observations are; None on a real robot."""
+        if self.mirror is None:
+            return None
+        self.mirror.listen(self.client, self.limits.tracker_s)
+        return self.mirror.task
 
     def tcp_pose(self) -> Vector:
         """The newest measured pose (7,) of the TCP, base frame.
@@ -322,6 +334,8 @@ class RosRobot:
         seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
         for name, image in self._images.items():
             seen[name] = image.value(taken[image])
+        if self.mirror is not None:
+            self.mirror.update()
         return seen
 
     def _tracked_values(self, taken: dict[Sensor, Received]) -> dict[str, Any]:

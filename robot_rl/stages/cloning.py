@@ -17,11 +17,13 @@ from robot_rl.data.windows import WindowSampler
 from robot_rl.progress import WorkProgress
 
 
-def windows(config: DictConfig, dataset: EpisodeDataset, fields: Sequence[str]) -> WindowSampler:
-    """Windows of the successful demonstrations for the configured policy."""
+def windows(
+    config: DictConfig, datasets: Sequence[EpisodeDataset], fields: Sequence[str]
+) -> WindowSampler:
+    """Windows of the successful demonstrations of some datasets for the configured policy."""
     policy = config.policy
-    return WindowSampler.of_dataset(
-        dataset,
+    return WindowSampler.of_datasets(
+        datasets,
         int(policy.observation_steps),
         int(policy.horizon),
         fields=fields,

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import ExitStack
 
-import numpy as np
-import numpy.typing as npt
 from omegaconf import DictConfig
 
-from robot_rl.config import save_resolved
+from robot_rl.config import in_real_time, save_resolved
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rollout import rollout, training_seed
-from robot_rl.env.task import Expert
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.nodes import robot_nodes
+from robot_rl.stages.teleoperation import TeleoperatedSession
 
 SEED_STREAM = 0
 _MOST_FAILURES = 200
@@ -31,70 +30,11 @@ class ExpertFails(RobotRLError):
     """The scripted expert does not solve the task."""
 
 
-class ExpertDecision(NamedTuple):
-    """What the expert decided for the one slot; see `robot_rl.data.rows.Decision`."""
-
-    action: npt.NDArray[np.float32]
-    base_action: npt.NDArray[np.float32]
-    chunk_index: npt.NDArray[np.int16]
-    version: npt.NDArray[np.int64]
-    features: Mapping[str, npt.NDArray[Any]]
-
-
-class ExpertController:
-    """Lets a scripted expert decide in the one environment whose true state it sees.
-
-    Args:
-        expert: The expert.
-        action_dimension: Number of action columns d.
-    """
-
-    def __init__(self, expert: Expert, action_dimension: int) -> None:
-        """See the class."""
-        self._expert = expert
-        self._rng = np.random.default_rng(0)
-        self._zero = np.zeros((1, action_dimension), np.float32)
-
-    def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
-    ) -> None:
-        """Begin an episode; the expert knows the goal without an instruction."""
-        self._rng = np.random.default_rng(seeds[0])
-        self._expert.reset(self._rng)
-
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> ExpertDecision:
-        """Decide from the true state; the observation is not needed."""
-        return self._decision(self._expert.act(self._rng)[None])
-
-    def conclude(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> ExpertDecision:
-        """Nothing: an expert has no base."""
-        return self._decision(self._zero)
-
-    def observe_override(
-        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
-    ) -> None:
-        """Nothing: an expert looks at the true state anew at every step."""
-
-    def _decision(self, action: npt.NDArray[np.float32]) -> ExpertDecision:
-        return ExpertDecision(
-            action, self._zero, np.zeros(1, np.int16), np.zeros(1, np.int64), features={}
-        )
-
-
 def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> EpisodeDataset:
     """Record demonstrations until the wanted number has succeeded; failures are not kept.
+
+    The task's scripted expert drives, or with a device of `teleop` a person, whose failures may be
+    kept apart.
 
     A recording that was interrupted goes on where it stopped: the episodes are numbered, and
     their seeds follow from the run's seed and their number.
@@ -108,6 +48,8 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
         ExpertFails: It failed 200 times in a row.
         StorageFull: The disk is full; what was recorded before is kept.
     """
+    if config.teleop.device is not None:
+        return _collect_by_hand(config, run, progress)
     env = make_env(config)
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
     controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
@@ -144,6 +86,26 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
             f"collected {wanted} demonstrations of {config.task.name} in {attempts} attempts"
             f" ({100 * wanted / attempts:.0f} % succeeded)"
         )
+    return EpisodeDataset(run.demonstrations)
+
+
+def _collect_by_hand(
+    config: DictConfig, run: RunDirectory, progress: WorkProgress
+) -> EpisodeDataset:
+    """Let a person drive the demonstrations; see `TeleoperatedSession`."""
+    config = in_real_time(config)
+    facts = {"robot": config.choices.robot, "teleop": config.choices.teleop}
+    with ExitStack() as stack:
+        session = TeleoperatedSession(config, run, progress)
+        stack.callback(session.close)
+        schema, seed = session.schema, int(config.seed)
+        writer = stack.enter_context(EpisodeWriter(run.demonstrations, schema, facts))
+        failures = None
+        if config.recording.keep_failures:
+            failures = stack.enter_context(EpisodeWriter(run.failures, schema, facts))
+        first = _attempts_behind(EpisodeDataset(run.demonstrations).seeds.tolist(), seed)
+        seeds = (training_seed(seed, SEED_STREAM, number) for number in itertools.count(first))
+        session.record(int(config.demonstrations), seeds, writer, failures)
     return EpisodeDataset(run.demonstrations)
 
 

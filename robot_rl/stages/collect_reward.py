@@ -15,6 +15,7 @@ from robot_rl.config import on_stepped_clock, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import Controller, EpisodeResult, rollout, training_seed
@@ -24,7 +25,6 @@ from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingCo
 from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.stages.collect import ExpertController
 from robot_rl.stages.evaluate import load_newest
 
 # Apart from those of collecting, acting and exploring.

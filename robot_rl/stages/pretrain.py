@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from robot_rl.progress import WorkProgress
 from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
+from robot_rl.stages.dagger import correct
 from robot_rl.stages.vision import train_image_encoder
 
 
@@ -63,7 +65,8 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     """Train a policy on the demonstrations and write it to `checkpoints/bc`.
 
     With cameras their image encoder is trained first, and then frozen: the policy is cloned on its
-    features, which are those that replay will keep.
+    features, which are those that replay will keep. In each round of `dagger` an operator corrects
+    what was cloned, and it is cloned again from all that was shown.
     """
     torch.set_num_threads(1)
     dataset = open_demonstrations(config, run)
@@ -73,24 +76,10 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     vision = None
     if config.observation.vision is not None:
         vision = train_image_encoder(config, run, dataset, states, generator)
-    # Cameras that the policy itself looks at, with an image encoder of its own.
-    cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
-    sampler = windows(config, dataset, (*states, *cameras, INSTRUCTION, "action"))
-    if vision is not None:
-        sampler.arrays[FEATURES] = _encoded(dataset, vision)
-    policy = untrained(config, sampler, observed_keys(states, vision), generator)
-    if policy.conditioned:
-        _check_instructions(dataset)
-    with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
-        progress.phase("cloning")
-        shown = partial(show, progress)
-        policy = train(policy, sampler, devices.make(config.cloning), int(config.seed), shown)
-    behaviour = Behaviour(
-        policy,
-        Interface(schema.task, schema.control_rate_hz, schema.action_names),
-        execute_steps=int(config.execute_steps),
-        vision=vision,
-    )
+    behaviour = _clone(config, [dataset], states, vision, generator)
+    for number in range(1, int(config.dagger.rounds) + 1):
+        corrections = correct(config, run, behaviour, number)
+        behaviour = _clone(config, [dataset, *corrections], states, vision, generator)
     if run.has_folder(LAST):
         raise RobotRLError(
             f"{run.path} has learned online from its cloned policy",
@@ -100,6 +89,35 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     with run.atomic_folder(CLONED) as folder:
         checkpoint.save(folder / "policy", behaviour)
     return behaviour
+
+
+def _clone(
+    config: DictConfig,
+    datasets: Sequence[EpisodeDataset],
+    states: dict[str, int],
+    vision: ImageEncoder | None,
+    generator: torch.Generator,
+) -> Behaviour:
+    """Train a policy on the successful episodes of some datasets."""
+    schema = datasets[0].schema
+    # Cameras that the policy itself looks at, with an image encoder of its own.
+    cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
+    sampler = windows(config, datasets, (*states, *cameras, INSTRUCTION, "action"))
+    if vision is not None:
+        sampler.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
+    policy = untrained(config, sampler, observed_keys(states, vision), generator)
+    if policy.conditioned:
+        _check_instructions(datasets[0])
+    with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
+        progress.phase("cloning")
+        shown = partial(show, progress)
+        policy = train(policy, sampler, devices.make(config.cloning), int(config.seed), shown)
+    return Behaviour(
+        policy,
+        Interface(schema.task, schema.control_rate_hz, schema.action_names),
+        execute_steps=int(config.execute_steps),
+        vision=vision,
+    )
 
 
 def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.float16]:

@@ -60,7 +60,7 @@ def train_image_encoder(
     vision = make_image_encoder(config, dataset.schema, generator)
     vision.to(compute_device(config))
     options: VisionTraining = devices.make(config.observation.vision_training)
-    sampler = windows(config, dataset, (*states, *vision.cameras, "action"))
+    sampler = windows(config, [dataset], (*states, *vision.cameras, "action"))
     poses = dataset.arrays([_POSE])[_POSE]
     sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
     policy = untrained(config, sampler, observed_keys(states, vision), generator)

@@ -76,7 +76,7 @@ def serve(gripper, kind):
 
     async def action(function, start, address, count, registers, values):
         if gripper.silent:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         if values is not None and address == COMMAND:
             gripper.write(values)
         elif function == 4 and address == STATUS:

@@ -58,7 +58,10 @@ def record(path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5):
             frame = rs.software_video_frame()
             frame.pixels, frame.bpp = pictures[place], streams[place][2]
             frame.stride = WIDTH * frame.bpp
-            frame.timestamp, frame.domain = began + number * 1e3 / RATE, rs.timestamp_domain.system_time
+            frame.timestamp, frame.domain = (
+                began + number * 1e3 / RATE,
+                rs.timestamp_domain.system_time,
+            )
             frame.frame_number, frame.profile = number, profiles[place]
             frame.depth_units = depth_unit
             sensors[place].on_video_frame(frame)

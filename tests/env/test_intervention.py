@@ -12,11 +12,11 @@ from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
+from robot_rl.env.controllers import ExpertDecision
 from robot_rl.env.factory import make_intervention
 from robot_rl.env.intervention import Intervention, action_of_motion
 from robot_rl.env.rollout import rollout
 from robot_rl.operator import OperatorError, OperatorInbox
-from robot_rl.stages.collect import ExpertDecision
 
 UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 WANTED = 0.25
@@ -33,8 +33,7 @@ class Policy:
         pass
 
     def act(self, observation, active=None):
-        zero = np.zeros_like(self.wanted)
-        return ExpertDecision(self.wanted, zero, np.zeros(1, np.int16), np.zeros(1, np.int64), {})
+        return ExpertDecision.of(self.wanted)
 
     def conclude(self, observation, active=None):
         return self.act(observation)

@@ -5,11 +5,11 @@ import pytest
 from reward_scenes import CONFIG, After, inbox, outcome, play, rewarded
 
 from robot_rl.data.rows import RowBuilder
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rollout import rollout
 from robot_rl.rewards.source import HumanReward, PoseReward, RewardError, TaskReward
 from robot_rl.rewards.wrapper import RewardWrapper
-from robot_rl.stages.collect import ExpertController
 
 
 def rows(wrap):

@@ -132,6 +132,12 @@ class SimulatedOperator:
             gripper = float(action[-1]) if self._has_gripper else None
             self._inbox.jog(self._wanted, gripper, source=_SOURCE)
 
+    def listen(self, observation: Observation) -> None:
+        """Says nothing between episodes."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
     def _judge(self) -> None:
         """Note how far the last step went where the person would have gone, and how far that is."""
         pose = self._hand.task.world.tcp_pose()

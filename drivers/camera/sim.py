@@ -1,0 +1,93 @@
+"""The simulated camera: renders a copy of the world at a rate of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from drivers.camera.base import Frame, Intrinsics
+from drivers.errors import DriverError, DriverTimeout
+from drivers.sim_world import WorldCopy
+from robot_rl.env.sim.cameras import SceneRenderer
+from robot_rl.env.sim.gripper import GripperMotor
+from robot_rl.env.task import Task
+
+
+class SimCamera:
+    """One camera of the simulated arm's model, in the process of another node.
+
+    A picture is stamped with the instant of the world that it shows. Pictures that were due while
+    nobody read, or while the world stood still, are left out.
+
+    Args:
+        task: The simulated task, the same as the arm's.
+        model: Path of the arm's MJCF, beginning with `hardware/`.
+        gripper: See `drivers.gripper.sim.SimGripper`.
+        camera: Its name in the model.
+        width: Pixels.
+        height: Pixels.
+        rate_hz: Pictures per second.
+        depth: Whether it sees depth too.
+        namespace: Of the arm's node.
+
+    Raises:
+        DriverError: The model has no such camera.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: str,
+        gripper: GripperMotor,
+        camera: str,
+        width: int = 128,
+        height: int = 128,
+        rate_hz: float = 30.0,
+        depth: bool = False,
+        namespace: str = "",
+    ) -> None:
+        """See the class."""
+        self._copy = WorldCopy(task, model, gripper, namespace)
+        compiled = self._copy.world.model
+        known = [compiled.camera(i).name for i in range(compiled.ncam)]
+        if camera not in known:
+            raise DriverError("the arm's model has no such camera", got=camera, expected=known)
+        self._camera, self._size = camera, (width, height)
+        self._period = 1.0 / rate_hz
+        self._depth = depth
+        self._renderer: SceneRenderer | None = None
+        self._began = self._due = 0.0
+
+    def connect(self) -> None:
+        """Listen to the world."""
+        self._copy.connect(f"sim_camera_{self._camera}")
+        self._began = self._due = time.monotonic()
+
+    def read(self, timeout_s: float) -> Frame:
+        """Wait until a picture is due and the world has moved on, and render it."""
+        deadline = time.monotonic() + timeout_s
+        time.sleep(max(0.0, min(self._due, deadline) - time.monotonic()))
+        if self._due > deadline:
+            raise DriverTimeout("no picture of the simulated camera is due yet")
+        stamp = self._copy.wait(max(0.0, deadline - time.monotonic()))
+        number = int((time.monotonic() - self._began) / self._period)
+        self._due = self._began + (number + 1) * self._period
+        if self._renderer is None:  # here, since OpenGL wants one thread
+            self._renderer = SceneRenderer(self._copy.world, *self._size)
+        color = self._renderer.color(self._camera)
+        depth = self._renderer.depth(self._camera)[..., 0] if self._depth else None
+        return Frame(stamp, number, color, depth)
+
+    def intrinsics(self) -> Intrinsics:
+        """Those of the model's camera, which has no distortion."""
+        width, height = self._size
+        angle = math.radians(float(self._copy.world.model.camera(self._camera).fovy[0]))
+        focal = 0.5 * height / math.tan(0.5 * angle)
+        return Intrinsics(width, height, focal, focal, 0.5 * (width - 1), 0.5 * (height - 1))
+
+    def close(self) -> None:
+        """Stop listening, and release the renderer."""
+        self._copy.close()
+        renderer, self._renderer = self._renderer, None
+        if renderer is not None:
+            renderer.close()

@@ -1,0 +1,141 @@
+"""A gripper that already has a controller on ROS 2 topics, such as one of `ros2_control`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from drivers.errors import DriverError, DriverTimeout, Stale
+from drivers.gripper.base import GripperState, check_position
+
+if TYPE_CHECKING:
+    from robot_rl.ros.client import RosClient
+
+_FIRST_STATE_S = 5.0
+_STALE_S = 0.5
+_RATE_HZ = 50.0
+
+
+class TopicsGripper:
+    """Moves a gripper through its controller's topics.
+
+    Positions of the joint between `open_at` and `closed_at` become 0 to 1, and back.
+
+    Args:
+        joint: Name of its joint in the states.
+        open_at: Position of the joint when it is open, in the controller's unit.
+        closed_at: Position of the joint when it is closed.
+        state_topic: Of its JointState.
+        command_topic: Of its commands, in the controller's unit.
+        command_type: `float64`, or `float64_array` as `forward_command_controller` takes it.
+        namespace: Below which topics that do not begin with a slash are.
+
+    Raises:
+        DriverError: An unknown type, or an open position that is the closed one.
+    """
+
+    def __init__(
+        self,
+        joint: str,
+        open_at: float,
+        closed_at: float,
+        state_topic: str = "joint_states",
+        command_topic: str = "gripper_controller/commands",
+        command_type: str = "float64_array",
+        namespace: str = "",
+    ) -> None:
+        """See the class."""
+        if command_type not in ("float64", "float64_array"):
+            raise DriverError(
+                "command_type of the gripper", got=command_type, expected="float64 or float64_array"
+            )
+        if open_at == closed_at:
+            raise DriverError("open_at and closed_at of the gripper are the same", got=open_at)
+        self._joint, self._open, self._closed = joint, open_at, closed_at
+        self._state_topic, self._command_topic = state_topic, command_topic
+        self._as_array = command_type == "float64_array"
+        self._namespace = namespace
+        self._client: RosClient | None = None
+        self._arrived = threading.Condition()
+        self._message: Any = None
+        self._received = 0.0
+        self._commands: Any = None
+
+    def connect(self) -> None:
+        """Subscribe, and wait for the first state."""
+        from sensor_msgs.msg import JointState
+        from std_msgs.msg import Float64, Float64MultiArray
+
+        from robot_rl.ros import qos
+        from robot_rl.ros.client import RosClient
+
+        self.close()
+        self._message = None
+        client = self._client = RosClient("topics_gripper", self._namespace)
+        client.node.create_subscription(
+            JointState, self._state_topic, self._take, qos.sensor_subscription(1)
+        )
+        self._commands = client.node.create_publisher(
+            Float64MultiArray if self._as_array else Float64,
+            self._command_topic,
+            qos.command_publisher(_RATE_HZ),
+        )
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: self._message is not None, _FIRST_STATE_S):
+                raise DriverTimeout(
+                    f"no state of the joint {self._joint!r} on {client.topic(self._state_topic)}",
+                    got=f"none within {_FIRST_STATE_S:g} s",
+                    hint="does the gripper's controller run, and is the joint's name right?",
+                )
+
+    def read(self) -> GripperState:
+        """The newest state."""
+        from robot_rl.ros.messages import MessageError, joint_positions
+        from robot_rl.ros.stamps import to_nanoseconds
+
+        self._connected().check()
+        with self._arrived:
+            message, age = self._message, time.monotonic() - self._received
+        if age > _STALE_S:
+            raise Stale(self._state_topic, age, _STALE_S, "does the gripper's controller run?")
+        try:
+            (value,) = joint_positions(message, [self._joint])
+        except MessageError as error:
+            raise DriverError(f"{self._state_topic}: {error}") from error
+        share = (value - self._open) / (self._closed - self._open)
+        return GripperState(to_nanoseconds(message.header.stamp), min(max(float(share), 0.0), 1.0))
+
+    def command(self, position: float) -> None:
+        """Publish a position, in the controller's unit."""
+        from std_msgs.msg import Float64, Float64MultiArray
+
+        self._connected()
+        value = self._open + check_position(position) * (self._closed - self._open)
+        message = Float64MultiArray(data=[value]) if self._as_array else Float64(data=value)
+        self._commands.publish(message)
+
+    def stop(self) -> None:
+        """Command the position where it is."""
+        self.command(self.read().position)
+
+    def clear_errors(self) -> None:
+        """Faults are the controller's own business."""
+
+    def close(self) -> None:
+        """Unsubscribe."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _connected(self) -> RosClient:
+        if self._client is None:
+            raise DriverError("the gripper is not connected", hint="call connect first")
+        return self._client
+
+    def _take(self, message: Any) -> None:
+        if self._joint not in message.name:
+            return  # joint_states may come from several controllers, each with its own joints
+        with self._arrived:
+            self._message, self._received = message, time.monotonic()
+            self._arrived.notify_all()

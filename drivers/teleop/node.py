@@ -1,0 +1,117 @@
+"""The ROS 2 node of any teleoperation device.
+
+publishes   teleop/command (TwistStamped, base frame): the motion, at every poll
+            gripper/command (Float64: 0 open to 1 closed): only where `drives_gripper` is set
+subscribes  current_pose (PoseStamped): for a device whose motion is in the tool's frame
+calls       the Trigger services that its buttons stand for: success, failure, stop, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from geometry_msgs.msg import PoseStamped, TwistStamped
+from std_msgs.msg import Float64
+from std_srvs.srv import Trigger
+
+from drivers.teleop.base import TeleopState, Vector
+from robot_rl.ros import qos
+from robot_rl.ros.device_node import DeviceNode, run_node
+from robot_rl.ros.messages import pose_array, twist_message
+
+
+class TeleopNode(DeviceNode):
+    """A lifecycle node over a `drivers.teleop.base.TeleopDevice`.
+
+    Parameters (ROS), beside those of `DeviceNode`: `full_translation` and `full_rotation`, the
+    velocities of the largest action; `drives_gripper`, whether the gripper is told directly.
+
+    Args:
+        name: Default name of the node.
+        **options: See `DeviceNode`.
+    """
+
+    default_rate_hz = 50.0
+    highest_rate_hz = 250.0
+
+    def __init__(self, name: str = "teleop_node", **options: Any) -> None:
+        """See the class."""
+        super().__init__(name, **options)
+        self._full_translation: float = self.parameter(
+            "full_translation", 0.1, "velocity of the largest action [m/s]", low=0.001, high=1.0
+        )
+        self._full_rotation: float = self.parameter(
+            "full_rotation", 0.5, "the same for turns [rad/s]", low=0.001, high=6.0
+        )
+        self._drives_gripper: bool = self.parameter(
+            "drives_gripper", False, "whether gripper/command is published"
+        )
+        self._orientation: Vector | None = None
+        self._newest: TeleopState | None = None
+        self._event_clients: dict[str, Any] = {}
+        self._unheard = ""
+
+    def setup(self) -> None:
+        """Make the topics, and the clients of the services that the device's buttons stand for."""
+        profile = qos.command_publisher(self.rate_hz)
+        self._motion_command = self.create_publisher(TwistStamped, "teleop/command", profile)
+        self._gripper_command = self.create_publisher(Float64, "gripper/command", profile)
+        self.create_subscription(
+            PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(1)
+        )
+        for event in set(self.driver.events.values()):
+            self._event_clients[event] = self.create_client(Trigger, event)
+
+    def poll(self) -> None:
+        """Read the device and publish what the operator does."""
+        state: TeleopState = self.driver.read(self._orientation)
+        self.freshness.is_new(state.stamp_ns)
+        self._newest = state
+        full = np.repeat([self._full_translation, self._full_rotation], 3)
+        self._motion_command.publish(twist_message(full * state.motion, state.stamp_ns))
+        if state.gripper is not None and self._drives_gripper:
+            self._gripper_command.publish(Float64(data=0.5 * (1.0 + state.gripper)))
+        for button in sorted(state.buttons):
+            if button in self.driver.events:
+                self._call(self.driver.events[button])
+
+    def disconnected(self) -> None:
+        """Forget what the operator did."""
+        self._newest = None
+
+    def facts(self) -> Mapping[str, object]:
+        """The motion and the buttons of the last poll."""
+        newest = self._newest
+        if newest is None:
+            return {"motion": "unknown"}
+        return {
+            "motion": " ".join(f"{value:+.2f}" for value in newest.motion),
+            "buttons": " ".join(sorted(newest.buttons)),
+        }
+
+    def warning(self) -> str | None:
+        """That an event found nobody who listens, until one does."""
+        return self._unheard or None
+
+    def _take_pose(self, message: PoseStamped) -> None:
+        self._orientation = pose_array(message)[3:]
+
+    def _call(self, event: str) -> None:
+        client = self._event_clients[event]
+        if client.service_is_ready():
+            client.call_async(Trigger.Request())
+            self._unheard = ""
+        else:
+            self._unheard = f"nobody serves {client.srv_name}"
+            self.get_logger().warning(self._unheard)
+
+
+def main() -> int:
+    """Run the node; its driver is in the parameter `driver`."""
+    return run_node(TeleopNode)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,14 @@
+"""Record demonstrations on a robot.
+
+ros2 launch robot_rl collect.launch.py task:=reach robot:=ros_sim
+
+Arguments: ros2 launch robot_rl collect.launch.py --show-args
+"""
+
+from pathlib import Path
+from runpy import run_path
+
+
+def generate_launch_description():
+    """Return what `ros2 launch` starts."""
+    return run_path(str(Path(__file__).with_name("describe.py")))["describe"]("collect")

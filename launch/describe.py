@@ -1,0 +1,17 @@
+"""What the launch files here have in common: it finds robot_rl, and lets it describe the job.
+
+`ros2` runs on the Python of the ROS installation; robot_rl may be in an environment of its own, whose
+prefix these files were installed to.
+"""
+
+import sys
+from pathlib import Path
+
+
+def describe(job):
+    """Return the launch description of a job; see robot_rl/ros/launching.py."""
+    prefix = Path(__file__).resolve().parents[3]
+    sys.path += map(str, sorted(prefix.glob("lib/python3*/site-packages")))
+    from robot_rl.ros.launching import launch_description
+
+    return launch_description(job)

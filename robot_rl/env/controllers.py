@@ -1,0 +1,123 @@
+"""Who decides in the one loop where no policy does: a scripted expert, or nobody but a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.env.intervention import action_of_motion
+from robot_rl.env.robot import GRIPPER_ACTION
+from robot_rl.env.task import Expert
+
+
+class ExpertDecision(NamedTuple):
+    """What the expert decided for the one slot; see `robot_rl.data.rows.Decision`."""
+
+    action: npt.NDArray[np.float32]
+    base_action: npt.NDArray[np.float32]
+    chunk_index: npt.NDArray[np.int16]
+    version: npt.NDArray[np.int64]
+    features: Mapping[str, npt.NDArray[Any]]
+
+    @classmethod
+    def of(cls, action: npt.NDArray[np.float32]) -> ExpertDecision:
+        """An action (1, d) without any policy behind it."""
+        one = np.zeros(1, np.int64)
+        return cls(action, np.zeros_like(action), one.astype(np.int16), one, features={})
+
+
+class ExpertController:
+    """Lets a scripted expert decide in the one environment whose true state it sees.
+
+    Args:
+        expert: The expert.
+        action_dimension: Number of action columns d.
+    """
+
+    def __init__(self, expert: Expert, action_dimension: int) -> None:
+        """See the class."""
+        self._expert = expert
+        self._rng = np.random.default_rng(0)
+        self._zero = np.zeros((1, action_dimension), np.float32)
+
+    def reset(
+        self,
+        slots: Sequence[int] | None = None,
+        *,
+        seeds: Sequence[int],
+        instructions: Sequence[str] | None = None,
+    ) -> None:
+        """Begin an episode; the expert knows the goal without an instruction."""
+        self._rng = np.random.default_rng(seeds[0])
+        self._expert.reset(self._rng)
+
+    def act(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> ExpertDecision:
+        """Decide from the true state; the observation is not needed."""
+        return ExpertDecision.of(self._expert.act(self._rng)[None])
+
+    def conclude(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> ExpertDecision:
+        """Nothing: an expert has no base."""
+        return ExpertDecision.of(self._zero)
+
+    def observe_override(
+        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
+    ) -> None:
+        """Nothing: an expert looks at the true state anew at every step."""
+
+
+class IdleController:
+    """Keeps the arm where it is and the gripper open: whatever else happens a person does.
+
+    Args:
+        action_names: Columns of the action.
+    """
+
+    def __init__(self, action_names: Sequence[str]) -> None:
+        """See the class."""
+        self._names = tuple(action_names)
+        self._gripper = -1.0
+
+    def reset(
+        self,
+        slots: Sequence[int] | None = None,
+        *,
+        seeds: Sequence[int],
+        instructions: Sequence[str] | None = None,
+    ) -> None:
+        """Begin with an open gripper."""
+        self._gripper = -1.0
+
+    def act(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> ExpertDecision:
+        """Hold still."""
+        return self.conclude(observation, active)
+
+    def conclude(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> ExpertDecision:
+        """There is no base."""
+        still = action_of_motion(self._names, np.zeros(6), self._gripper)[None]
+        return ExpertDecision.of(still)
+
+    def observe_override(
+        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
+    ) -> None:
+        """Leave the gripper as the person has left it."""
+        if GRIPPER_ACTION in self._names:
+            self._gripper = float(executed[0, self._names.index(GRIPPER_ACTION)])

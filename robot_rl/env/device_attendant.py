@@ -1,0 +1,102 @@
+"""A teleoperation device at the machine that runs the loop: it is read at every tick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import Observation
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.errors import RobotRLError
+from robot_rl.operator import OperatorInbox
+
+_SOURCE = "device"
+_POSE = "state/tcp_pose"
+
+
+class Device(Protocol):
+    """What is used of a teleoperation device; see `drivers.teleop.base.TeleopDevice`."""
+
+    events: Mapping[str, str]
+
+    def connect(self) -> None:
+        """Open the device."""
+
+    def read(self, tool_orientation: npt.NDArray[np.float64] | None = None) -> Any:
+        """What the operator does now: motion, gripper and buttons; never waits."""
+
+    def close(self) -> None:
+        """Release the device."""
+
+
+class DeviceAttendant:
+    """Writes what a device says to the inbox, at the tick at which the loop reads that.
+
+    A device that fails takes the operator's hand from the robot: the robot then holds still, and no
+    episode begins before the device is connected again.
+
+    Args:
+        device: The device; it is connected here.
+        inbox: Where its motion and events go.
+
+    Raises:
+        RobotRLError: The device cannot be connected.
+    """
+
+    def __init__(self, device: Device, inbox: OperatorInbox) -> None:
+        """See the class."""
+        self._device = device
+        self._inbox = inbox
+        self._lost = False
+        device.connect()
+
+    def begin(self, seed: int) -> None:
+        """Connect the device anew if it was lost.
+
+        Raises:
+            RobotInterrupted: That does not work yet.
+        """
+        if self._lost:
+            try:
+                self._device.connect()
+            except RobotRLError as error:
+                raise self._interrupted(error) from error
+            self._lost = False
+
+    def watch(self, observation: Observation) -> None:
+        """Read the device.
+
+        Raises:
+            RobotInterrupted: The device has failed.
+        """
+        pose = observation.get(_POSE)
+        orientation = None if pose is None else np.asarray(pose[3:], np.float64)
+        try:
+            state = self._device.read(orientation)
+        except RobotRLError as error:
+            self._lost = True
+            self._inbox.jog(np.zeros(6), source=_SOURCE)
+            raise self._interrupted(error) from error
+        for button in sorted(state.buttons):
+            if button in self._device.events:
+                self._inbox.post(self._device.events[button])
+        self._inbox.jog(state.motion, state.gripper, source=_SOURCE)
+
+    def listen(self, observation: Observation) -> None:
+        """As `watch`; a device that was lost is connected anew first."""
+        self.begin(0)
+        self.watch(observation)
+
+    def close(self) -> None:
+        """Release the device."""
+        self._device.close()
+
+    def _interrupted(self, error: RobotRLError) -> RobotInterrupted:
+        return RobotInterrupted(
+            "the operator's device is gone, so nobody could correct the robot",
+            got=error,
+            hint="connect it again; the episode then begins by itself",
+        )

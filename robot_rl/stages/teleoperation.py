@@ -1,0 +1,162 @@
+"""`robot-rl collect teleop=DEVICE`: demonstrations that a person drives."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.data.episodes import EpisodeWriter
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
+from robot_rl.env.controllers import IdleController
+from robot_rl.env.factory import make_inbox, make_intervention
+from robot_rl.env.intervention import Intervention
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.rollout import EpisodeResult, rollout
+from robot_rl.operator import OperatorEvent
+from robot_rl.progress import WorkProgress
+from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
+from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.run import RunDirectory
+
+_POLL_SECONDS = 0.02
+_RETRY_SECONDS = 0.5
+
+
+class TeleoperatedSession:
+    """Records one demonstration after the other, with the operator's keys between them.
+
+    An episode is written when the next one begins, or at the end: until then `undo` drops it.
+
+    Args:
+        config: The configuration; its `teleop` says how the person drives, and its `recording`
+            how episodes begin.
+        run: The run, whose console can be used beside the device.
+        progress: Told how far it is and how each episode went.
+    """
+
+    def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
+        """Make the environment and connect the device; see the class."""
+        self._config, self._progress = config, progress
+        inner, hidden = make_watched_env(config, reward_cameras(config))
+        inbox = make_inbox(config)
+        self._operated: Intervention = make_intervention(config, inner, inbox)
+        judged = RewardWrapper(self._operated, make_source(config), hidden=hidden)
+        self._env = TelemetryEnv(judged, self._operated, ConsoleLink(run, inbox))
+        self._controller = IdleController(self._env.schema.action_names)
+        self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
+        self._pending: EpisodeResult | None = None
+
+    @property
+    def schema(self) -> RowSchema:
+        """Columns of the rows."""
+        return self._env.schema
+
+    def record(
+        self,
+        wanted: int,
+        seeds: Iterator[int],
+        writer: EpisodeWriter,
+        failures: EpisodeWriter | None = None,
+    ) -> None:
+        """Record until so many demonstrations have succeeded, those of earlier sessions included.
+
+        Args:
+            wanted: Successful demonstrations.
+            seeds: Of the next episodes.
+            writer: Where successful episodes go.
+            failures: Where failed ones go, as examples of failure; None keeps none.
+        """
+        try:
+            for number in itertools.count(1):
+                self._progress.update(self._successes(writer))
+                if self._successes(writer) >= wanted:
+                    break
+                self._wait_for_start(number, writer)
+                self._commit(writer, failures)
+                result = self._one_episode(next(seeds))
+                if result.rows and self._operated.ended_by is None:
+                    kept = result.success or failures is not None
+                    self._pending = result if kept else None
+                self._tell(number, result)
+        finally:
+            self._commit(writer, failures)
+
+    def close(self) -> None:
+        """Release robot and device."""
+        self._env.close()
+
+    def _successes(self, writer: EpisodeWriter) -> int:
+        return len(writer) + int(self._pending is not None and self._pending.success)
+
+    def _one_episode(self, seed: int) -> EpisodeResult:
+        result = next(rollout([self._env], self._controller, iter([seed]), recorder=self._recorder))
+        self._progress.episode(result.success)
+        return result
+
+    def _tell(self, number: int, result: EpisodeResult) -> None:
+        outcome = "success" if result.success else "failure"
+        if self._operated.ended_by is not None:
+            outcome = str(self._operated.ended_by)
+        elif result.interrupted is not None:
+            outcome = f"cut ({result.interrupted})"
+        kept = "kept" if self._pending is result else "not kept"
+        self._progress.note(
+            f"episode {number}: {outcome} after {result.seconds:.1f} s, {result.steps} steps,"
+            f" {result.intervened_steps} of them driven; {kept}"
+        )
+
+    def _wait_for_start(self, number: int, writer: EpisodeWriter) -> None:
+        """Count down, then wait until the operator says `start` or moves the device."""
+        told = False
+        begins = time.monotonic() + float(self._config.recording.countdown_s)
+        while True:
+            try:
+                said = self._operated.hear()
+            except RobotInterrupted as problem:
+                self._progress.note(f"waiting: {problem}")
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if OperatorEvent.UNDO in said.events:
+                self._undo()
+                self._progress.update(self._successes(writer))
+            self._env.look()
+            counting = time.monotonic() < begins
+            free = not counting and not self._operated.waits_for
+            if free and not told:
+                asking = "say start, or move the device"
+                self._progress.note(f"episode {number}: {asking}")
+                self._env.note_waiting(asking)
+                told = True
+            asked = OperatorEvent.START in said.events or said.moving
+            if free and (asked or not self._config.recording.wait_for_start):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _undo(self) -> None:
+        gone, self._pending = self._pending, None
+        self._progress.note(
+            "there is nothing to undo: only the last episode can be"
+            if gone is None
+            else f"undone: the last episode ({gone.steps} steps) is not kept"
+        )
+
+    def _commit(self, writer: EpisodeWriter, failures: EpisodeWriter | None) -> None:
+        """Write the last episode; from now on it can no longer be undone."""
+        result, self._pending = self._pending, None
+        if result is None:
+            return
+        chosen = writer if result.success else failures
+        assert chosen is not None, "what is not kept is not pending"
+        chosen.append(
+            result.rows,
+            seed=result.seed,
+            instruction=self._env.task.instruction,
+            success=result.success,
+            source=SOURCE_DEMONSTRATION,
+        )

@@ -1,0 +1,103 @@
+"""The keyboard, with real key events on a virtual display."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from drivers.errors import DriverError
+
+if importlib.util.find_spec("pynput") is None:  # it cannot be imported without a display
+    pytest.skip("needs the extra keyboard", allow_module_level=True)
+
+# In a process of its own: pynput binds to the display that it finds when it is imported.
+_PROGRAM = """
+import time
+from drivers.teleop.base import Shaping
+from drivers.teleop.keyboard import Keyboard
+
+keyboard = Keyboard(Shaping(dead_zone=0.0, gripper_button="space"))
+keyboard.connect()
+from pynput.keyboard import Controller, Key
+hands = Controller()
+
+def until(found):
+    deadline = time.monotonic() + 20.0
+    while True:
+        state = keyboard.read()
+        if found(state):
+            return state
+        assert time.monotonic() < deadline, state
+        time.sleep(0.01)
+
+assert not keyboard.read().moving
+hands.press("w")
+hands.press("a")
+until(lambda s: s.moving and s.motion[0] == s.motion[1])  # to the front and left
+hands.release("a")
+until(lambda s: s.motion.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+hands.press(Key.shift)
+until(lambda s: abs(s.motion[0] - 0.2) < 1e-9)
+hands.release(Key.shift)
+hands.release("w")
+until(lambda s: not s.moving)
+hands.tap(Key.space)
+assert until(lambda s: s.gripper is not None).gripper == 1.0
+hands.tap(Key.enter)
+until(lambda s: "enter" in s.buttons)
+assert not keyboard.read().buttons
+keyboard.close()
+print("done")
+"""
+
+
+@pytest.fixture
+def display():
+    if shutil.which("Xvfb") is None:
+        pytest.skip("needs Xvfb (Debian's package xvfb)")
+    reader, writer = os.pipe()
+    server = subprocess.Popen(
+        ["Xvfb", "-displayfd", str(writer), "-screen", "0", "320x240x8", "-nolisten", "tcp"],
+        pass_fds=[writer],
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        number = file.readline().strip()
+    yield f":{number}"
+    server.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(20)
+
+
+def test_held_keys_move_and_pressed_ones_are_told_once(display):
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        env={**os.environ, "DISPLAY": display},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip() == "done", done.stderr
+
+
+def test_without_a_display_it_says_what_to_do(monkeypatch):
+    from drivers.teleop.keyboard import Keyboard
+
+    monkeypatch.delenv("DISPLAY", raising=False)
+    with pytest.raises(DriverError, match=r"DISPLAY.*teleop=gamepad"):
+        Keyboard().connect()
+
+
+def test_nobody_listens_before_it_is_connected():
+    from drivers.teleop.keyboard import Keyboard
+
+    with pytest.raises(DriverError, match="nobody listens"):
+        Keyboard().axes()

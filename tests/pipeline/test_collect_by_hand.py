@@ -1,0 +1,100 @@
+"""Demonstrations that a person drives, recorded through the stage with a device that a test plays."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from robot_rl.config import compose
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.stages import collect
+
+FRONT = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+EVENTS = {
+    "n": "start",
+    "enter": "success",
+    "backspace": "failure",
+    "delete": "discard",
+    "u": "undo",
+    "esc": "stop",
+    "c": "clear_errors",
+}
+EPISODE = ["n", FRONT, FRONT, "enter"]
+
+
+def session(folder, script, *overrides, run=None):
+    """One session of `robot-rl collect`; returns what it printed and the run directory."""
+    config = compose(
+        [
+            "task=reach",
+            "control_rate_hz=50.0",
+            "recording.countdown_s=0.0",
+            f"runs_directory={folder}",
+            *overrides,
+        ]
+    )
+    OmegaConf.set_struct(config, False)
+    config.teleop.device = {
+        "_target_": "scripted_device.ScriptedDevice",
+        "script": script,
+        "events": EVENTS,
+    }
+    config.choices.teleop = "scripted"
+    config.run = run
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        collect.run(config)
+    return printed.getvalue(), (folder / "latest").resolve()
+
+
+def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
+    undone = [*EPISODE, "u"]
+    failed = ["n", FRONT, "backspace"]
+    discarded = ["n", FRONT, FRONT, "delete"]
+    script = [*undone, *EPISODE, *failed, *discarded, *EPISODE]
+    printed, run = session(tmp_path, script, "demonstrations=2", "recording.keep_failures=true")
+    demonstrations = EpisodeDataset(run / "demonstrations.zarr")
+    assert demonstrations.successes.tolist() == [True, True]
+    assert EpisodeDataset(run / "failures.zarr").successes.tolist() == [False]
+    for words in ("success after", "failure after", "discard after", "undone"):
+        assert words in printed
+    columns = demonstrations.episode(0)
+    np.testing.assert_array_equal(columns["action"][:2], [FRONT, FRONT])
+    np.testing.assert_array_equal(columns["policy_action"], columns["action"])
+    assert not columns["intervened"].any()
+    assert set(columns["source"]) == {SOURCE_DEMONSTRATION}
+    assert columns["terminated"].tolist() == [False, False, True, False]
+
+
+def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatch):
+    from robot_rl.stages.teleoperation import TeleoperatedSession
+
+    waited = TeleoperatedSession._wait_for_start
+
+    def interrupted(self, number, writer):
+        if number == 2:
+            raise KeyboardInterrupt
+        waited(self, number, writer)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TeleoperatedSession, "_wait_for_start", interrupted)
+        session(tmp_path, EPISODE, "demonstrations=2")
+    run = (tmp_path / "latest").resolve()
+    assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
+    session(tmp_path, EPISODE, "demonstrations=2", run=str(run))
+    seeds = EpisodeDataset(run / "demonstrations.zarr").seeds
+    assert len(set(seeds.tolist())) == 2
+
+
+def test_a_stop_and_a_lost_device_cut_the_episode_and_it_goes_on_afterwards(tmp_path):
+    stopped = ["n", FRONT, "esc", [0.0] * 6, "n", "c"]
+    lost = ["n", FRONT, "gone", [0.0] * 6]
+    printed, run = session(tmp_path, [*stopped, *lost, *EPISODE], "demonstrations=1")
+    assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
+    assert "stop after" in printed
+    assert "device is gone" in printed

@@ -1,0 +1,72 @@
+"""HG-DAgger: what an operator corrects is cut out of the episodes and imitated too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_runs import TINY
+
+from robot_rl.config import ConfigError, compose, save_resolved
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.progress import WorkProgress
+from robot_rl.run import CLONED, RunDirectory
+from robot_rl.stages.collect import collect
+from robot_rl.stages.dagger import corrections
+from robot_rl.stages.pretrain import pretrain
+
+
+def rows_of(pattern, terminated):
+    """An episode whose steps marked x were the operator's."""
+    rows = []
+    for at, mark in enumerate(pattern):
+        end = at == len(pattern) - 1
+        rows.append(
+            {
+                "action": np.full(2, 0.5, np.float32),
+                "policy_action": np.full(2, 0.1, np.float32),
+                "reward": np.float32(terminated and end),
+                "terminated": np.bool_(terminated and end),
+                "truncated": np.bool_(end and not terminated),
+                "success": np.bool_(terminated and end),
+                "intervened": np.bool_(mark == "x"),
+                "is_last": np.False_,
+                "episode_step": np.int32(at),
+                "state/x": np.float32(at),
+            }
+        )
+    last = {**rows[-1], "action": np.zeros(2, np.float32), "is_last": np.True_}
+    return [*rows, {**last, "intervened": np.False_, "state/x": np.float32(len(pattern))}]
+
+
+def test_each_stretch_is_an_episode_with_the_observation_behind_it():
+    first, second = corrections(rows_of("..xx.x", terminated=True))
+    assert [float(row["state/x"]) for row in first] == [2, 3, 4]
+    assert [float(row["state/x"]) for row in second] == [5, 6]
+    for stretch in (first, second):
+        assert [bool(row["is_last"]) for row in stretch[-2:]] == [False, True]
+        assert not stretch[-1]["action"].any()
+        assert [int(row["episode_step"]) for row in stretch] == list(range(len(stretch)))
+    assert (first[-2]["truncated"], first[-2]["terminated"]) == (True, False)
+    assert (second[-2]["truncated"], second[-2]["terminated"]) == (False, True)
+
+
+def test_without_the_operator_there_is_nothing_to_cut():
+    assert corrections(rows_of("....", terminated=False)) == []
+
+
+def test_a_round_of_corrections_is_recorded_and_cloned(tmp_path):
+    overrides = [*TINY, f"runs_directory={tmp_path}", "dagger.rounds=1", "dagger.episodes=3"]
+    with_operator = compose([*overrides, "operator=simulated"])
+    run = RunDirectory.create("reach", str(tmp_path))
+    save_resolved(with_operator, run.path)
+    with WorkProgress(4, "demonstrations") as progress:
+        collect(with_operator, run, progress)
+    with pytest.raises(ConfigError, match="operator=simulated"):
+        pretrain(compose(overrides), run)
+    pretrain(with_operator, run)
+    recorded = EpisodeDataset(run.corrections)
+    assert len(recorded) > 0
+    columns = recorded.episode(0)
+    assert columns["intervened"][:-1].all()
+    assert columns["is_last"].tolist() == [False] * (len(columns["is_last"]) - 1) + [True]
+    assert run.has_folder(CLONED)

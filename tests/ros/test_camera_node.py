@@ -1,0 +1,120 @@
+"""The camera node with real drivers: a film stands for a webcam."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+av = pytest.importorskip("av", reason="needs the extra uvc")
+
+from listening import Listener, Running
+from PIL import Image as Picture
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+
+from drivers.camera.node import CameraNode
+from robot_rl.ros.messages import image_array
+from robot_rl.ros.stamps import to_nanoseconds
+
+WIDTH, HEIGHT = 64, 48
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory):
+    """60 pictures, 30 a second; number n is n all over."""
+    path = tmp_path_factory.mktemp("film") / "film.mkv"
+    with av.open(str(path), "w") as target:
+        stream = target.add_stream("ffv1", rate=Fraction(30))
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "bgr0"
+        for number in range(60):
+            image = np.full((HEIGHT, WIDTH, 3), (number, 100, 200), np.uint8)
+            target.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        target.mux(stream.encode())
+    return path
+
+
+@pytest.fixture
+def start():
+    """Run the node over a film in a namespace of its own; returns the listener."""
+    running = []
+
+    def make(namespace, device, parameters=None, **options):
+        driver = {"_target_": "drivers.camera.uvc.UvcCamera", "device": str(device)}
+        driver |= {"width": WIDTH, "height": HEIGHT, **options}
+        listener = Listener(namespace)
+        topics = {"image_raw": Image, "camera_info": CameraInfo}
+        if parameters:
+            topics["image_raw/compressed"] = CompressedImage
+        for topic, kind in topics.items():
+            listener.hear(f"front/color/{topic}", kind)
+        parameters = {"camera": "front", **(parameters or {})}
+        running.extend((listener, Running(CameraNode, namespace, driver, **parameters)))
+        return listener
+
+    yield make
+    for one in running:
+        one.close()
+
+
+def test_pictures_are_published_as_realsense_does(film, start):
+    known = {"width": WIDTH, "height": HEIGHT, "fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
+    listener = start("/a", film, {"compressed": True}, intrinsics=known)
+    images = listener.heard["front/color/image_raw"]
+    infos = listener.heard["front/color/camera_info"]
+    jpegs = listener.heard["front/color/image_raw/compressed"]
+    listener.until(lambda: len(images) > 20 and len(infos) > 20 and len(jpegs) > 5)
+    stamps = [to_nanoseconds(message.header.stamp) for message in images]
+    assert stamps == sorted(set(stamps))
+    assert abs(time.time_ns() - stamps[-1]) < 5e9
+    for message in images:
+        assert (message.encoding, message.header.frame_id) == ("rgb8", "front_color_optical_frame")
+        picture = image_array(message)
+        assert picture.shape == (HEIGHT, WIDTH, 3)
+        assert (picture == [picture[0, 0, 0], 100, 200]).all()
+    assert infos[-1].k.tolist() == [50.0, 0.0, 32.0, 0.0, 51.0, 24.0, 0.0, 0.0, 1.0]
+    assert {to_nanoseconds(info.header.stamp) for info in infos[1:-1]} <= set(stamps)
+    with Picture.open(io.BytesIO(jpegs[-1].data)) as jpeg:
+        assert np.abs(np.asarray(jpeg).astype(int)[..., 1:] - [100, 200]).max() < 10
+    facts = listener.reported("running")
+    assert 20.0 < float(facts["rate_hz"]) < 40.0
+    assert float(facts["age_s"]) < 1.0
+    assert set(facts) >= {"sequence_gaps", "frames_missed", "fault", "connection"}
+
+
+def test_an_unplugged_camera_is_reported_and_comes_back_by_itself(film, start, tmp_path):
+    """The film's end is the cable that is pulled; its name is the socket."""
+    device = tmp_path / "camera.mkv"
+    os.link(film, device)
+    listener = start("/b", device, repeat=False)
+    images = listener.heard["front/color/image_raw"]
+    listener.until(lambda: images)
+    device.unlink()
+    facts = listener.reported("there is no camera")
+    assert facts["level"] == b"\x02"
+    assert "camera.mkv" in facts["fault"]
+    count, last = len(images), to_nanoseconds(images[-1].header.stamp)
+    time.sleep(0.5)
+    assert len(images) == count  # no old picture again
+    os.link(film, device)
+    listener.until(lambda: len(images) > count + 3)
+    assert all(to_nanoseconds(m.header.stamp) > last for m in images[count:])
+    assert listener.reported("running")["fault"] == ""
+
+
+def test_without_intrinsics_camera_info_says_uncalibrated(film, start):
+    listener = start("/c", film)
+    infos = listener.heard["front/color/camera_info"]
+    listener.until(lambda: infos)
+    assert (infos[0].width, infos[0].height, set(infos[0].k.tolist())) == (WIDTH, HEIGHT, {0.0})
+
+
+def test_a_camera_of_another_size_is_reported_and_publishes_nothing(film, start):
+    listener = start("/d", film, width=2 * WIDTH)
+    facts = listener.reported("another size")
+    assert f"got: {WIDTH}×{HEIGHT}" in facts["fault"]
+    assert listener.heard["front/color/image_raw"] == []

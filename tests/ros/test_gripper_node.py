@@ -1,0 +1,144 @@
+"""The gripper node over the Robotiq driver and a real Modbus server."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+pytest.importorskip("pymodbus", reason="needs the extra robotiq")
+sys.path.append(str(Path(__file__).parents[1] / "drivers"))
+
+from gripper_server import Gripper2F, serve
+from listening import Listener, Running
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64
+
+from drivers.gripper.node import GripperNode
+from robot_rl.ros import qos
+from robot_rl.ros.stamps import to_nanoseconds
+
+
+class Bench:
+    """A running node, the gripper behind it, and somebody who commands it."""
+
+    def __init__(self, namespace, gripper, address):
+        self.gripper = gripper
+        self.listener = Listener(namespace)
+        self.states = self.listener.hear("gripper/state", JointState)
+        self.commands = self.commander()
+        driver = {"_target_": "drivers.gripper.robotiq.Robotiq2F", "address": address}
+        driver |= {"timeout_s": 0.3}
+        self.node = Running(GripperNode, namespace, driver, reconnect_after_s=0.2)
+        self.listener.until(lambda: self.states)
+
+    def commander(self):
+        return self.listener.client.node.create_publisher(
+            Float64, "gripper/command", qos.command_publisher(10.0)
+        )
+
+    def command(self, position):
+        self.commands.publish(Float64(data=position))
+
+    def position(self):
+        return self.states[-1].position[0]
+
+    def reaches(self, position):
+        return self.listener.until(lambda: self.position() == position)
+
+    def close(self):
+        self.node.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def bench(request):
+    gripper = Gripper2F()
+    namespace = f"/gripper{abs(hash(request.node.name)) % 10**6}"
+    with serve(gripper, "tcp") as address:
+        made = Bench(namespace, gripper, address)
+        yield made
+        made.close()
+
+
+def test_commands_move_it_and_its_state_is_published(bench):
+    assert bench.states[0].name == ["gripper"]
+    assert bench.position() == 0.0
+    bench.gripper.object_at = 200
+    bench.command(1.0)
+    bench.listener.until(lambda: bench.position() > 0.8)
+    bench.listener.reports("object_held", "true")
+    bench.command(0.0)
+    bench.reaches(0.0)
+    stamps = [to_nanoseconds(state.header.stamp) for state in bench.states]
+    assert stamps == sorted(set(stamps))
+    assert float(bench.listener.reported("running")["rate_hz"]) > 10.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, 1.5])
+def test_an_impossible_command_is_refused_and_counted(bench, bad):
+    sent = len(bench.gripper.commands)
+    bench.command(bad)
+    facts = bench.listener.reported("a gripper cannot go there")
+    assert facts["commands_refused"] == "1"
+    assert len(bench.gripper.commands) == sent
+    bench.command(1.0)
+    bench.reaches(1.0)
+    bench.listener.reported("running")
+
+
+def test_two_who_command_at_once_are_refused_by_name(bench):
+    other = bench.commander()
+    for _ in range(10):
+        bench.command(0.0)
+        other.publish(Float64(data=1.0))
+        time.sleep(0.05)
+    facts = bench.listener.reported("several publishers")
+    assert "/listener_" in facts["message"]
+    assert bench.position() == 0.0
+
+
+def test_stop_keeps_the_fingers_where_they_are(bench):
+    bench.gripper.object_at = 100
+    bench.command(1.0)
+    bench.listener.until(lambda: bench.position() > 0.1)
+    assert bench.listener.trigger("gripper/stop") == (True, "stop done")
+    bench.gripper.object_at = None
+    time.sleep(0.3)
+    assert bench.position() < 0.5
+    bench.command(1.0)
+    bench.reaches(1.0)
+
+
+def test_a_gripper_that_was_switched_off_waits_for_a_person(bench):
+    bench.command(1.0)
+    bench.reaches(1.0)
+    bench.gripper.write([0, 0, 0])
+    facts = bench.listener.reported("activation")
+    assert "clear_errors" in facts["fault"]
+    count = len(bench.states)
+    time.sleep(0.3)
+    assert len(bench.states) == count
+    assert bench.gripper.activations == 1
+    success, message = bench.listener.trigger("gripper/clear_errors")
+    assert success, message
+    bench.listener.until(lambda: len(bench.states) > count)
+    bench.listener.reported("running")
+    assert bench.gripper.activations == 2
+    time.sleep(0.2)
+    assert bench.gripper.request == 0  # the command before the fault is forgotten
+
+
+def test_a_silent_gripper_is_reported_and_comes_back_by_itself(bench):
+    bench.gripper.silent = True
+    facts = bench.listener.reported("does not")
+    assert facts["level"] == b"\x02"
+    bench.gripper.silent = False
+    count = len(bench.states)
+    bench.listener.until(lambda: len(bench.states) > count)
+    bench.listener.reported("running")
+    assert bench.gripper.activations == 1

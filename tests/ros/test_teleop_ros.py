@@ -1,0 +1,105 @@
+"""Teleoperation over ROS 2: devices that are topics, and the node over any device."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+from geometry_msgs.msg import TwistStamped
+from listening import Listener, Running
+from sensor_msgs.msg import Joy
+from std_srvs.srv import Trigger
+
+from drivers.teleop.base import Shaping
+from drivers.teleop.joy import JoyTopic
+from drivers.teleop.node import TeleopNode
+from drivers.teleop.twist import TwistTopic
+from robot_rl.ros import qos
+from robot_rl.ros.messages import twist_array, twist_message
+
+NAMESPACE = f"/teleop{os.getpid()}"
+
+
+@pytest.fixture
+def listener():
+    made = Listener(NAMESPACE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connected():
+    devices = []
+
+    def connect(device):
+        devices.append(device)
+        device.connect()
+        return device
+
+    yield connect
+    for device in devices:
+        device.close()
+
+
+def test_a_joy_topic_moves_and_comes_to_rest_when_it_falls_silent(listener, connected):
+    device = connected(JoyTopic(Shaping(gripper_button="button_0"), namespace=NAMESPACE))
+    assert not device.read().moving
+    publisher = listener.client.node.create_publisher(Joy, "joy", 10)
+    grippers, pressed = [], set()
+
+    def driven():
+        publisher.publish(Joy(axes=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], buttons=[1, 1]))
+        state = device.read()
+        grippers.append(state.gripper)
+        pressed.update(state.buttons)
+        return state.motion[0] == 1.0 and 1.0 in grippers
+
+    listener.until(driven)
+    assert pressed == {"button_0", "button_1"}
+    assert grippers.count(1.0) == 1  # held down, it counts once
+    listener.until(lambda: not device.read().moving)
+
+
+def test_a_twist_topic_is_scaled_and_comes_to_rest_when_it_falls_silent(listener, connected):
+    device = connected(TwistTopic(Shaping(dead_zone=0.0), namespace=NAMESPACE))
+    publisher = listener.client.node.create_publisher(
+        TwistStamped, "teleop/command", qos.command_publisher(50.0)
+    )
+    velocity = np.array([0.05, 0.0, 0.0, 0.0, 0.0, 0.25])
+
+    def driven():
+        publisher.publish(twist_message(velocity, 1))
+        return np.allclose(device.read().motion[[0, 5]], (0.5, 0.5), atol=1e-6)
+
+    listener.until(driven)
+    listener.until(lambda: not device.read().moving)
+
+
+def test_the_node_publishes_motion_and_calls_the_services_of_the_buttons(listener):
+    called = []
+
+    def serve(request, answer):
+        called.append("success")
+        answer.success = True
+        return answer
+
+    listener.client.node.create_service(Trigger, "success", serve)
+    commands = listener.hear("teleop/command", TwistStamped)
+    front = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    driver = {
+        "_target_": "scripted_device.ScriptedDevice",
+        "script": [*[front] * 50, *["enter", front] * 50],
+        "events": {"enter": "success"},
+    }
+    node = Running(TeleopNode, NAMESPACE, driver, full_translation=0.2)
+    try:
+        listener.until(lambda: any(twist_array(m)[0] == 0.2 for m in commands))
+        listener.until(lambda: called)
+        assert commands[-1].header.frame_id == "base"
+        listener.reports("motion", "+0.00 +0.00 +0.00 +0.00 +0.00 +0.00")
+    finally:
+        node.close()

@@ -1,0 +1,41 @@
+"""A teleoperation device that a test plays, configured like a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from drivers.errors import DriverError
+from drivers.teleop.base import Axes, AxesDevice
+
+
+@dataclass
+class ScriptedDevice(AxesDevice):
+    """Plays one entry of `script` at each read: axes (6,), the name of a button, or `gone`.
+
+    Attributes:
+        script: What to play; at its end the device is at rest.
+        connections: How often it was connected.
+    """
+
+    script: Sequence[Any] = ()
+    connections: int = field(default=0, init=False)
+    _at: int = field(default=0, init=False)
+
+    def connect(self) -> None:
+        self.connections += 1
+
+    def axes(self) -> Axes:
+        entry = self.script[self._at] if self._at < len(self.script) else [0.0] * 6
+        self._at += 1
+        if entry == "gone":
+            raise DriverError("the device was pulled out")
+        if isinstance(entry, str):
+            return Axes(np.zeros(6), frozenset([entry]))
+        return Axes(np.array(entry, np.float64), frozenset())
+
+    def close(self) -> None:
+        pass
