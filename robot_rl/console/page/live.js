@@ -57,7 +57,7 @@ export class Live {
     $("take-over-text").textContent = this.operatorActs ? "Hand back to the policy" : "Take over";
     $("pause-text").textContent = this.paused ? "Resume" : "Pause";
     $("jog").disabled = !this.operatorActs;
-    for (const id of ["success", "failure", "reset", "pause", "take-over"]) {
+    for (const id of ["success", "failure", "reset", "pause", "take-over", "start", "discard", "undo"]) {
       $(id).disabled = !this.known;
     }
     if (this.now !== null) this.showFacts(this.now);
