@@ -104,7 +104,11 @@ class TelemetryEnv(RobotEnvWrapper):
             self._look_at = now + _LOOK_SECONDS
             activity = self._halted() or Activity.WAITING
             reason = self._newest.situation.reason
-            self._show(self.observe(), activity=activity, reason=reason)
+            try:
+                observation = self.observe()
+            except RobotRLError as error:  # no reason to end, as long as nothing has to move
+                observation, reason = self._newest.observation, str(error)
+            self._show(observation, activity=activity, reason=reason)
 
     def close(self) -> None:
         """Say so, hang up, and close the environment."""

@@ -96,7 +96,7 @@ def _collect_by_hand(
     config = in_real_time(config)
     facts = {"robot": config.choices.robot, "teleop": config.choices.teleop}
     with ExitStack() as stack:
-        session = TeleoperatedSession(config, progress)
+        session = TeleoperatedSession(config, run, progress)
         stack.callback(session.close)
         schema, seed = session.schema, int(config.seed)
         writer = stack.enter_context(EpisodeWriter(run.demonstrations, schema, facts))

@@ -17,6 +17,8 @@ from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.compute import compute_device
 from robot_rl.config import ConfigError
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Row
@@ -57,8 +59,10 @@ def correct(
         )
     count = int(config.dagger.episodes)
     inner, hidden = make_watched_env(config, reward_cameras(config))
-    operated = make_intervention(config, inner, make_inbox(config))
-    env = RewardWrapper(operated, make_source(config), hidden=hidden)
+    inbox = make_inbox(config)
+    operated = make_intervention(config, inner, inbox)
+    judged = RewardWrapper(operated, make_source(config), hidden=hidden)
+    env = TelemetryEnv(judged, operated, ConsoleLink(run, inbox))
     runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
     first = (number - 1) * count
     seeds = (

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
@@ -20,6 +22,7 @@ from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.run import RunDirectory
 
 _POLL_SECONDS = 0.02
 _RETRY_SECONDS = 0.5
@@ -33,15 +36,18 @@ class TeleoperatedSession:
     Args:
         config: The configuration; its `teleop` says how the person drives, and its `recording`
             how episodes begin.
+        run: The run, whose console can be used beside the device.
         progress: Told how far it is and how each episode went.
     """
 
-    def __init__(self, config: DictConfig, progress: WorkProgress) -> None:
+    def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
         """Make the environment and connect the device; see the class."""
         self._config, self._progress = config, progress
         inner, hidden = make_watched_env(config, reward_cameras(config))
-        self._operated: Intervention = make_intervention(config, inner, make_inbox(config))
-        self._env = RewardWrapper(self._operated, make_source(config), hidden=hidden)
+        inbox = make_inbox(config)
+        self._operated: Intervention = make_intervention(config, inner, inbox)
+        judged = RewardWrapper(self._operated, make_source(config), hidden=hidden)
+        self._env = TelemetryEnv(judged, self._operated, ConsoleLink(run, inbox))
         self._controller = IdleController(self._env.schema.action_names)
         self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
         self._pending: EpisodeResult | None = None
@@ -119,10 +125,13 @@ class TeleoperatedSession:
             if OperatorEvent.UNDO in said.events:
                 self._undo()
                 self._progress.update(self._successes(writer))
+            self._env.look()
             counting = time.monotonic() < begins
             free = not counting and not self._operated.waits_for
             if free and not told:
-                self._progress.note(f"episode {number}: say start, or move the device")
+                asking = "say start, or move the device"
+                self._progress.note(f"episode {number}: {asking}")
+                self._env.note_waiting(asking)
                 told = True
             asked = OperatorEvent.START in said.events or said.moving
             if free and (asked or not self._config.recording.wait_for_start):

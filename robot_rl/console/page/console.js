@@ -60,6 +60,9 @@ const actions = {
   success: () => say("success"),
   failure: () => say("failure"),
   reset: () => say("reset"),
+  start: () => say("start"),
+  discard: () => say("discard"),
+  undo: () => say("undo"),
   pause: () => say(live.paused ? "resume" : "pause"),
   "take-over": () => say(live.operatorActs ? "hand_back" : "take_over"),
 };
@@ -80,6 +83,8 @@ const keys = {
   s: { down: actions.success },
   f: { down: actions.failure },
   r: { down: actions.reset },
+  d: { down: actions.discard },
+  u: { down: actions.undo },
   p: { down: actions.pause },
   t: { down: actions["take-over"] },
 };

@@ -57,7 +57,7 @@ export class Live {
     $("take-over-text").textContent = this.operatorActs ? "Hand back to the policy" : "Take over";
     $("pause-text").textContent = this.paused ? "Resume" : "Pause";
     $("jog").disabled = !this.operatorActs;
-    for (const id of ["success", "failure", "reset", "pause", "take-over"]) {
+    for (const id of ["success", "failure", "reset", "pause", "take-over", "start", "discard", "undo"]) {
       $(id).disabled = !this.known;
     }
     if (this.now !== null) this.showFacts(this.now);
@@ -80,7 +80,9 @@ export class Live {
     $("steps").textContent = `step ${now.episode_step} of ${now.time_limit_steps}`;
     $("step-bar").max = Math.max(1, now.time_limit_steps);
     $("step-bar").value = now.episode_step;
-    $("instruction").textContent = now.instruction;
+    $("instruction").textContent = now.instruction && `“${now.instruction}”`;
+    $("run-facts").textContent =
+      `run step ${now.run_steps.toLocaleString("en")}, policy ${now.policy_version.toLocaleString("en")}`;
     const force = now.states["state/tcp_wrench"];
     const position = now.states["state/tcp_pose"];
     const facts = {
@@ -92,8 +94,6 @@ export class Live {
       "Console link": this.status.round_trip_ms === null ? "–" : `${this.status.round_trip_ms} ms`,
       "Force": force ? `${Math.hypot(...force.slice(0, 3)).toFixed(1)} N` : "–",
       "TCP x, y, z [m]": position ? position.slice(0, 3).map(v => v.toFixed(3)).join("  ") : "–",
-      "Run steps": now.run_steps.toLocaleString("en"),
-      "Policy version": now.policy_version.toLocaleString("en"),
     };
     $("facts").replaceChildren(...Object.entries(facts).map(([name, value]) => {
       const entry = document.createElement("div");

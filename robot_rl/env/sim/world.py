@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.env.sim.kinematics import Chain, site_pose, solve_inverse_kinematics
+from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]
 
@@ -22,6 +23,7 @@ FINGERS = ("finger_left", "finger_right")
 GRIPPER_ACTUATOR = "gripper"
 _TOOL_ROOT = "hand"
 _WXYZ = [3, 0, 1, 2]
+_XYZW = [1, 2, 3, 0]
 
 
 class World:
