@@ -95,7 +95,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["export", "runs/latest"], "takes STORE and OUT", "robot-rl export runs/latest OUT"),
         (["export", "a", "b", "fromat=zarr"], "format, table, source", "did you mean format?"),
         (["export", "a", "b", "format=lerobt"], "zarr, lerobot", "did you mean format=lerobot?"),
-        (["import", "a", "b", "seed=1"], "no options", "import has no option 'seed'"),
+        (["import", "a", "b", "seed=1"], "one of table", "import has no option 'seed'"),
         (["evaluate", "run=nothing"], "there is no run 'nothing'", "robot-rl train"),
         (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
     ],
