@@ -187,6 +187,26 @@ def test_a_session_goes_on_in_the_middle_of_an_episode(start_server, schema, mak
     assert (table["environment_steps"]["policy"], table["sealed_episodes"]) == (2, 1)
 
 
+def test_a_session_that_was_opened_while_the_server_was_away_can_be_written(
+    start_server, schema, make_episode
+):
+    server = start_server()
+    with ReplayClient(server.store, request_seconds=60.0, options=FAST) as client:
+        first = client.open_session("reach", schema)
+        client.append_episode(make_episode(2))
+        client.flush(30)
+        server.kill()
+        starting = threading.Timer(0.3, server.start)
+        starting.start()
+        second = client.open_session("reach", schema)
+        starting.join()
+        time.sleep(0.5)  # what the server says of the first session may come after the second's
+        client.append_episode(make_episode(2))
+        client.flush(30)
+    assert second.number == first.number + 1
+    assert len(stored_rows(server.store)) == 6
+
+
 def test_another_schema_is_refused_by_field_and_the_client_goes_on(client, schema, make_episode):
     client.open_session("reach", schema)
     other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
