@@ -41,7 +41,7 @@ function show(view) {
   else live.draw();
 }
 
-const VIEWPOINT = "initialCameraPosition=1.35,0.75,0.75&initialCameraLookAt=0.35,0,0.25&initialCameraUp=0,0,1";
+const VIEWPOINT = "initialCameraPosition=1.05,0.6,0.6&initialCameraLookAt=0.35,0,0.22&initialCameraUp=0,0,1";
 
 function loadScene(name, wanted) {
   const frame = $(`scene-${name}`);
