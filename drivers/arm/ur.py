@@ -210,7 +210,7 @@ class UrArm:
             raise DriverFault("the UR arm's fault cannot be cleared", got=error) from error
 
     def close(self) -> None:
-        """Leave force mode and disconnect; where the library hangs, the watchdog ends the program."""
+        """Leave force mode and disconnect; if the library hangs, the watchdog ends the program."""
         ended = self._end_stream()
         if self._control is not None:
             if ended:
