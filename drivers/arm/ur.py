@@ -210,10 +210,11 @@ class UrArm:
             raise DriverFault("the UR arm's fault cannot be cleared", got=error) from error
 
     def close(self) -> None:
-        """Leave force mode and disconnect."""
-        self._end_stream()
+        """Leave force mode and disconnect; if the library hangs, the watchdog ends the program."""
+        ended = self._end_stream()
         if self._control is not None:
-            self._control.stopScript()
+            if ended:
+                self._control.stopScript()
             self._control.disconnect()
             self._control = None
         if self._receive is not None:
@@ -232,13 +233,19 @@ class UrArm:
         )
         self._thread.start()
 
-    def _end_stream(self) -> None:
-        """End force mode, without waiting for a library that waits for the controller."""
+    def _end_stream(self) -> bool:
+        """End force mode, without waiting for a library that waits for the controller.
+
+        Returns:
+            Whether it ended; else the library still waits.
+        """
         self._ending.set()
         self._target = None
-        if self._thread is not None:
-            self._thread.join(_END_SECONDS)
-            self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return True
+        thread.join(_END_SECONDS)
+        return not thread.is_alive()
 
     def _stream(self, ending: threading.Event) -> None:
         """Send the spring's wrench; runs in its own thread until the node dies or stops the arm."""

@@ -15,6 +15,9 @@ pytest.importorskip("rtde_control", reason="needs the extra ur")
 from drivers.arm.ur import UrArm
 from drivers.errors import DriverFault, DriverTimeout, Stale
 
+# The library and the controller answer each other in milliseconds, which a busy machine does not.
+pytestmark = pytest.mark.slow
+
 SERVER = Path(__file__).with_name("rtde_server.py")
 
 
