@@ -15,7 +15,7 @@ from policies.runner import PolicyRunner
 from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
-from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.signals import Stopped
@@ -91,7 +91,7 @@ class Evaluator:
         )
 
 
-def check_fit(behaviour: Behaviour, env: RobotEnv) -> None:
+def check_fit(behaviour: Behaviour, env: RobotEnv | RobotEnvWrapper) -> None:
     """Check that a policy was made for an environment.
 
     Raises:

@@ -21,8 +21,8 @@ from std_msgs.msg import Bool, Float64
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.robot import Action, Applied, RobotInterrupted
-from robot_rl.env.sim.task import ARM_ACTIONS, GRIPPER_ACTION, SimTask
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied, RobotInterrupted
+from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos

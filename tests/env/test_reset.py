@@ -17,7 +17,6 @@ from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorInbox
 from robot_rl.resets import make_reset
 
-
 _EXACT = "reset.backward.environment.tolerance=0.00001"
 
 

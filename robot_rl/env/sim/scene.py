@@ -7,8 +7,9 @@ import hashlib
 import mujoco
 import numpy as np
 
+from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.sim.gripper import GripperMotor
-from robot_rl.env.sim.task import GRIPPER_ACTION, SimTask
+from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import Vector, World
 from robot_rl.env.task import Task
 from robot_rl.errors import RobotRLError

@@ -9,10 +9,9 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.grasping import TopGrasp
 from robot_rl.env.sim.task import (
-    ARM_ACTIONS,
-    GRIPPER_ACTION,
     Imperfections,
     ScriptedExpert,
     SimTask,
@@ -36,13 +35,13 @@ class PickCubeView:
         fine_scale: Distance d of the fine observation tanh(relative position / d) [m].
     """
 
-    observation_fields = (
+    observation_fields: tuple[Field, ...] = (
         Field("state/object_poses", "float32", (1, 7)),
         Field("state/relative_pose", "float32", (4,)),
         Field("state/relative_position_fine", "float32", (3,)),
         Field("state/lift", "float32", (1,)),
     )
-    action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
+    action_names: tuple[str, ...] = (*ARM_ACTIONS, GRIPPER_ACTION)
 
     def __init__(self, fine_scale: float) -> None:
         """See the class."""

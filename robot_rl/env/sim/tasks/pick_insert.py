@@ -33,14 +33,14 @@ _PEG_CENTRE_Z = SOCKET_HEIGHT - HOLE_DEPTH + PEG_LENGTH / 2
 class PickInsertView(PegInsertView):
     """As `PegInsertView`, and the way from the TCP to the grasp as seen, base frame [m]."""
 
-    observation_fields = (
+    observation_fields: tuple[Field, ...] = (
         Field("state/object_poses", "float32", (2, 7)),
         Field("state/relative_pose", "float32", (6,)),
         Field("state/relative_position_fine", "float32", (3,)),
         Field("state/grasp_position", "float32", (3,)),
         Field("state/grasp_position_fine", "float32", (3,)),
     )
-    action_names = (*ARM_ACTIONS, GRIPPER_ACTION)
+    action_names: tuple[str, ...] = (*ARM_ACTIONS, GRIPPER_ACTION)
 
     def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
         """See `TaskView`; the objects are the socket and the tip of the peg, z up."""

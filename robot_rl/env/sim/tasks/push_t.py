@@ -35,14 +35,14 @@ class PushTView:
         angle_scale: Angle of the fine observation tanh(yaw / angle) [rad].
     """
 
-    observation_fields = (
+    observation_fields: tuple[Field, ...] = (
         Field("state/object_poses", "float32", (1, 7)),
         Field("state/relative_pose", "float32", (3,)),
         Field("state/relative_pose_fine", "float32", (3,)),
         Field("state/pusher_position", "float32", (2,)),
         Field("state/pusher_position_fine", "float32", (2,)),
     )
-    action_names = ("x", "y")
+    action_names: tuple[str, ...] = ("x", "y")
 
     def __init__(self, fine_scale: float, angle_scale: float) -> None:
         """See the class."""

@@ -7,7 +7,8 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.sim.task import ARM_ACTIONS, ScriptedExpert, SimTask, Vector
+from robot_rl.env.robot import ARM_ACTIONS
+from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector
 
 HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
 
@@ -15,11 +16,11 @@ HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
 class ReachView:
     """The target pose, and the motion (m, rad; base frame) that is left to it."""
 
-    observation_fields = (
+    observation_fields: tuple[Field, ...] = (
         Field("state/object_poses", "float32", (1, 7)),
         Field("state/relative_pose", "float32", (6,)),
     )
-    action_names = ARM_ACTIONS
+    action_names: tuple[str, ...] = ARM_ACTIONS
 
     def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
         """See `TaskView`; the one object is the target."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.sim.task import ARM_ACTIONS, SimTask, Vector
+from robot_rl.env.robot import ARM_ACTIONS
+from robot_rl.env.sim.task import SimTask, Vector
 from robot_rl.env.sim.tasks.reach import HOME
 from robot_rl.errors import RobotRLError
 
@@ -19,11 +20,11 @@ _MARKERS = 2
 class ReachInstructedView:
     """Pose of each marker, and the way (m, base frame) to it."""
 
-    observation_fields = (
+    observation_fields: tuple[Field, ...] = (
         Field("state/object_poses", "float32", (_MARKERS, 7)),
         Field("state/relative_positions", "float32", (_MARKERS, 3)),
     )
-    action_names = ARM_ACTIONS
+    action_names: tuple[str, ...] = ARM_ACTIONS
 
     def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
         """See `TaskView`; the objects are the markers, in the order of their colours."""
