@@ -131,8 +131,9 @@ class BackwardReset(RobotEnvWrapper):
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """A step of the forward task."""
-        self._observation, reward, terminated, truncated, info = super().step(action)
-        return self._observation, float(reward), terminated, truncated, info
+        observation, reward, terminated, truncated, info = super().step(action)
+        self._observation = observation
+        return observation, float(reward), terminated, truncated, info
 
     def _bring_back(self, seed: int, attempt: int) -> bool:
         """Do the backward task once; returns whether it succeeded."""

@@ -21,13 +21,7 @@ from std_msgs.msg import Bool, Float64
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.robot import (
-    ARM_ACTIONS,
-    GRIPPER_ACTION,
-    Action,
-    Applied,
-    RobotInterrupted,
-)
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied, RobotInterrupted
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError

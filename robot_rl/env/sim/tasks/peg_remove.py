@@ -23,7 +23,7 @@ _FREE_HEIGHT = 0.01
 class PegRemoveView(PegInsertView):
     """As `PegInsertView`, and the way (m, rad; base frame) that the TCP has left to the start."""
 
-    observation_fields = (
+    observation_fields: tuple[Field, ...] = (
         Field("state/object_poses", "float32", (2, 7)),
         Field("state/relative_pose", "float32", (6,)),
         Field("state/relative_position_fine", "float32", (3,)),
