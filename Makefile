@@ -67,7 +67,7 @@ train: system
 # the tests of a file stay together, for some share a run that takes seconds to make.
 test: export OMP_NUM_THREADS := 1
 test: system lint
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile --durations 12 -m "not slow and not faults and not browser"
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --durations 12 -m "not slow and not faults and not browser"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
