@@ -45,6 +45,9 @@ def robot_rl_command(tmp_path: Path) -> Command:
     return run
 
 
+_LONGEST = ("test_learning.py", "test_train.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest test, else one core would wait for the other at the end."""
-    items.sort(key=lambda item: item.path.name != "test_learning.py")
+    """Begin with the longest files, else one core would wait for the other at the end."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)

@@ -156,7 +156,11 @@ def test_configuration_is_resolved_and_closed():
 # What no default can know.
 GIVEN = {
     "reward=classifier": ["reward.source.path=runs/latest"],
+    "reward=pose": ["reward.source.pose=[0.5, 0, 0.2, 1, 0, 0, 0]"],
     "robot=ros": ["robot.joint_names=[shoulder, elbow]"],
+    "robot=franka": ["nodes.arm.parameters.driver.host=172.16.0.2"],
+    "robot=ur": ["nodes.arm.parameters.driver.host=192.168.1.10"],
+    "robot=xarm": ["nodes.arm.parameters.driver.host=192.168.1.203"],
 }
 
 

@@ -71,6 +71,8 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     """
     plain = OmegaConf.to_container(config.nodes, resolve=True)
     assert isinstance(plain, dict)
+    if not plain:  # a robot in this process has no namespace either
+        return ()
     cameras = OmegaConf.to_container(config.observation.cameras, resolve=True)
     assert isinstance(cameras, list)
     table = []

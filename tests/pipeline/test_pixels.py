@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from tiny_runs import TINY
 
 from policies import checkpoint
@@ -37,6 +38,7 @@ def rows_of(run):
     return rows
 
 
+@pytest.mark.slow  # a whole run that renders and trains an encoder: two minutes
 def test_a_policy_learns_from_features_that_the_rows_carry(tmp_path, robot_rl_command):
     done = robot_rl_command("train", *PIXELS, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr

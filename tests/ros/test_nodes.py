@@ -32,7 +32,7 @@ def test_the_simulated_robot_has_a_node_for_its_arm_its_gripper_and_each_camera(
     arm, _, front, _ = (node.parameters for node in table)
     assert arm["limits.max_force"] == 60.0
     driver = json.loads(front["driver"])
-    assert (front["camera"], driver["camera"], driver["namespace"]) == ("front", "front", "left")
+    assert (front["camera"], driver["camera"], driver["namespace"]) == ("front", "front", "/left")
     assert driver["task"]["_target_"].endswith("PegInsert")
 
 
