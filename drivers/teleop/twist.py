@@ -2,75 +2,46 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.errors import DriverError
-from drivers.teleop.base import Axes, AxesDevice, Vector
-
-if TYPE_CHECKING:
-    from robot_rl.ros.client import RosClient
+from drivers.teleop.base import Axes, Vector
+from drivers.teleop.topic import TopicDevice
 
 
 @dataclass
-class TwistTopic(AxesDevice):
+class TwistTopic(TopicDevice):
     """Moves with the velocity of a TwistStamped message.
 
     Attributes:
-        topic: Name of the topic; the default is that of `teleop_node`.
-        namespace: Below which it is, unless it begins with a slash.
         full_translation: Velocity that is the largest action [m/s].
         full_rotation: The same for turns [rad/s].
-        timeout_s: A message older than this moves nothing [s].
     """
 
-    topic: str = "teleop/command"
-    namespace: str = ""
+    node_name: ClassVar[str] = "teleop_twist"
+
+    topic: str = "teleop/command"  # that of `teleop_node`
     full_translation: float = 0.1
     full_rotation: float = 0.5
-    timeout_s: float = 0.25
-    _client: RosClient | None = field(default=None, init=False, repr=False)
-    _heard: tuple[Vector, float] = field(default=(np.zeros(6), -1e9), init=False, repr=False)
 
-    def connect(self) -> None:
-        """Subscribe. Nobody has to publish yet: until then nothing moves."""
+    def message_type(self) -> Any:
+        """geometry_msgs/TwistStamped."""
         from geometry_msgs.msg import TwistStamped
 
-        from robot_rl.ros import qos
-        from robot_rl.ros.client import RosClient
+        return TwistStamped
 
-        self.close()
-        self._client = RosClient("teleop_twist", self.namespace)
-        self._client.node.create_subscription(
-            TwistStamped, self.topic, self._take, qos.sensor_subscription()
-        )
-
-    def axes(self) -> Axes:
-        """The newest message.
-
-        Raises:
-            DriverError: The topic is not subscribed to, or the thread of ROS has ended.
-        """
-        if self._client is None:
-            raise DriverError(f"{self.topic} is not subscribed to", hint="call connect() first")
-        self._client.check()
-        velocity, seconds = self._heard
-        fresh = time.monotonic() - seconds <= self.timeout_s
-        full = np.repeat([self.full_translation, self.full_rotation], 3)
-        values = np.clip(velocity / full, -1.0, 1.0) if fresh else np.zeros(6)
-        return Axes(values, frozenset())
-
-    def close(self) -> None:
-        """End the subscription."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-    def _take(self, message: Any) -> None:
+    def take(self, message: Any) -> Vector:
+        """Linear and angular velocity (6,) [m/s, rad/s]."""
         linear, angular = message.twist.linear, message.twist.angular
         parts = (linear.x, linear.y, linear.z, angular.x, angular.y, angular.z)
-        velocity = np.nan_to_num(np.array(parts, np.float64), posinf=0.0, neginf=0.0)
-        self._heard = (velocity, time.monotonic())
+        return np.nan_to_num(np.array(parts, np.float64), posinf=0.0, neginf=0.0)
+
+    def axes(self) -> Axes:
+        """The newest message; see `newest` for what it raises."""
+        velocity = self.newest()
+        if velocity is None:
+            return Axes(np.zeros(6), frozenset())
+        full = np.repeat([self.full_translation, self.full_rotation], 3)
+        return Axes(np.clip(velocity / full, -1.0, 1.0), frozenset())

@@ -9,6 +9,8 @@ the receiver decides by the age of the newest message on its steady clock.
 
 from __future__ import annotations
 
+from typing import Any
+
 from rclpy.duration import Duration
 from rclpy.qos import (
     DurabilityPolicy,
@@ -25,55 +27,40 @@ _LEASE_SECONDS = 1.0
 
 def sensor_publisher(rate_hz: float) -> QoSProfile:
     """Of a publisher of measurements at about `rate_hz`."""
-    return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST,
-        depth=5,
-        reliability=ReliabilityPolicy.BEST_EFFORT,
-        durability=DurabilityPolicy.VOLATILE,
-        deadline=Duration(seconds=_DEADLINE_PERIODS / rate_hz),
-        liveliness=LivelinessPolicy.AUTOMATIC,
-        liveliness_lease_duration=Duration(seconds=_LEASE_SECONDS),
-    )
+    return _profile(5, ReliabilityPolicy.BEST_EFFORT, **_offered(rate_hz))
 
 
 def sensor_subscription(depth: int = 5) -> QoSProfile:
     """Of a subscription to measurements; also fits publishers that are reliable."""
-    return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST,
-        depth=depth,
-        reliability=ReliabilityPolicy.BEST_EFFORT,
-        durability=DurabilityPolicy.VOLATILE,
-    )
+    return _profile(depth, ReliabilityPolicy.BEST_EFFORT)
 
 
 def command_publisher(rate_hz: float) -> QoSProfile:
     """Of a publisher of commands at about `rate_hz`."""
-    return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST,
-        depth=1,
-        reliability=ReliabilityPolicy.RELIABLE,
-        durability=DurabilityPolicy.VOLATILE,
-        deadline=Duration(seconds=_DEADLINE_PERIODS / rate_hz),
-        liveliness=LivelinessPolicy.AUTOMATIC,
-        liveliness_lease_duration=Duration(seconds=_LEASE_SECONDS),
-    )
+    return _profile(1, ReliabilityPolicy.RELIABLE, **_offered(rate_hz))
 
 
 def command_subscription() -> QoSProfile:
     """Of a subscription to commands: the newest one counts."""
-    return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST,
-        depth=1,
-        reliability=ReliabilityPolicy.RELIABLE,
-        durability=DurabilityPolicy.VOLATILE,
-    )
+    return _profile(1, ReliabilityPolicy.RELIABLE)
 
 
 def latched() -> QoSProfile:
     """Of what changes rarely and must reach those who come later, on both sides."""
+    return _profile(1, ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+def _profile(depth: int, reliability: ReliabilityPolicy, **more: Any) -> QoSProfile:
+    settings = {"durability": DurabilityPolicy.VOLATILE, **more}
     return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST,
-        depth=1,
-        reliability=ReliabilityPolicy.RELIABLE,
-        durability=DurabilityPolicy.TRANSIENT_LOCAL,
+        history=HistoryPolicy.KEEP_LAST, depth=depth, reliability=reliability, **settings
     )
+
+
+def _offered(rate_hz: float) -> dict[str, Any]:
+    """What a publisher at about `rate_hz` offers."""
+    return {
+        "deadline": Duration(seconds=_DEADLINE_PERIODS / rate_hz),
+        "liveliness": LivelinessPolicy.AUTOMATIC,
+        "liveliness_lease_duration": Duration(seconds=_LEASE_SECONDS),
+    }
