@@ -55,11 +55,23 @@ class StandIn:
         """Say something to the console."""
         await self._socket.send_str(json.dumps({"do": what, **content}))
 
-    async def reach(self, activity: str, control: str | None = None) -> dict[str, Any]:
-        """Wait until the loop does something, and return the moment when it first did."""
+    async def reach(
+        self, activity: str, control: str | None = None, since: int = 0
+    ) -> dict[str, Any]:
+        """Wait until the loop does something, and return the first observation of that.
+
+        Args:
+            activity: What it does.
+            control: Who moves the robot then, if that matters.
+            since: The observation is of a later time on the system clock [ns].
+        """
         while True:
             live = self._live
-            if live.get("activity") == activity and control in (None, live["in_control"]):
+            if (
+                live.get("activity") == activity
+                and control in (None, live["in_control"])
+                and live["stamp_observation"] > since
+            ):
                 return live
             self._news.clear()
             await self._news.wait()
@@ -83,7 +95,7 @@ class StandIn:
         before = _speed(self._live)
         said = time.time_ns()
         await self.say("event", event="stop")
-        held = await self.reach("stopped")
+        held = await self.reach("stopped", since=said)
         await asyncio.sleep(_SETTLED_SECONDS)
         await self.say("event", event="clear_errors")
         await self.reach("acting")

@@ -66,7 +66,7 @@ class Situation:
         action_names: Columns of the actions.
         action: What was sent last, (d,) in [-1, 1].
         policy_action: What the policy wanted, (d,) in [-1, 1].
-        stamp_observation: Time of the observation on the system clock [ns].
+        stamp_observation: Time of the observation on the clock of the environment [ns].
     """
 
     activity: Activity = Activity.WAITING

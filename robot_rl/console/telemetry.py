@@ -55,13 +55,14 @@ class TelemetryEnv(RobotEnvWrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode."""
-        self._show(self._newest.observation, activity=Activity.RESETTING)
+        self._show_again(activity=Activity.RESETTING)
         with self._told():
             observation, info = super().reset(seed=seed, options=options)
         self._episode += 1
         self._steps = self._intervened_steps = 0
         self._total_reward = 0.0
-        self._show(observation, activity=Activity.ACTING, in_control=InControl.POLICY)
+        stamp = int(info["stamp_observation"])
+        self._show(observation, stamp, activity=Activity.ACTING, in_control=InControl.POLICY)
         return observation, info
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -76,6 +77,7 @@ class TelemetryEnv(RobotEnvWrapper):
             halted = self._halted()
             self._show(
                 observation,
+                int(info["stamp_observation"]),
                 activity=halted or Activity.ACTING,
                 in_control=_in_control(halted, intervened),
                 reward=float(reward),
@@ -84,7 +86,6 @@ class TelemetryEnv(RobotEnvWrapper):
                 lateness_seconds=float(info["lateness"]),
                 action=tuple(np.asarray(info["executed_action"]).tolist()),
                 policy_action=tuple(np.asarray(action).tolist()),
-                stamp_observation=int(info["stamp_observation"]),
             )
         return observation, float(reward), terminated, truncated, info
 
@@ -95,7 +96,7 @@ class TelemetryEnv(RobotEnvWrapper):
     def note_waiting(self, reason: str) -> None:
         """Say why no episode begins."""
         activity = self._halted() or Activity.WAITING
-        self._show(self._newest.observation, activity=activity, reason=reason)
+        self._show_again(activity=activity, reason=reason)
 
     def look(self) -> None:
         """Between episodes: observe now and then, so that the console goes on showing the robot."""
@@ -103,22 +104,29 @@ class TelemetryEnv(RobotEnvWrapper):
         if self._link.open_consoles and now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
             activity = self._halted() or Activity.WAITING
-            reason = self._newest.situation.reason
+            stamp = self.clock.now_ns()
             try:
                 observation = self.observe()
             except RobotRLError as error:  # no reason to end, as long as nothing has to move
-                observation, reason = self._newest.observation, str(error)
-            self._show(observation, activity=activity, reason=reason)
+                self._show_again(activity=activity, reason=str(error))
+            else:
+                reason = self._newest.situation.reason
+                self._show(observation, stamp, activity=activity, reason=reason)
 
     def close(self) -> None:
         """Say so, hang up, and close the environment."""
         try:
-            self._show(self._newest.observation, activity=Activity.ENDED)
+            self._show_again(activity=Activity.ENDED)
             self._link.close()
         finally:  # whatever has become of the link, the robot is to hold
             super().close()
 
-    def _show(self, observation: Observation, **facts: Any) -> None:
+    def _show_again(self, **facts: Any) -> None:
+        """Say something new of the newest observation."""
+        newest = self._newest
+        self._show(newest.observation, newest.situation.stamp_observation, **facts)
+
+    def _show(self, observation: Observation, stamp: int, **facts: Any) -> None:
         situation = Situation(
             episode=self._episode,
             episode_step=self._steps,
@@ -129,6 +137,7 @@ class TelemetryEnv(RobotEnvWrapper):
             policy_version=self._policy_version,
             instruction=self.task.instruction,
             action_names=self.schema.action_names,
+            stamp_observation=stamp,
             **facts,
         )
         self._newest = Snapshot(situation, observation)

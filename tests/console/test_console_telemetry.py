@@ -113,6 +113,21 @@ def test_a_stop_holds_the_robot_and_the_console_goes_on_seeing_it(loop):
     with_client(loop.run, use)
 
 
+def test_all_that_is_seen_says_when_it_was_seen(loop):
+    async def use(client: LoopClient) -> None:
+        stamps = [(await reach(client, Activity.ACTING)).situation.stamp_observation]
+        await client.post("stop")
+        seen = await reach(client, Activity.STOPPED)
+        while "clear_errors" not in seen.situation.reason:
+            stamps.append(seen.situation.stamp_observation)
+            seen = await client.next_snapshot()
+        stamps.append(seen.situation.stamp_observation)
+        assert stamps[0] > 0
+        assert stamps == sorted(stamps)
+
+    with_client(loop.run, use)
+
+
 def test_consoles_come_and_go_in_the_middle_of_an_episode(loop):
     async def use(client: LoopClient) -> None:
         seen = await reach(client, Activity.ACTING)
