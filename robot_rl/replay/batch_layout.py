@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class BatchLayout:
         annotations: What is annotated, given at both.
 
     Raises:
-        ReplayError: The table has no such field.
+        ReplayError: The table has no such field, or a name is wanted twice.
         StoreError: No row has such an annotation.
     """
 
@@ -59,6 +60,8 @@ class BatchLayout:
         n_step: int = 1,
     ) -> None:
         """Look the names up; see the class."""
+        for names in (fields, annotations, chunk_fields):
+            _expect_once(names)
         self._batch_size = batch_size
         self.columns = [_column(schema, name) for name in fields]
         self.next_columns = [c for c in self.columns if _has_next(c.name)]
@@ -90,6 +93,12 @@ class BatchLayout:
 
     def _lead(self, count: int | None) -> tuple[int, ...]:
         return (self._batch_size,) if count is None else (count, self._batch_size)
+
+
+def _expect_once(names: Sequence[str]) -> None:
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise ReplayError("names to sample are given twice", got=twice, expected="each name once")
 
 
 def _has_next(name: str) -> bool:

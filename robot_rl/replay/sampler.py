@@ -7,6 +7,7 @@ observations from the map when a batch is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +74,7 @@ class ReplaySampler:
 
     Raises:
         StoreError: No such store, table or annotation.
-        ReplayError: Unknown field, or a number out of range.
+        ReplayError: Unknown field, one that is named twice, or a number out of range.
     """
 
     def __init__(
@@ -99,25 +100,25 @@ class ReplaySampler:
         self._interventions_apart = intervention_share is not None
         self._reader = StoreReader(store_path)
         self._environment = open_for_reading(store_path)
-        try:
-            info = self._reader.table(table)
-            known = self._reader.annotation_fields(table)
-            self._layout = BatchLayout(
-                info.schema, fields, known, annotations, batch_size, chunk_fields, n_step
-            )
-        except BaseException:
-            self.close()
-            raise
-        self.schema, self.batch_size, self.rng = info.schema, batch_size, rng
-        self._info, self._rewards = info, rewards
         self._n_step, self._discount = n_step, discount
-        self._capacity_rows = capacity_rows
+        self._capacity_rows, self._rewards = capacity_rows, rewards
         self._visible: int | None = None
         self._limit = 0
         self._spans = dict.fromkeys(DataKind, (0, 0))
-        self._gather = RowGather(self._environment, info.identifier, info.schema, self._layout)
-        self._begin_index(self._rewards_field())
-        self.refresh(None)
+        self.batch_size, self.rng = batch_size, rng
+        with ExitStack() as failed:
+            failed.callback(self.close)
+            self._info = self._reader.table(table)
+            self.schema = self._info.schema
+            known = self._reader.annotation_fields(table)
+            self._layout = BatchLayout(
+                self.schema, fields, known, annotations, batch_size, chunk_fields, n_step
+            )
+            identifier = self._info.identifier
+            self._gather = RowGather(self._environment, identifier, self.schema, self._layout)
+            self._begin_index(self._rewards_field())
+            self.refresh(None)
+            failed.pop_all()
 
     @property
     def demonstration_transitions(self) -> int:

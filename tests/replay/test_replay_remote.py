@@ -123,6 +123,24 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
     assert local.intervention_transitions == remote.intervention_transitions > 0
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fields": ("action", "action")},
+        {"chunk_fields": ("action", "action")},
+        {"annotations": ("score", "score")},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_name_that_is_wanted_twice_is_the_askers_mistake(client, schema, samplers, changes):
+    """The fuzzer found it: the server blamed itself."""
+    client.open_session("reach", schema)
+    for make in samplers:
+        with pytest.raises(ReplayError, match="given twice"):
+            make(**changes)
+    assert client.statistics()["sampling_failures"] == 0
+
+
 def test_the_state_moves_between_local_and_remote(client, schema, make_episode, samplers):
     client.open_session("reach", schema)
     client.append_episode(make_episode(40))
