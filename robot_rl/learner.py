@@ -38,15 +38,15 @@ from robot_rl.replay.errors import SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.run import CLONED, LAST, RunDirectory
+from robot_rl.run_policies import STATE_FILE, load_cloned
 from robot_rl.signals import Stopped, stop_event
-from robot_rl.stages.pretrain import load_cloned, open_demonstrations
+from robot_rl.stages.pretrain import open_demonstrations
 from robot_rl.weights import BEHAVIOUR, base_apart, publish
 
 DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002
 _ROOM_SECONDS = 60.0
 _OWNER = "demonstrations"
-_STATE = "state.json"
 _TENSORS = "algorithm.safetensors"
 # From the policy of a checkpoint to the cloned one of the same run.
 _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
@@ -219,26 +219,18 @@ class Learner:
         behaviour = self._behaviour(self._algorithm.deployed_policy())
         with self._run.atomic_folder(LAST) as folder:
             save_file(self._algorithm.state_dict(), folder / _TENSORS)
-            (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+            (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
             self._save_policy(folder / "policy", behaviour)
         self._saved_steps = self.environment_steps
 
     def _load(self) -> None:
         folder = self._run.complete_folder(LAST)
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         self._algorithm.load_state_dict(load_file(folder / _TENSORS))
         self._sampler.load_state_dict(state["sampler"])
         self.environment_steps = int(state["environment_steps"])
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
-
-
-def learned_steps(run: RunDirectory) -> int:
-    """Environment steps behind a run's last checkpoint; 0 without one."""
-    if not run.has_folder(LAST):
-        return 0
-    state = json.loads((run.complete_folder(LAST) / _STATE).read_text(encoding="utf-8"))
-    return int(state["environment_steps"])
 
 
 def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour) -> None:

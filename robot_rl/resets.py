@@ -18,7 +18,7 @@ from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.sim.task import SimTask
 from robot_rl.run import RunDirectory
-from robot_rl.stages.evaluate import load_newest
+from robot_rl.run_policies import load_newest
 
 
 def make_reset(

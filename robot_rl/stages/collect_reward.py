@@ -32,7 +32,7 @@ from robot_rl.rewards.collection import (
 from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.stages.evaluate import load_newest
+from robot_rl.run_policies import load_newest
 
 # Apart from those of collecting, acting and exploring.
 _OPERATOR_STREAM, _POSITIVE_STREAM, _NEGATIVE_STREAM = ((1 << 31) - n for n in (4, 3, 2))

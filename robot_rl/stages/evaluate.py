@@ -10,7 +10,6 @@ import torch
 from omegaconf import DictConfig
 
 from policies import checkpoint
-from policies.behaviour import Behaviour
 from robot_rl.blocks import Blocks
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
@@ -18,28 +17,14 @@ from robot_rl.env.sim.cameras import CameraError
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.records import VIDEOS
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.learner import learned_steps
 from robot_rl.machine import yield_to_control_loop
-from robot_rl.run import CLONED, LAST, RunDirectory
+from robot_rl.run import CLONED, RunDirectory
+from robot_rl.run_policies import learned_steps, load_newest
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.stages.nodes import robot_nodes
-from robot_rl.stages.pretrain import load_cloned
 
 RECORDS = "evaluations"
 _POLL_SECONDS = 0.2
-
-
-def load_newest(run: RunDirectory) -> tuple[Behaviour, int]:
-    """Load a run's last policy, and the environment steps behind it; the cloned one if none yet.
-
-    Raises:
-        CheckpointError: There is none, or a file of it is damaged.
-    """
-    if not run.has_folder(LAST):
-        return load_cloned(run), 0
-    folder = run.complete_folder(LAST)
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    return checkpoint.load(folder / "policy"), int(state["environment_steps"])
 
 
 def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None:

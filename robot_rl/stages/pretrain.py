@@ -142,15 +142,6 @@ def _check_instructions(dataset: EpisodeDataset) -> None:
             )
 
 
-def load_cloned(run: RunDirectory) -> Behaviour:
-    """Load the cloned policy of a run.
-
-    Raises:
-        CheckpointError: There is none, or a file of it is damaged.
-    """
-    return checkpoint.load(run.complete_folder(CLONED) / "policy")
-
-
 def run(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
     if config.run:

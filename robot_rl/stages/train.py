@@ -15,10 +15,10 @@ from robot_rl.config import ConfigError, save_resolved
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed
-from robot_rl.learner import learned_steps
 from robot_rl.machine import describe_machine
 from robot_rl.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
+from robot_rl.run_policies import learned_steps
 from robot_rl.stages.collect import collect
 from robot_rl.stages.evaluate import (
     evaluate_final,

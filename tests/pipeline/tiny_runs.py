@@ -15,8 +15,12 @@ import psutil
 
 TINY = (
     "task=reach",
+    "task.environment.time_limit_steps=30",
     "demonstrations=4",
     "cloning.updates=60",
+    "policy.denoiser.hidden=[64,64]",
+    "algorithm.actor_hidden=[64,64]",
+    "algorithm.settings.critic_hidden=[64,64]",
     "environment_steps=400",
     "block_steps=25",
     "algorithm.schedule.warmup_steps=75",
