@@ -103,6 +103,9 @@ class RosRobot:
         control_rate_hz: At which commands are published.
         track_objects: Whether poses of objects are observed.
         mirror: The simulated world, for scripted experts; None for a real robot.
+
+    Attributes:
+        measured_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class RosRobot:
         self._lock = threading.Lock()  # what is published, and why no more
         self._problem: RobotInterrupted | None = None
         self._tracking: dict[str, Any] = {}
+        self.measured_ns: dict[str, int] = {}
         command = qos.command_publisher(control_rate_hz)
         self._target = client.node.create_publisher(PoseStamped, "target_pose", command)
         self._grip = client.node.create_publisher(Float64, "gripper/command", command)
@@ -318,6 +322,7 @@ class RosRobot:
 
     def _assembled(self) -> Observation:
         taken = together(self._aligned, self._newest, self.limits.skew_s)
+        self.measured_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}
         pose = self.pose.value(taken[self.pose])
         positions, velocities = self.joints.value(taken[self.joints])
         state = {
