@@ -25,11 +25,13 @@ from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied, Rob
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
+from robot_rl.operator import OperatorInbox
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import CommandConflict
 from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
+from robot_rl.ros.operator_services import OperatorServices
 from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
 from robot_rl.safety import CartesianLimiter
 
@@ -219,6 +221,10 @@ class RosRobot:
         """Leave ROS."""
         self._monitor.close()
         self.client.close()
+
+    def serve_operator(self, inbox: OperatorInbox) -> None:
+        """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
+        OperatorServices(self.client, inbox)
 
     # -- for tasks, and for what brings the arm to its start --------------------------------------
 
