@@ -13,22 +13,18 @@ from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
-from robot_rl.bench._topics import NAMESPACE, over_topics
+from robot_rl.bench._topics import NAMESPACE, demonstrated, over_topics
 from robot_rl.compute import compute_device
-from robot_rl.config import compose
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import check_fit
-from robot_rl.progress import WorkProgress
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.robot import RosRobot
 from robot_rl.ros.stamps import to_nanoseconds
-from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
 from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.pretrain import pretrain
 
@@ -70,21 +66,14 @@ def act_over_topics(config: DictConfig, folder: Path) -> dict[str, object]:
 def _cloned(config: DictConfig, folder: Path) -> Behaviour:
     """A policy that computes as long as a good one does, from a few demonstrations."""
     training = "observation.vision_training"
-    settings = compose(
-        [
-            f"task={config.choices.task}",
-            f"seed={config.seed}",
-            "observation=pixels",
-            "demonstrations=2",
-            "cloning.updates=50",
-            f"{training}.exploration_episodes=0",
-            f"{training}.cloning.updates=20",
-            f"runs_directory={folder}",
-        ]
+    settings, run = demonstrated(
+        config,
+        str(folder),
+        "observation=pixels",
+        "cloning.updates=50",
+        f"{training}.exploration_episodes=0",
+        f"{training}.cloning.updates=20",
     )
-    run = RunDirectory.create(str(settings.task.name), str(folder))
-    with WorkProgress(2, "demonstrations") as progress:
-        collect(settings, run, progress)
     return pretrain(settings, run)
 
 

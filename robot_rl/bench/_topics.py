@@ -17,16 +17,28 @@ from omegaconf import DictConfig
 
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
+from robot_rl.progress import WorkProgress
 from robot_rl.ros.environment import DISCOVERY, prepare_environment
 from robot_rl.ros.errors import RosUnavailable
+from robot_rl.run import RunDirectory
+from robot_rl.stages.collect import collect
 from robot_rl.stages.processes import ProcessGroup
 
 if TYPE_CHECKING:
     from robot_rl.bench._arm_watch import ArmWatch
 
 NAMESPACE = "/bench"
-TWO_CAMERAS = "observation.cameras=[{_target_:%s,name:front},{_target_:%s,name:wrist}]" % (
-    ("robot_rl.env.sim.cameras.CameraOptions",) * 2
+CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
+_TWO_CAMERAS = (
+    f"observation.cameras=[{{_target_:{CAMERA},name:front}},{{_target_:{CAMERA},name:wrist}}]"
+)
+_DEMONSTRATIONS = 2
+_BRIEFLY_PREPARED = (
+    "cloning.updates=100",
+    "environment_steps=1000000",
+    "algorithm.schedule.warmup_steps=60",
+    "algorithm.schedule.critic_only_updates=10",
+    "algorithm.schedule.updates_per_step=1",
 )
 _SHARED_MEMORY = Path("/dev/shm")
 _START_SECONDS = 900.0  # the learner's first weights among them
@@ -77,6 +89,27 @@ def shared_memory() -> dict[str, float]:
     return {"files": len(sizes), "mib": sum(sizes) / 2**20}
 
 
+def demonstrated(
+    config: DictConfig, folder: str, *overrides: str
+) -> tuple[DictConfig, RunDirectory]:
+    """Record demonstrations in a simulation of this process, which needs no time to pass.
+
+    Args:
+        config: The configuration, whose task it is.
+        folder: Where the run directory is made.
+        *overrides: Further overrides.
+
+    Returns:
+        The configuration and the run directory that they are in.
+    """
+    chosen = [f"task={config.choices.task}", f"seed={config.seed}", *overrides]
+    settings = compose([*chosen, f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"])
+    run = RunDirectory.create(str(settings.task.name), folder)
+    with WorkProgress(_DEMONSTRATIONS, "demonstrations") as progress:
+        collect(settings, run, progress)
+    return settings, run
+
+
 @contextmanager
 def training_run(config: DictConfig) -> Iterator[ArmWatch]:
     """Run `robot-rl train` over topics, with two cameras, until the end of the context.
@@ -90,19 +123,16 @@ def training_run(config: DictConfig) -> Iterator[ArmWatch]:
     from robot_rl.bench._arm_watch import ArmWatch  # not before `own_domain`
 
     with tempfile.TemporaryDirectory() as folder:
+        _, shown = demonstrated(config, folder, _TWO_CAMERAS)
         words = [
             "robot=ros_sim",
             f"robot.namespace={NAMESPACE}",
             f"task={config.choices.task}",
             f"seed={config.seed}",
-            TWO_CAMERAS,
-            "demonstrations=2",
-            "cloning.updates=100",
-            "environment_steps=1000000",
-            "algorithm.schedule.warmup_steps=60",
-            "algorithm.schedule.critic_only_updates=10",
-            "algorithm.schedule.updates_per_step=1",
+            f"dataset={shown.demonstrations}",
             f"runs_directory={folder}",
+            _TWO_CAMERAS,
+            *_BRIEFLY_PREPARED,
         ]
         watch = ArmWatch(NAMESPACE)
         try:
@@ -114,7 +144,6 @@ def training_run(config: DictConfig) -> Iterator[ArmWatch]:
                     watch.check()
                     if time.monotonic() > deadline:
                         raise BenchFailed("the actor does not move the arm", got=watch.mode)
-                    time.sleep(0.1)
                 yield watch
         finally:
             watch.close()
