@@ -29,6 +29,7 @@ CONFIG_NAME = "config.yaml"
 # A run may be continued or evaluated with other values of these; all else made it what it is.
 MAY_DIFFER = (
     "actor",
+    "bench",
     "choices.classifier",
     "choices.replay",
     "choices.teleop",

@@ -85,11 +85,17 @@ def make_intervention(
 ) -> Intervention:
     """Let whoever writes to `inbox` take over in `env`, configured operators and devices included.
 
+    On a robot on ROS topics, clients of the operator's services write to it too.
+
     Raises:
         RobotRLError: The device of `teleop` cannot be connected, or the operator is a simulated
             one, and the task has no scripted expert.
     """
     operator = config["operator"]
+    for robot in getattr(env.robot, "arms", {"": env.robot}).values():
+        serve = getattr(robot, "serve_operator", None)  # a robot on topics offers services there
+        if serve is not None:
+            serve(inbox)
     attendants: list[Attendant] = []
     if operator["simulated"] is not None:
         imperfections = devices.make(operator["imperfections"])

@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ from robot_rl.ros.freshness import Freshness
 from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, stop_event
 
 _DIAGNOSTICS_SECONDS = 1.0
+# A fault whose words change at every poll, with an age for example, is logged this often.
+_LOG_SECONDS = 1.0
 _SPIN_SECONDS = 0.1
 _EXIT_ERROR = 2
 _SUCCESS = TransitionCallbackReturn.SUCCESS
@@ -85,6 +88,7 @@ class DeviceNode(LifecycleNode, ABC):
         super().__init__(name, **options)
         self._connection: Connection | None = None
         self._was_connected = False
+        self._quiet_until = 0.0  # on the steady clock [s]
         self._timer: Timer | None = None
         self._driver_config: str = self.parameter(
             "driver", "", "the driver: a mapping with _target_"
@@ -261,9 +265,10 @@ class DeviceNode(LifecycleNode, ABC):
             (self.connected if connected else self.disconnected)()
             if connected:
                 self.get_logger().info(f"connected: {self._target()}")
-        if connection.news is not None:
+        now = time.monotonic()
+        if connection.news is not None and now >= self._quiet_until:
             self.get_logger().warning(connection.news)
-            connection.news = None
+            connection.news, self._quiet_until = None, now + _LOG_SECONDS
         if not connected:
             return
         try:

@@ -25,11 +25,13 @@ from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied, Rob
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
+from robot_rl.operator import OperatorInbox
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import CommandConflict
 from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
+from robot_rl.ros.operator_services import OperatorServices
 from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
 from robot_rl.safety import CartesianLimiter
 
@@ -103,6 +105,9 @@ class RosRobot:
         control_rate_hz: At which commands are published.
         track_objects: Whether poses of objects are observed.
         mirror: The simulated world, for scripted experts; None for a real robot.
+
+    Attributes:
+        measured_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class RosRobot:
         self._lock = threading.Lock()  # what is published, and why no more
         self._problem: RobotInterrupted | None = None
         self._tracking: dict[str, Any] = {}
+        self.measured_ns: dict[str, int] = {}
         command = qos.command_publisher(control_rate_hz)
         self._target = client.node.create_publisher(PoseStamped, "target_pose", command)
         self._grip = client.node.create_publisher(Float64, "gripper/command", command)
@@ -215,6 +221,10 @@ class RosRobot:
         """Leave ROS."""
         self._monitor.close()
         self.client.close()
+
+    def serve_operator(self, inbox: OperatorInbox) -> None:
+        """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
+        OperatorServices(self.client, inbox)
 
     # -- for tasks, and for what brings the arm to its start --------------------------------------
 
@@ -318,6 +328,7 @@ class RosRobot:
 
     def _assembled(self) -> Observation:
         taken = together(self._aligned, self._newest, self.limits.skew_s)
+        self.measured_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}
         pose = self.pose.value(taken[self.pose])
         positions, velocities = self.joints.value(taken[self.joints])
         state = {

@@ -46,12 +46,13 @@ class MemorySampler:
         own = psutil.Process()
         while True:
             tree = [own, *own.children(recursive=True)]
-            self.peak_bytes = max(self.peak_bytes, sum(_resident_bytes(p) for p in tree))
+            self.peak_bytes = max(self.peak_bytes, sum(resident_bytes(p) for p in tree))
             if self._stop.wait(_INTERVAL_SECONDS):
                 return
 
 
-def _resident_bytes(process: psutil.Process) -> int:
+def resident_bytes(process: psutil.Process) -> int:
+    """Anonymous and shared memory of a process; 0 of one that has ended."""
     status = Path(f"/proc/{process.pid}/status")
     try:
         if not psutil.LINUX:

@@ -1,0 +1,120 @@
+"""Watches a simulated arm's node from outside: what it does, and when it began to hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from geometry_msgs.msg import PoseStamped
+from std_msgs.msg import String
+
+from robot_rl.ros import messages, qos
+from robot_rl.ros.client import RosClient
+
+# A target this close to where the arm was just measured asks it to stay there [m].
+_STAYS = 0.002
+_POLL_SECONDS = 0.005
+
+
+class ArmWatch:
+    """Listens to `mode`, `applied_pose` and `current_pose`.
+
+    Args:
+        namespace: Of the arm.
+
+    Attributes:
+        client: The node that listens.
+        check: Raises where waiting has no sense any more.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        """See the class."""
+        self.client = RosClient("watch", namespace)
+        self.check: Callable[[], None] = self.client.check
+        self._lock = threading.Lock()
+        self._modes: list[tuple[float, str]] = [(0.0, "unknown")]
+        self._position = np.full(3, np.nan)
+        self._last_command = (0.0, np.inf)  # when it came [s], and how far it was from the arm [m]
+        listen = self.client.node.create_subscription
+        listen(String, "mode", self._take_mode, qos.latched())
+        listen(PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(1))
+        listen(PoseStamped, "applied_pose", self._take_command, qos.sensor_subscription(20))
+
+    @property
+    def mode(self) -> str:
+        """What the node said last of what it does."""
+        with self._lock:
+            return self._modes[-1][1]
+
+    @property
+    def following(self) -> bool:
+        """Whether the arm follows commands."""
+        return self.mode.startswith("follow")
+
+    def following_since(self, moment: float, timeout_s: float) -> bool:
+        """Wait until the arm has begun to follow commands after a moment (steady clock [s])."""
+        return self._wait(lambda: self._first("follow", moment) is not None, timeout_s)
+
+    def held_after(self, moment: float, timeout_s: float, *, told: bool) -> float | None:
+        """Wait until the arm holds; returns how long after `moment` it began to [s].
+
+        Args:
+            moment: On the steady clock [s].
+            timeout_s: How long to wait.
+            told: Whether a last command for the place where the arm is counts as well.
+
+        Returns:
+            None where it does not hold in time.
+        """
+        if not self._wait(lambda: self._first("hold", moment) is not None, timeout_s):
+            return None
+        held = self._first("hold", moment)
+        with self._lock:
+            came, distance = self._last_command
+        assert held is not None
+        if told and distance < _STAYS and moment < came < held:
+            held = came
+        return held - moment
+
+    def follows_for(self, seconds: float, timeout_s: float) -> bool:
+        """Wait until the arm has followed commands for some time on end."""
+
+        def long_enough() -> bool:
+            with self._lock:
+                since, mode = self._modes[-1]
+            return mode.startswith("follow") and time.monotonic() - since > seconds
+
+        return self._wait(long_enough, timeout_s)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.client.close()
+
+    def _first(self, word: str, moment: float) -> float | None:
+        with self._lock:
+            return next((at for at, mode in self._modes if at > moment and word in mode), None)
+
+    def _wait(self, found: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not found():
+            self.check()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _take_mode(self, message: String) -> None:
+        with self._lock:
+            self._modes = [*self._modes[-99:], (time.monotonic(), str(message.data))]
+
+    def _take_pose(self, message: PoseStamped) -> None:
+        with self._lock:
+            self._position = messages.pose_array(message)[:3]
+
+    def _take_command(self, message: PoseStamped) -> None:
+        target = messages.pose_array(message)[:3]
+        with self._lock:
+            distance = float(np.linalg.norm(target - self._position))
+            self._last_command = (time.monotonic(), distance)
