@@ -79,7 +79,8 @@ class Behaviour:
         execute_steps: Actions of a chunk that are executed before the next plan; 1 without chunks.
         exploration: How the executed action departs from the policy's best guess.
         version: Gradient updates behind it, strictly increasing within a run.
-        vision: What turns camera images into features, for a policy that sees them.
+        vision: What turns camera images into features, for a policy that sees them; or, with a
+            policy that sees the images itself, for the rows to carry.
     """
 
     policy: Policy
@@ -110,9 +111,11 @@ class Behaviour:
                 "exploration mode 'base' needs a policy with a base", got=self.policy.kind
             )
 
-        wanted = self.policy.observation.get(FEATURES)
+        observed = self.policy.observation
+        wanted = observed.get(FEATURES)
         given = None if self.vision is None else self.vision.features
-        if wanted != given:
+        sees_itself = self.vision is not None and self.vision.cameras.keys() <= observed.keys()
+        if wanted != given and not (wanted is None and sees_itself):
             raise PolicyError(
                 "the image encoder does not fit the policy",
                 got=f"{given} features",

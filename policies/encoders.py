@@ -59,6 +59,11 @@ class StateEncoder(nn.Module):
         return self.observation_steps * sum(self.keys.values())
 
     @property
+    def observed(self) -> dict[str, int]:
+        """Name → width of what it is given."""
+        return self.keys
+
+    @property
     def config(self) -> dict[str, Any]:
         """JSON values from which `from_config` makes the same encoder, statistics apart."""
         return {

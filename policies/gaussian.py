@@ -14,6 +14,7 @@ from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.networks import mlp, seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy, build, register
+from policies.seeing import build_encoder
 
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -188,7 +189,7 @@ class GaussianPolicy(Policy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GaussianPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = StateEncoder.from_config(config["encoder"])
+        encoder = build_encoder(config["encoder"])
         actor = GaussianTanh(
             encoder.features, config["action_dimension"], generator=seeded(0), **config["actor"]
         )

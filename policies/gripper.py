@@ -18,6 +18,7 @@ from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh
 from policies.networks import mlp, seeded
 from policies.policy import Policy, register
+from policies.seeing import build_encoder
 
 CHOICES = ("open", "stay", "close")
 OPEN, CLOSED = -1.0, 1.0
@@ -139,7 +140,7 @@ class GaussianGripperPolicy(Policy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GaussianGripperPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = StateEncoder.from_config(config["encoder"])
+        encoder = build_encoder(config["encoder"])
         width = int(config["action_dimension"]) - 1
         actor = GaussianTanh(encoder.features, width, generator=seeded(0), **config["actor"])
         critic = GripperCritic(encoder.features, generator=seeded(0), **config["critic"])

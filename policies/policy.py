@@ -66,7 +66,7 @@ class Policy(nn.Module, ABC):
         """Name → width of every observation that the policy or its base sees."""
         base = self.base
         below = base.observation if base is not None and base is not self else {}
-        return {**below, **self.encoder.keys}
+        return {**below, **self.encoder.observed}
 
     @property
     def observation_steps(self) -> int:

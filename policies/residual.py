@@ -13,6 +13,7 @@ from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh, base_config, build_base, frozen_base
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy, register
+from policies.seeing import build_encoder
 
 
 @register
@@ -92,7 +93,7 @@ class ResidualPolicy(Policy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ResidualPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = StateEncoder.from_config(config["encoder"])
+        encoder = build_encoder(config["encoder"])
         width = int(config["action_dimension"])
         actor = GaussianTanh(
             encoder.features + width, width, generator=seeded(0), **config["actor"]

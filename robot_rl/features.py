@@ -56,12 +56,12 @@ def _is_conditioned(behaviour: Behaviour) -> bool:
 
 
 def check_features(batch: Batch, behaviour: Behaviour) -> None:
-    """Check that a batch's features are all of the behaviour's image encoder.
+    """Check that a batch's features, if it has any, are all of the behaviour's image encoder.
 
     Raises:
         WrongFeatures: Some are not.
     """
-    if behaviour.vision is None:
+    if ENCODER_ID not in batch:
         return
     others: Any = batch[ENCODER_ID] != behaviour.encoder_id
     if others.any():

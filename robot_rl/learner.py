@@ -21,7 +21,7 @@ from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.policy import Policy
 from policies.runner import PolicyRunner
-from policies.vision import ENCODER_ID
+from policies.vision import ENCODER_ID, FEATURES
 from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.blocks import Blocks
 from robot_rl.compute import compute_device, explained_memory
@@ -82,11 +82,11 @@ class Learner:
         dataset = open_demonstrations(config, run)
         insert_demonstrations(client, dataset, self._cloned)
         seed = int(config.seed)
-        self._algorithm = make_algorithm(config.algorithm, self._cloned, seed)
+        self._algorithm = make_algorithm(config.algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(device, compiled=bool(config.get("compile", False)))
         schedule = self._algorithm.schedule
         wanted = [n for n in self._algorithm.required_fields if n not in WINDOW_FIELDS]
-        if self._cloned.vision is not None:
+        if FEATURES in wanted:
             wanted.append(ENCODER_ID)
         options = SamplerOptions(
             dataset.schema.task,

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -21,12 +20,12 @@ from torch import Tensor
 from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
-from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from policies.networks import seeded, to_device
-from policies.policy import ChunkPolicy, Policy
+from policies.policy import Policy
 from robot_rl.algorithms import losses
 from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
 from robot_rl.algorithms.critics import CriticEnsemble
+from robot_rl.algorithms.encoding import Encoding
 from robot_rl.data.schema import SOURCE_POLICY
 
 
@@ -76,7 +75,7 @@ class ActorCritic(ABC):
     """Soft actor-critic over encoded observations; a subclass says what the actor controls.
 
     Args:
-        encoder: From observations to features; its statistics are fixed.
+        encoding: From observations to features.
         actor: The actor's network.
         uses_base: Whether actor and critics see the base policy's proposal.
         schedule: See `Schedule`.
@@ -86,7 +85,7 @@ class ActorCritic(ABC):
 
     def __init__(
         self,
-        encoder: StateEncoder,
+        encoding: Encoding,
         actor: GaussianTanh,
         uses_base: bool,
         schedule: Schedule,
@@ -96,7 +95,7 @@ class ActorCritic(ABC):
         """See the class."""
         self.schedule = schedule
         self.settings = settings
-        self.encoder = encoder
+        self.encoding = encoding
         self.actor = actor
         self.average_actor = copy.deepcopy(actor).requires_grad_(False)
         self.uses_base = uses_base
@@ -104,18 +103,20 @@ class ActorCritic(ABC):
         self.device = torch.device("cpu")
         self._generator = seeded(seed)
         width = actor.action_dimension
-        inputs = encoder.features + width * (2 if uses_base else 1)
+        inputs = self.encoder.features + width * (2 if uses_base else 1)
         self.critics = CriticEnsemble(
             inputs, settings.critic_hidden, settings.critic_heads, self._generator
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
-        self._critic_optimizer = adam((self.critics.parameters(), settings.critic_rate))
+        self._critic_optimizer = adam(
+            ([*self.critics.parameters(), *encoding.parameters], settings.critic_rate)
+        )
         self._actor_optimizer = adam(
             (self.actor.parameters(), settings.actor_rate),
             ([self.log_temperature], settings.temperature_rate),
         )
-        observed = list(encoder.keys)
+        observed = list(self.encoder.observed)
         base = ["base_action"] if uses_base else []
         self.required_fields = (*observed, *base, "action", "source", "reward", "discount")
         following = [f"next/{name}" for name in (*observed, *base)]
@@ -126,8 +127,13 @@ class ActorCritic(ABC):
         """The executed action (B, d) for the actor's output in (-1, 1) (B, d)."""
 
     @abstractmethod
-    def policy_of(self, actor: GaussianTanh) -> Policy:
-        """A policy around a copy of the actor."""
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
+        """A policy around these copies; `averaged` says whether they are averages."""
+
+    @property
+    def encoder(self) -> StateEncoder:
+        """From observations to features, as it is now."""
+        return self.encoding.encoder
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of actor and temperature.
@@ -136,13 +142,22 @@ class ActorCritic(ABC):
             AlgorithmError: The batch lacks a required field.
         """
         self.require_fields(batch)
-        settings = self.settings
         self.updates += 1
-        with torch.no_grad():
-            features, next_features = self.encode(batch)
+        return self.learn(batch, *self.encoding.features(batch, self._generator))
+
+    def learn(self, batch: Batch, features: Tensor, next_features: Tensor) -> dict[str, Tensor]:
+        """Update on encoded observations (B, features); only the critics' loss trains the encoder.
+
+        Args:
+            batch: A whole batch.
+            features: Of the observations, with gradients where the encoder learns.
+            next_features: Of the next ones, without.
+        """
+        settings = self.settings
         base, next_base = self._base_actions(batch)
         action = self.tensor(batch["action"])
         metrics = self._update_critics(batch, features, base, action, next_features, next_base)
+        features = features.detach()
         critic_only = self.updates <= self.schedule.critic_only_updates
         if critic_only and settings.imitation_pretraining:
             metrics |= self._imitate(batch, features, base, action)
@@ -177,21 +192,17 @@ class ActorCritic(ABC):
                     f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
                 )
 
-    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Encode the observations and the next ones, (B, features) each."""
-        observed = {
-            name: np.concatenate([batch[name], batch[f"next/{name}"]]) for name in self.encoder.keys
-        }
-        features, next_features = self.encoder(observed).split(len(batch["reward"]))
-        return features, next_features
-
     def acting_policy(self) -> Policy:
         """The policy that explores."""
-        return self.policy_of(self.actor)
+        return self._snapshot(self.actor, averaged=False)
 
     def deployed_policy(self) -> Policy:
-        """The policy with the averaged actor."""
-        return self.policy_of(self.average_actor)
+        """The policy with the averaged actor, and the averaged image encoder where one learns."""
+        return self._snapshot(self.average_actor, averaged=True)
+
+    def _snapshot(self, actor: GaussianTanh, *, averaged: bool) -> Policy:
+        encoder = self.encoding.snapshot(averaged=averaged)
+        return self.policy_of(encoder, copy.deepcopy(actor), averaged=averaged)
 
     def _base_actions(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         if not self.uses_base:
@@ -252,19 +263,24 @@ class ActorCritic(ABC):
         target_entropy = settings.target_entropy * self.actor.action_dimension
         dual = losses.temperature_loss(self.log_temperature, log_prob, target_entropy)
         _step(self._actor_optimizer, loss + dual)  # they share no gradient
-        move_towards(self.average_actor, self.actor, settings.average_rate)
+        self._average(settings.average_rate)
         return {
             "actor_loss": loss.detach(),
             "temperature": temperature,
             "entropy": -log_prob.detach().mean(),
         }
 
+    def _average(self, rate: float) -> None:
+        """Move what is evaluated and deployed by `rate` towards what learns."""
+        move_towards(self.average_actor, self.actor, rate)
+        self.encoding.average(rate)
+
     def _imitate(
         self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
     ) -> dict[str, Tensor]:
         loss = self._imitation_loss(batch, features, base, action)
         _step(self._actor_optimizer, loss)
-        move_towards(self.average_actor, self.actor, 0.05)
+        self._average(0.05)
         return {"imitation_loss": loss.detach()}
 
     def _imitation_loss(
@@ -288,11 +304,15 @@ class ActorCritic(ABC):
             "average_actor": self.average_actor,
             "critics": self.critics,
             "target_critics": self.target_critics,
+            **self.encoding.modules,
         }
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
         return {
-            "critic": (self._critic_optimizer, list(self.critics.parameters())),
+            "critic": (
+                self._critic_optimizer,
+                [*self.critics.parameters(), *self.encoding.parameters],
+            ),
             "actor": (
                 self._actor_optimizer,
                 [*self.actor.parameters(), self.log_temperature],
@@ -349,18 +369,6 @@ class ActorCritic(ABC):
                     if key.startswith(start)
                 }
                 optimizer.state[parameter] = entries
-
-
-def step_encoder(base: ChunkPolicy) -> StateEncoder:
-    """An encoder of single observations with a base policy's keys and statistics.
-
-    On top of a conditioned base it also tells which instruction is meant.
-    """
-    source = base.encoder
-    normalizer = copy.deepcopy(source.normalizer)
-    if base.conditioned:
-        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
-    return StateEncoder(normalizer.widths, normalizer)
 
 
 def _join(*parts: Tensor | None) -> Tensor:

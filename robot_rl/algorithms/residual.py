@@ -6,24 +6,26 @@ soft actor-critic settings that learn within thousands of steps.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from policies.residual import ResidualPolicy
-from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, step_encoder
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings
 from robot_rl.algorithms.base import Schedule
+from robot_rl.algorithms.encoding import Encoding
 
 
 class Residual(ActorCritic):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
     Args:
-        base: The frozen cloned policy; the actor sees what it sees, with the same statistics.
+        base: The frozen cloned policy.
+        encoding: From what it sees to what actor and critics see.
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
         actor_hidden: Hidden widths of the actor.
@@ -36,6 +38,7 @@ class Residual(ActorCritic):
     def __init__(
         self,
         base: ChunkPolicy,
+        encoding: Encoding,
         schedule: Schedule,
         settings: ActorCriticSettings,
         actor_hidden: Sequence[int],
@@ -45,9 +48,8 @@ class Residual(ActorCritic):
         seed: int,
     ) -> None:
         """See the class."""
-        encoder = step_encoder(base)
         self._policy = ResidualPolicy.create(
-            encoder,
+            encoding.encoder,
             base,
             generator=seeded(seed + 1),
             hidden=actor_hidden,
@@ -55,13 +57,13 @@ class Residual(ActorCritic):
             layer_norm=actor_layer_norm,
             initial_log_std=initial_log_std,
         )
-        super().__init__(encoder, self._policy.actor, True, schedule, settings, seed)
+        super().__init__(encoding, self._policy.actor, True, schedule, settings, seed)
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The base's proposal plus the scaled correction, limited to [-1, 1]."""
         assert base_action is not None
         return self._policy.combine(base_action, squashed)
 
-    def policy_of(self, actor: GaussianTanh) -> Policy:
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
         """A residual policy on the same base."""
-        return self._policy.with_actor(copy.deepcopy(actor))
+        return ResidualPolicy(encoder, actor, self._policy.base, self._policy.scale)

@@ -5,23 +5,25 @@ Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data".
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, step_encoder
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings
 from robot_rl.algorithms.base import Schedule
+from robot_rl.algorithms.encoding import Encoding
 
 
 class RLPD(ActorCritic):
     """The actor chooses the action itself; the cloned policy only collects the warm-up.
 
     Args:
-        base: The cloned policy; the actor sees what it sees, with the same statistics.
+        base: The cloned policy.
+        encoding: From what it sees to what actor and critics see.
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
         actor_hidden: Hidden widths of the actor.
@@ -33,6 +35,7 @@ class RLPD(ActorCritic):
     def __init__(
         self,
         base: ChunkPolicy,
+        encoding: Encoding,
         schedule: Schedule,
         settings: ActorCriticSettings,
         actor_hidden: Sequence[int],
@@ -41,21 +44,20 @@ class RLPD(ActorCritic):
         seed: int,
     ) -> None:
         """See the class."""
-        encoder = step_encoder(base)
         actor = GaussianTanh(
-            encoder.features,
+            encoding.encoder.features,
             base.action_dimension,
             actor_hidden,
             generator=seeded(seed + 1),
             layer_norm=actor_layer_norm,
             initial_log_std=initial_log_std,
         )
-        super().__init__(encoder, actor, False, schedule, settings, seed)
+        super().__init__(encoding, actor, False, schedule, settings, seed)
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The actor's output is the action."""
         return squashed
 
-    def policy_of(self, actor: GaussianTanh) -> Policy:
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
         """A Gaussian policy without a base."""
-        return GaussianPolicy(self.encoder, copy.deepcopy(actor))
+        return GaussianPolicy(encoder, actor)

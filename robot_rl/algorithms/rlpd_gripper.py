@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from policies.ema import move_towards
+from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.gripper import CLOSED, OPEN, GaussianGripperPolicy, GripperColumn, GripperCritic
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam, step_encoder
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam
 from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
+from robot_rl.algorithms.encoding import Encoding
 from robot_rl.algorithms.losses import choice_loss
 
 COLUMN = "gripper"
@@ -56,7 +58,8 @@ class RLPDGripper(ActorCritic):
     penalty is that of the first step: the following ones are not of the critic's choosing.
 
     Args:
-        base: The cloned policy; actor and critic see what it sees, with the same statistics.
+        base: The cloned policy.
+        encoding: From what it sees to what actor and critics see.
         action_names: Names of the action columns; one of them is "gripper".
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`, for the arm.
@@ -74,6 +77,7 @@ class RLPDGripper(ActorCritic):
     def __init__(
         self,
         base: ChunkPolicy,
+        encoding: Encoding,
         action_names: Sequence[str],
         schedule: Schedule,
         settings: ActorCriticSettings,
@@ -91,7 +95,7 @@ class RLPDGripper(ActorCritic):
                 expected=f"one that is named {COLUMN!r}",
                 hint="use algorithm=rlpd",
             )
-        encoder = step_encoder(base)
+        encoder = encoding.encoder
         actor = GaussianTanh(
             encoder.features,
             base.action_dimension - 1,
@@ -100,7 +104,7 @@ class RLPDGripper(ActorCritic):
             layer_norm=actor_layer_norm,
             initial_log_std=initial_log_std,
         )
-        super().__init__(encoder, actor, False, schedule, settings, seed)
+        super().__init__(encoding, actor, False, schedule, settings, seed)
         self._settings = gripper
         self._gripper = GripperColumn(
             list(action_names).index(COLUMN), gripper.observation, gripper.closed_above
@@ -119,34 +123,32 @@ class RLPDGripper(ActorCritic):
         """The actor's output is the arm's action."""
         return squashed
 
-    def policy_of(self, actor: GaussianTanh) -> Policy:
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
         """A policy with this actor, and the gripper's critic that belongs to it."""
-        averaged = actor is self.average_actor
         critic = self.target_gripper_critic if averaged else self.gripper_critic
         return GaussianGripperPolicy(
-            self.encoder,
-            copy.deepcopy(actor),
+            encoder,
+            actor,
             copy.deepcopy(critic),
             self._gripper,
             self._settings.exploration,
         )
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def learn(self, batch: Batch, features: Tensor, next_features: Tensor) -> dict[str, Tensor]:
         """Update the arm on its columns as `rlpd` does, then the gripper's critic.
 
-        Raises:
-            AlgorithmError: The batch lacks a required field.
+        See `ActorCritic.learn`; the gripper's loss does not train the encoder.
         """
-        self.require_fields(batch)
         arm = np.delete(batch["action"], self._gripper.column, 1)
-        metrics = super().update({**batch, "action": arm})
-        return metrics | self._update_gripper(batch)
+        metrics = super().learn({**batch, "action": arm}, features, next_features)
+        return metrics | self._update_gripper(batch, features.detach(), next_features)
 
-    def _update_gripper(self, batch: Batch) -> dict[str, Tensor]:
+    def _update_gripper(
+        self, batch: Batch, features: Tensor, next_features: Tensor
+    ) -> dict[str, Tensor]:
         """Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges."""
         settings = self._settings
         with torch.no_grad():
-            features, next_features = self.encode(batch)
             best = self.gripper_critic(next_features).argmax(-1, keepdim=True)
             value = self.target_gripper_critic(next_features).gather(1, best)[:, 0]
             commands = self._gripper.commands(batch).to(self.device)

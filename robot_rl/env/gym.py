@@ -7,6 +7,7 @@ termination and truncation, and the success that its info reports.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
@@ -26,6 +28,7 @@ from robot_rl.errors import RobotRLError
 # What environments call success in their info; the first that is there counts.
 SUCCESS_KEYS = ("success", "is_success", "succeed")
 _SEEDS = 2**31
+_RENDER_MODE, _FILMED = "render_mode", "rgb_array"
 
 
 class GymError(RobotRLError):
@@ -102,7 +105,8 @@ class GymRobot:
     Its observation space is a Box, which becomes `state/observation`, or a Dict, whose entries
     become `state/<key>`; keys of nested Dicts are joined by `_`. Numbers become float32 (n,),
     flattened; uint8 (height, width, 3) becomes `images/<key>`. Its action space is a bounded Box;
-    actions in [-1, 1] are scaled to its bounds.
+    actions in [-1, 1] are scaled to its bounds. Where it offers the render mode "rgb_array", it is
+    made with that, so that it can be filmed.
 
     Args:
         task: A `GymTask`.
@@ -185,6 +189,38 @@ class GymRobot:
             for path, field in self._columns
         }
 
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size.
+
+        Raises:
+            GymError: It draws nothing, or cannot do so on this machine.
+        """
+        mode = self._env.render_mode
+        if mode != _FILMED:
+            raise GymError(
+                f"the environment {self.id} cannot be filmed",
+                got=f"{_RENDER_MODE} {mode}",
+                expected=f"{_RENDER_MODE} {_FILMED}",
+            )
+        try:
+            drawn: Any = self._env.render()
+        except Exception as error:  # each environment has a renderer of its own
+            raise GymError(f"the environment {self.id} cannot be drawn", got=repr(error)) from error
+        frame = np.asarray(drawn[0] if isinstance(drawn, list | tuple) else drawn)  # several views
+        if (
+            frame.dtype != np.uint8
+            or frame.ndim != 3
+            or frame.shape[2] != 3
+            or min(frame.shape) < 2
+        ):
+            raise GymError(
+                f"the environment {self.id} draws no RGB picture",
+                got=f"{frame.dtype} {frame.shape}",
+                expected="uint8 (height, width, 3)",
+            )
+        height, width = (size // 2 * 2 for size in frame.shape[:2])
+        return np.ascontiguousarray(frame[:height, :width])
+
     def hold(self) -> None:
         """Nothing moves between steps."""
 
@@ -213,7 +249,8 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     try:
         if slash and ":" not in id and id not in gymnasium.registry:
             importlib.import_module(namespace)
-        return gymnasium.make(id, disable_env_checker=True, **arguments)
+        given = {**_drawing(id), **arguments}
+        return gymnasium.make(id, disable_env_checker=True, **given)
     except ImportError as error:  # also what a missing display or library makes of it
         raise GymError(
             f"the environment {id!r} cannot be imported",
@@ -232,6 +269,22 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
             got=f"{dict(arguments)}: {error}",
             hint="correct robot.arguments",
         ) from error
+
+
+def _drawing(id: str) -> dict[str, str]:
+    """The argument that makes an environment draw itself when asked to, if it takes it."""
+    module, _, name = id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    spec = gymnasium.registry.get(name)
+    if spec is None or spec.entry_point is None or _RENDER_MODE in spec.kwargs:
+        return {}
+    entry = spec.entry_point
+    made_by: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+    offered = (getattr(made_by, "metadata", None) or {}).get("render_modes") or ()
+    parameters = inspect.signature(made_by).parameters
+    takes = _RENDER_MODE in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {_RENDER_MODE: _FILMED} if takes and _FILMED in offered else {}
 
 
 def _columns(

@@ -13,6 +13,7 @@ from policies import checkpoint
 from robot_rl.blocks import Blocks
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
+from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.records import VIDEOS
@@ -105,7 +106,7 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
     folder = run.path / VIDEOS
     try:
         videos.save_clips(videos.film(env, load_newest(run)[0], seeds, folder), folder)
-    except CameraError as problem:
+    except (CameraError, GymError) as problem:
         print(f"no videos: {problem}", flush=True)
     finally:
         env.close()

@@ -23,6 +23,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
+from robot_rl.replay.reader import StoreReader
 from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
@@ -69,6 +70,7 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     what was cloned, and it is cloned again from all that was shown.
     """
     torch.set_num_threads(1)
+    _require_unused(config, run)
     dataset = open_demonstrations(config, run)
     schema = dataset.schema
     generator = torch.Generator().manual_seed(int(config.seed))
@@ -80,15 +82,33 @@ def pretrain(config: DictConfig, run: RunDirectory) -> Behaviour:
     for number in range(1, int(config.dagger.rounds) + 1):
         corrections = correct(config, run, behaviour, number)
         behaviour = _clone(config, [dataset, *corrections], states, vision, generator)
-    if run.has_folder(LAST):
-        raise RobotRLError(
-            f"{run.path} has learned online from its cloned policy",
-            hint="clone into a new run: robot-rl pretrain"
-            f" dataset={config.dataset or run.demonstrations}",
-        )
+    _require_unused(config, run)  # by a learner that was started meanwhile
     with run.atomic_folder(CLONED) as folder:
         checkpoint.save(folder / "policy", behaviour)
     return behaviour
+
+
+def _require_unused(config: DictConfig, run: RunDirectory) -> None:
+    """Check that nothing builds on the policy that the run has cloned before.
+
+    Rows in its store hold that policy's proposals, and the features of its image encoder; the
+    actors that wait for weights find its own.
+
+    Raises:
+        RobotRLError: Something does.
+    """
+    hint = f"clone into a new run: robot-rl pretrain dataset={config.dataset or run.demonstrations}"
+    if run.has_folder(LAST):
+        raise RobotRLError(f"{run.path} has learned online from its cloned policy", hint=hint)
+    if not run.has_folder(CLONED) or not (run.store / "data.mdb").is_file():
+        return
+    reader = StoreReader(run.store)
+    tables = sorted(reader.tables())
+    reader.close()
+    if tables:
+        raise RobotRLError(
+            f"the store of {run.path} holds rows of its cloned policy", got=tables, hint=hint
+        )
 
 
 def _clone(

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from robot_rl.algorithms.encoding import trains_on
 from robot_rl.blocks import Blocks
 from robot_rl.config import ConfigError, save_resolved
 from robot_rl.evaluation.records import intervention_rates, read_run
@@ -96,6 +97,7 @@ class _Costs:
 def run(config: DictConfig) -> None:
     """Run the whole pipeline, or go on with the run `config.resume`."""
     Blocks.of(config)  # what cannot work is said before anything is made
+    trains_on(config.observation)
     if config.replay.connect:
         raise ConfigError(
             "train starts a replay server of its own",

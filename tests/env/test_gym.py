@@ -1,11 +1,17 @@
 """Gymnasium environments behind the seam of a robot."""
 
+import typing
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from scenes import assert_identical, replay
 
+from policies.behaviour import Behaviour, Interface
+from policies.encoders import StateEncoder
+from policies.gaussian import GaussianPolicy, GaussianTanh
+from policies.networks import seeded
 from robot_rl.config import ConfigError, compose
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.gym import GymError
@@ -52,6 +58,19 @@ class Point(gymnasium.Env):
         return {"agent": {"place": self.place}, "goal": goal, "view": view}
 
 
+class Drawn(Point):
+    """Draws where its point is, in a picture of odd sides."""
+
+    metadata: typing.ClassVar = {"render_modes": ["human", "rgb_array"]}
+
+    def __init__(self, render_mode=None, size=(37, 51, 3)):
+        super().__init__()
+        self.render_mode, self.size = render_mode, size
+
+    def render(self):
+        return np.full(self.size, int(10 * abs(self.place[0, 0])), np.uint8)
+
+
 class Spaces(gymnasium.Env):
     """Has the spaces that a test gives it."""
 
@@ -60,6 +79,7 @@ class Spaces(gymnasium.Env):
 
 
 gymnasium.register("tests/Point-v0", Point, max_episode_steps=20)
+gymnasium.register("tests/Drawn-v0", Drawn, max_episode_steps=20)
 gymnasium.register("tests/Spaces-v0", Spaces, max_episode_steps=20)
 gymnasium.register("tests/Endless-v0", Point)
 
@@ -154,6 +174,34 @@ def test_the_time_limit_is_the_environments_or_a_shorter_one():
     assert ends == [(False, False), (False, False), (False, True)]
     with pytest.raises(GymError, match=r"no time limit.*task\.environment\.time_limit_steps"):
         environment("tests/Endless-v0")
+
+
+def test_an_environment_that_draws_itself_is_filmed(tmp_path):
+    av = pytest.importorskip("av")
+    from robot_rl.evaluation.videos import film
+
+    env = environment("tests/Drawn-v0")
+    env.reset(seed=0)
+    assert env.robot.picture().shape == (36, 50, 3)
+    assert env.robot.picture()[0, 0, 0] == int(10 * abs(inner(env).place[0, 0]))
+    encoder = StateEncoder({"state/goal": 1})
+    actor = GaussianTanh(1, 2, [4], generator=seeded(0))
+    interface = Interface("tests/Drawn-v0", 10.0, env.schema.action_names)
+    (clip,) = film(env, Behaviour(GaussianPolicy(encoder, actor), interface), [3], tmp_path)
+    with av.open(str(clip.path)) as film_file:
+        frames = sum(1 for _ in film_file.decode(video=0))
+    assert frames >= clip.seconds * 10 > 0
+
+
+def test_an_environment_that_draws_nothing_says_so():
+    env = environment("tests/Point-v0")
+    env.reset(seed=0)
+    with pytest.raises(GymError, match=r"cannot be filmed; got: render_mode None; .*rgb_array"):
+        env.robot.picture()
+    env = environment("tests/Drawn-v0", size="[4,4]")
+    env.reset(seed=0)
+    with pytest.raises(GymError, match=r"draws no RGB picture; got: uint8 \(4, 4\)"):
+        env.robot.picture()
 
 
 def test_closing_closes_the_environment():

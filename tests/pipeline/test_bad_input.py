@@ -15,6 +15,7 @@ from tiny_runs import TINY
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
+from robot_rl.replay import StoreWriter
 from robot_rl.safety import ActionRefused
 
 
@@ -130,6 +131,20 @@ def test_cloning_again_under_a_policy_that_learned_is_refused(capsys):
     shutil.copytree("runs/latest/checkpoints/bc", "runs/latest/checkpoints/last")
     error = _refused(capsys, "pretrain")
     assert "has learned online from its cloned policy" in error
+
+
+def test_cloning_again_under_rows_with_the_policys_proposals_is_refused(capsys):
+    store = Path("runs/latest/store")
+    writer = StoreWriter(store, map_size_bytes=1 << 26)
+    schema = make_env(compose([*TINY])).schema
+    writer.open_table(schema.task, schema)
+    writer.close()
+    before = _files(Path("runs/latest/checkpoints"))
+    assert cli.main(["pretrain"]) == 2
+    assert "holds rows of its cloned policy; got: ['reach']; next: clone into a new run" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+    assert _files(Path("runs/latest/checkpoints")) == before
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1.5])
