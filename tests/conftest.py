@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before anything imports torch or NumPy: several processes share two cores in the tests.
@@ -25,6 +26,24 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def checkout() -> Path:
     """The root of the checkout that the tests belong to."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What outlives a process, such as an arm's stop, must not outlive the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("state")
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def source_tree(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, so that building leaves no files in it."""
+    target = tmp_path_factory.mktemp("source") / "tree"
+    unwanted = shutil.ignore_patterns(".*", "runs", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(checkout, target, ignore=unwanted)
+    return target
 
 
 @pytest.fixture

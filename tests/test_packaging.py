@@ -39,15 +39,6 @@ def _pip(*words: str | Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def source_tree(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout, so that building leaves no files in it."""
-    target = tmp_path_factory.mktemp("source") / "tree"
-    unwanted = shutil.ignore_patterns(".*", "runs", "build", "dist", "*.egg-info", "__pycache__")
-    shutil.copytree(checkout, target, ignore=unwanted)
-    return target
-
-
-@pytest.fixture(scope="session")
 def wheel(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, source_tree)

@@ -6,14 +6,17 @@
 
 `applied_pose` is each accepted target after all limits, with the stamp of its command. `mode`
 (String) says at each change what the arm does and why: `hold`, `follow`, `reset` or `stopped`, a
-colon, the reason. How the guard works is in `robot_rl.safety.ArmGuard`; what it refused and limited
-is in `/diagnostics`.
+colon, the reason. A stop, the arm's own faults included, outlives this node: one that begins anew
+is stopped until `clear_errors`. How the guard works is in `robot_rl.safety.ArmGuard`; what it
+refused and limited is in `/diagnostics`.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +45,9 @@ from robot_rl.safety import (
     ResetOutcome,
     Resets,
     SoleSource,
+    StopLatch,
+    StopNotKept,
+    default_stop_folder,
     refuse_stiff_contact,
 )
 
@@ -77,7 +83,8 @@ class ArmNode(DeviceNode):
     Parameters (ROS), beside those of `DeviceNode`: `limits.workspace_low` and
     `limits.workspace_high` (required) and the other `limits.*` of `ArmLimits`;
     `limits.reference_orientation`; `contact_task`, whether the task makes contact;
-    `reset.pose`, where `reset` moves to, and the other `reset.*` of `ResetOptions`.
+    `reset.pose`, where `reset` moves to, and the other `reset.*` of `ResetOptions`;
+    `stop_folder`, where a stop is kept.
     """
 
     default_rate_hz: ClassVar[float] = 100.0
@@ -102,6 +109,9 @@ class ArmNode(DeviceNode):
             "where `reset` moves to: position [m], quaternion xyzw (7,)",
             read_only=False,
         )
+        self._stop_folder = self.parameter(
+            "stop_folder", str(default_stop_folder()), "where a stop of the arm is kept"
+        )
         self.add_on_set_parameters_callback(self._check_parameters)
         self.guard: ArmGuard | None = None
 
@@ -109,12 +119,17 @@ class ArmNode(DeviceNode):
         """Make the guard of this driver's arm, then everything that ROS sees of it.
 
         Raises:
-            RobotRLError: Limits that could not hold, or an arm too stiff for a contact task.
+            RobotRLError: Limits that could not hold, an arm too stiff for a contact task, or a
+                stop that could not be kept.
         """
         limits = self._arm_limits()
         if self._contact_task:
             refuse_stiff_contact(self.driver.compliance, limits)
         self.guard = ArmGuard(limits)
+        self._latch = StopLatch(Path(self._stop_folder), self._stop_name())
+        kept = self._latch.reason()
+        if kept is not None:
+            self.guard.stop(f"since before this node began: {kept}")
         self._resets = Resets(self.guard, ResetOptions(**self._reset_options))
         self._reset_done: Future | None = None
         self._source = SoleSource(limits.command_deadline)
@@ -187,9 +202,19 @@ class ArmNode(DeviceNode):
     def _tell_mode(self) -> None:
         assert self.guard is not None
         mode = f"{self.guard.mode.value}: {self.guard.reason}"
-        if mode != self._told_mode:
-            self._told_mode = mode
-            self._mode.publish(String(data=mode))
+        if mode == self._told_mode:
+            return
+        self._told_mode = mode
+        if self.guard.mode is Mode.STOPPED:
+            try:
+                self._latch.set(self.guard.reason)
+            except StopNotKept as problem:
+                self.get_logger().error(str(problem))
+        self._mode.publish(String(data=mode))
+
+    def _stop_name(self) -> str:
+        domain = os.environ.get("ROS_DOMAIN_ID", "0")
+        return f"stop.{domain}{self.get_fully_qualified_name().replace('/', '.')}"
 
     def _take_target(self, message: PoseStamped, info: Mapping[str, int]) -> None:
         """Take a command: check it, and move at once instead of at the next poll."""
@@ -241,6 +266,7 @@ class ArmNode(DeviceNode):
             return answer
         try:
             self.driver.clear_errors()
+            self._latch.release()
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
         else:
@@ -273,9 +299,14 @@ class ArmNode(DeviceNode):
     # -- the life of the node ---------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Hold where the arm is found."""
+        """Hold where the arm is found; one that is stopped stays so, by its own means too."""
         assert self.guard is not None
         self.guard.forget("connected")
+        if self.guard.mode is Mode.STOPPED:
+            try:
+                self.driver.stop()
+            except RobotRLError as error:  # the guard sends nothing all the same
+                self.get_logger().error(str(error))
 
     def disconnected(self) -> None:
         """Nothing is known of the arm any more."""

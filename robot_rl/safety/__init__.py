@@ -12,6 +12,7 @@ from robot_rl.safety.limits import (
 from robot_rl.safety.measurement import Measured
 from robot_rl.safety.reset_motion import ResetOptions, ResetOutcome, Resets
 from robot_rl.safety.sole_source import SoleSource
+from robot_rl.safety.stop_latch import StopLatch, StopNotKept, default_stop_folder
 
 __all__ = [
     "ActionRefused",
@@ -28,6 +29,9 @@ __all__ = [
     "ResetOutcome",
     "Resets",
     "SoleSource",
+    "StopLatch",
+    "StopNotKept",
     "check_action",
+    "default_stop_folder",
     "refuse_stiff_contact",
 ]

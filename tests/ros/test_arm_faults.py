@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-from arm_cell import ArmCell, sim_arm
+from arm_cell import WORKSPACE, ArmCell, sim_arm
+from listening import Listener
 
 pytestmark = pytest.mark.faults
 
@@ -72,3 +74,49 @@ def test_the_arm_holds_after_its_client(cell, start_client, ending):
         client.wait()
         cell.until_mode("hold")
     assert max(times) <= HOLDS_WITHIN, times
+
+
+class Node:
+    """The arm's node as a process that a supervisor starts again."""
+
+    def __init__(self, namespace, folder):
+        values = {"driver": yaml.safe_dump(sim_arm()), "stop_folder": str(folder), **WORKSPACE}
+        file = folder / "parameters.yaml"
+        file.write_text(yaml.safe_dump({"/**": {"ros__parameters": values}}))
+        ros = ["--ros-args", "-r", f"__ns:={namespace}", "--params-file", str(file)]
+        self._command = [sys.executable, "-m", "drivers.arm.sim_node", *ros]
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._environment.pop("_ROS_WHEELS_BOOTSTRAP_COMPLETE", None)
+        self.start()
+
+    def start(self):
+        self._process = subprocess.Popen(self._command, env=self._environment)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+
+def test_a_stop_outlives_the_node_that_kept_it(tmp_path):
+    namespace = f"/restarted_{os.getpid()}"
+    listener = Listener(namespace)
+    node = Node(namespace, tmp_path)
+    try:
+        listener.reports("mode", "hold")
+        assert listener.trigger("stop")[0]
+        listener.reports("mode", "stopped")
+        for _ in range(2):
+            node.kill()
+            listener.heard["/diagnostics"].clear()
+            node.start()
+            facts = listener.reported("stopped: since before this node began: the service stop")
+            assert facts["mode"] == "stopped"
+        assert listener.trigger("clear_errors")[0]
+        listener.reports("mode", "hold")
+        node.kill()
+        listener.heard["/diagnostics"].clear()
+        node.start()
+        listener.reports("mode", "hold")
+    finally:
+        node.kill()
+        listener.close()

@@ -138,6 +138,23 @@ def test_a_stop_latches_until_a_person_clears_it(cell):
     cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
 
 
+def test_a_node_that_begins_anew_is_still_stopped(tmp_path):
+    def begin():
+        return ArmCell(f"/again_{os.getpid()}", sim_arm(), stop_folder=str(tmp_path))
+
+    first = begin()
+    assert first.listener.trigger("stop")[0]
+    first.until_mode("stopped: the service stop")
+    first.close()
+    second = begin()
+    second.until_mode("stopped: since before this node began: the service stop was called")
+    second.stream(lambda _: HOME, 60.0, until=lambda: second.count("stopped") > 3)
+    assert second.listener.trigger("clear_errors")[0]
+    second.until_mode("hold")
+    second.close()
+    assert list(tmp_path.iterdir()) == []  # a third one is free
+
+
 def test_two_publishers_hold_it_and_are_named(cell):
     client = RosClient("intruder", cell.namespace)
     ending = threading.Event()

@@ -1,0 +1,89 @@
+"""`StopLatch`: a stop outlives the process that kept it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from robot_rl.errors import RobotRLError
+
+
+class StopNotKept(RobotRLError):
+    """The file that keeps a stop cannot be read, written or removed."""
+
+
+class StopLatch:
+    """A file that is there while an arm is stopped, and says why.
+
+    It is read when the arm's node begins: one that was killed and started again stays stopped
+    until a person clears it.
+
+    Args:
+        folder: Where the file is; made if it is missing.
+        name: Which arm; unique in the folder.
+
+    Raises:
+        StopNotKept: The folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """See the class."""
+        self._path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._not_kept("made", error) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise self._not_kept("written", f"no permission for {folder}")
+
+    def reason(self) -> str | None:
+        """Why the arm is stopped; None if it is not.
+
+        Raises:
+            StopNotKept: The file cannot be read.
+        """
+        try:
+            # Empty if the process was killed between making and writing it.
+            return self._path.read_text() or "a stop"
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._not_kept("read", error) from error
+
+    def set(self, reason: str) -> None:
+        """Keep a stop; the reason of one that is kept already stays.
+
+        Raises:
+            StopNotKept: The file cannot be written.
+        """
+        try:
+            with suppress(FileExistsError), self._path.open("x") as file:
+                file.write(reason)
+        except OSError as error:
+            raise self._not_kept("written", error) from error
+
+    def release(self) -> None:
+        """Forget the stop, as a person asked.
+
+        Raises:
+            StopNotKept: The file cannot be removed.
+        """
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._not_kept("removed", error) from error
+
+    def _not_kept(self, verb: str, problem: object) -> StopNotKept:
+        return StopNotKept(
+            f"the file that keeps a stop of the arm cannot be {verb}",
+            got=problem,
+            expected=f"{self._path}, in a folder that this user may write",
+            hint="give the arm's node another folder in the parameter stop_folder",
+        )
+
+
+def default_stop_folder() -> Path:
+    """Of this user, and kept when the machine is switched off."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(state) / "robot_rl"
