@@ -49,7 +49,8 @@ class SimArm:
     """A simulated Panda under Cartesian impedance control, in real time.
 
     Physics runs in a thread of its own. As on a real Panda, a contact force over `reflex_force`
-    stops the arm until `clear_errors`.
+    stops the arm until `clear_errors`. It is the measured one, a mean over 0.1 s: the joint torque
+    sensors of a real arm do not see the first millisecond of an impact either.
 
     Args:
         task: A simulated task.
@@ -57,7 +58,7 @@ class SimArm:
         home_joints: Joint angles (7,) [rad] near which start poses are solved.
         gripper: What moves the fingers where the task's action has a gripper column.
         rate_hz: Measurements per second; between them physics runs without a pause.
-        reflex_force: Contact force of the collision reflex [N].
+        reflex_force: Measured contact force of the collision reflex [N].
         seed: Of the first episode.
 
     Raises:
@@ -79,7 +80,7 @@ class SimArm:
     ) -> None:
         """See the class."""
         self.task = simulated(task)
-        self._world = make_world(self.task, model, gripper, wrench_samples=1)
+        self._world = make_world(self.task, model, gripper)
         self._scene = SceneState(self._world)
         self._home_joints = np.array(home_joints)
         self._has_gripper = GRIPPER_ACTION in self.task.action_names
@@ -226,7 +227,7 @@ class SimArm:
             np.mean(self._wrenches, axis=0),
         )
         self._measured_at = time.monotonic()
-        force = math.hypot(*wrench[:3])
+        force = math.hypot(*self._state.tcp_wrench[:3])
         if force > self._reflex_force and self.fault is None:
             self.fault = f"collision reflex at {force:.0f} N"
             world.set_target(world.tcp_pose())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ EPISODE_STEPS = 100
 BATCH_SIZE = 256
 SAMPLES = 100
 SECONDS = 10.0
+DISK_BYTES = 1 << 30
 
 
 def run(config: DictConfig) -> dict[str, object]:
@@ -37,12 +39,13 @@ def run(config: DictConfig) -> dict[str, object]:
     in a file meanwhile, as an actor's do. A sample is 256 pairs (s, s').
 
     The rows have sizes of their own, so the configuration does not matter. Each second of
-    inserting writes up to 1 GB into the system's temporary folder, removed at the end.
+    inserting writes up to 1 GB into the system's temporary folder (``TMPDIR``), removed at the end.
 
     Returns:
-        JSON-able figures; times are means of milliseconds.
+        JSON-able figures; times are means of milliseconds. `disk_rows_per_second` is what the disk
+        of that folder takes, for comparison: so many rows' bytes, written and synced.
     """
-    results: dict[str, object] = {}
+    results: dict[str, object] = {"disk_rows_per_second": _disk_rows_per_second()}
     images = camera_schema()
     for fsync, batch_rows in (("none", 1), ("none", 16), ("group", 1), ("group", 16)):
         suffix = "" if fsync == "none" else "_fsync_group"
@@ -132,6 +135,18 @@ def _insert(
             count += len(rows)
         client.flush(60.0)
         return count / (time.monotonic() - start)
+
+
+def _disk_rows_per_second() -> float:
+    with tempfile.NamedTemporaryFile(prefix="replay-bench-") as file:
+        block = np.random.default_rng(0).bytes(1 << 20)
+        start = time.monotonic()
+        for _ in range(DISK_BYTES // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        seconds = time.monotonic() - start
+    return DISK_BYTES / seconds / camera_schema().dtype.itemsize
 
 
 def _bytes_per_row(store: Path) -> float:
