@@ -135,6 +135,7 @@ def training_run(config: DictConfig) -> Iterator[ArmWatch]:
             *_BRIEFLY_PREPARED,
         ]
         watch = ArmWatch(NAMESPACE)
+        started: dict[str, psutil.Process] = {}
         try:
             with ProcessGroup(Path(folder) / "bench") as group:
                 group.start("train", ["train", *words])
@@ -144,9 +145,15 @@ def training_run(config: DictConfig) -> Iterator[ArmWatch]:
                     watch.check()
                     if time.monotonic() > deadline:
                         raise BenchFailed("the actor does not move the arm", got=watch.mode)
-                yield watch
+                try:
+                    yield watch
+                finally:
+                    started = processes()
         finally:
             watch.close()
+            for process in started.values():  # of a run that did not end in time
+                if process.is_running():
+                    process.kill()
 
 
 def processes() -> dict[str, psutil.Process]:

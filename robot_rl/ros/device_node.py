@@ -41,6 +41,7 @@ _DIAGNOSTICS_SECONDS = 1.0
 # A fault whose words change at every poll, with an age for example, is logged this often.
 _LOG_SECONDS = 1.0
 _SPIN_SECONDS = 0.1
+_LEAVE_SECONDS = 10.0
 _EXIT_ERROR = 2
 _SUCCESS = TransitionCallbackReturn.SUCCESS
 _FAILURE = TransitionCallbackReturn.FAILURE
@@ -355,8 +356,20 @@ def _spin(node: DeviceNode, stop: threading.Event) -> None:
             executor.spin_once(timeout_sec=_SPIN_SECONDS)
     finally:
         node.trigger_shutdown()
+        _leave_ros_in_time()
         executor.shutdown()
         node.destroy_node()
+
+
+def _leave_ros_in_time() -> None:
+    """End this process, whose device is closed, even if Fast DDS does not come to an end.
+
+    Fast DDS 2.14 can wait for itself for ever where another participant's lease runs out just when
+    that participant leaves, as on a machine that is far too busy.
+    """
+    timer = threading.Timer(_LEAVE_SECONDS, os._exit, [0])
+    timer.daemon = True
+    timer.start()
 
 
 def _tell(problem: str) -> None:
