@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from robot_rl.cli import Stage
+    from robot_rl.stages.table import Stage
 
 
 def print_overview(stages: Mapping[str, Stage]) -> None:

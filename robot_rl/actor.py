@@ -14,14 +14,15 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 
-from policies.runner import Acted, Concluded, PolicyRunner
+from policies.runner import PolicyRunner
 from robot_rl.blocks import ScheduleError
 from robot_rl.compute import CPU, compute_device
 from robot_rl.connection import ServerPlace, flush
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
-from robot_rl.data.rows import RowBuilder
+from robot_rl.data.rows import Decision, RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row
+from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
@@ -55,7 +56,7 @@ _ROOM_SECONDS = 0.05
 _FIRST_WEIGHTS_SECONDS = 900.0
 
 
-class ActingController:
+class ActingController(ControllerWrapper):
     """A policy runner that takes new weights and counts environment steps.
 
     Args:
@@ -69,6 +70,7 @@ class ActingController:
         self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = CPU
     ) -> None:
         """See the class."""
+        super().__init__(runner)
         self._device = device
         self.runner = runner
         self.step = step
@@ -88,31 +90,17 @@ class ActingController:
     ) -> None:
         """Begin an episode."""
         self._switch()
-        self.runner.reset(slots, seeds=seeds, instructions=instructions)
+        super().reset(slots, seeds=seeds, instructions=instructions)
 
     def act(
         self,
         observation: Mapping[str, npt.NDArray[Any]],
         active: npt.NDArray[np.bool_] | None = None,
-    ) -> Acted:
+    ) -> Decision:
         """Decide one environment step."""
         self._switch()
         self.step += 1
-        return self.runner.act(observation, active)
-
-    def conclude(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Concluded:
-        """What belongs to an episode's final observation."""
-        return self.runner.conclude(observation, active)
-
-    def observe_override(
-        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
-    ) -> None:
-        """Let the runner plan anew after an operator's action."""
-        self.runner.observe_override(executed, slots)
+        return super().act(observation, active)
 
     def _switch(self) -> None:
         published = self._weights.at_step(self.step)

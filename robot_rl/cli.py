@@ -1,6 +1,6 @@
 """The command `robot-rl`: one word per stage, configuration overrides after it.
 
-Stages are imported when they are asked for, so that help and errors do not wait for torch.
+The words are in `robot_rl.stages.table`. A stage is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from policies.errors import PolicyError
 from robot_rl.errors import RobotRLError
 from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, ending_signals
+from robot_rl.stages.table import STAGES, Stage
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,256 +33,6 @@ _NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, er
 
 class UsageError(RobotRLError):
     """A command line that names no stage, or gives it the wrong arguments."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One `key=value` of a stage that has no configuration.
-
-    Attributes:
-        name: The key, which is also the name of the function's argument.
-        default: The value if it is not given.
-        choices: What it may be; empty where any text may follow.
-        summary: What it decides.
-    """
-
-    name: str
-    default: str | None
-    choices: tuple[str, ...]
-    summary: str
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One word of the command line.
-
-    Attributes:
-        target: `module:function` that does the work; it is called with the configuration.
-        summary: One line for the list of stages.
-        details: What the stage reads and writes.
-        run_key: The configuration key that names the run directory to work on. The configuration
-            of that run is used, and overrides that would make it another run are refused.
-        default_run: The run when that key is not given; None when the stage makes its own.
-        new_run_key: A key with which the stage makes its own run in place of the default one.
-        any_robot: Whether it may work with another robot than the run was made with.
-        arguments: Names of the positional arguments, which come before the overrides.
-        options: What `key=value` may follow, of a stage that has no configuration.
-        takes_overrides: Whether the stage has a configuration.
-        example: A command to show to somebody who gave the wrong arguments.
-    """
-
-    target: str
-    summary: str
-    details: str
-    run_key: str | None = None
-    default_run: str | None = None
-    new_run_key: str | None = None
-    any_robot: bool = False
-    arguments: tuple[str, ...] = ()
-    options: tuple[Option, ...] = ()
-    takes_overrides: bool = True
-    example: str = ""
-
-
-STAGES: dict[str, Stage] = {
-    "collect": Stage(
-        "robot_rl.stages.collect:run",
-        "Record demonstrations with the task's scripted expert.",
-        "Runs the expert until `demonstrations` episodes have succeeded and writes them to"
-        " demonstrations.zarr in a new run directory. An interrupted recording keeps all"
-        " finished episodes; run=RUN goes on with it.",
-        run_key="run",
-    ),
-    "collect-reward": Stage(
-        "robot_rl.stages.collect_reward:run",
-        "Record frames of success and of failure for a success classifier.",
-        "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
-        " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
-        " Writes reward.zarr in a new run directory; run=RUN adds to that of RUN.",
-        run_key="run",
-    ),
-    "train-reward": Stage(
-        "robot_rl.stages.train_reward:run",
-        "Train a success classifier on recorded frames and say how far to trust it.",
-        "Holds episodes out, chooses calibration and threshold on them, and writes"
-        " checkpoints/reward, reward.json and reward.html in the run with the examples;"
-        " classifier.test=PATH names another recording to judge it on. Then robot-rl train"
-        " reward=classifier reward.source.path=RUN/checkpoints/reward.",
-        run_key="run",
-        default_run="latest",
-    ),
-    "pretrain": Stage(
-        "robot_rl.stages.pretrain:run",
-        "Clone the demonstrations into a policy.",
-        "Trains the policy on the demonstrations of `run=RUN`, by default of the latest run, or of"
-        " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
-        " resume=RUN learns online.",
-        run_key="run",
-        default_run="latest",
-        new_run_key="dataset",
-    ),
-    "train": Stage(
-        "robot_rl.stages.train:run",
-        "The whole pipeline: collect, pretrain, online learning, evaluation, report.",
-        "Starts the replay server, the actor and the learner as processes of their own. Ends with"
-        " summary.json and report.html in runs/<task>/<time>, which runs/latest points to. Ctrl-C"
-        " stops everything with data and checkpoint saved; resume=RUN goes on.",
-        run_key="resume",
-    ),
-    "replay": Stage(
-        "robot_rl.replay.main:run",
-        "The replay server of a run, alone.",
-        "The only writer of the run's store, and the mailbox of weights.",
-        run_key="run",
-        default_run="latest",
-    ),
-    "actor": Stage(
-        "robot_rl.actor:run",
-        "The actor of a run, alone: steps the robot with the newest policy.",
-        "Sends every transition to the replay server and takes new weights from it.",
-        run_key="run",
-        default_run="latest",
-    ),
-    "learner": Stage(
-        "robot_rl.learner:run",
-        "The learner of a run, alone: updates the policy from the store.",
-        "Reads the store through its memory map and publishes weights to the replay server.",
-        run_key="run",
-        default_run="latest",
-    ),
-    "console": Stage(
-        "robot_rl.stages.console:run",
-        "The operator's console of a run, in a browser.",
-        "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
-        " pause, take over and stop. It may be opened and closed at any time, and finds the actor"
-        " by itself, whichever process that is. Ctrl-C closes it; the run goes on.",
-        run_key="run",
-        default_run="latest",
-    ),
-    "evaluate": Stage(
-        "robot_rl.stages.evaluate:run",
-        "Measure the success rate of a run's last checkpoint.",
-        "Runs seeded episodes that training never used; prints the success rate with its exact"
-        " 95 % interval, the mean time to success and the longest run of successes, and writes"
-        " JSON. With robot=NAME on another robot than it was trained on.",
-        run_key="run",
-        default_run="latest",
-        any_robot=True,
-    ),
-    "inspect": Stage(
-        "robot_rl.inspection:run",
-        "Say what a dataset, store, checkpoint or run directory holds.",
-        "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
-        " changed.",
-        arguments=("PATH",),
-        options=(Option("json", "false", ("true", "false"), "one JSON object in its place"),),
-        takes_overrides=False,
-        example="robot-rl inspect runs/latest",
-    ),
-    "export": Stage(
-        "robot_rl.stages.interchange:export",
-        "Write the episodes of a store to a dataset, also while training runs.",
-        "STORE is a store, a run directory or an episode dataset; OUT is made and never"
-        " overwritten. Open episodes are left out. LeRobot datasets have no final observation and"
-        " their pictures are compressed with losses; zarr keeps everything.",
-        arguments=("STORE", "OUT"),
-        options=(
-            Option("format", "zarr", ("zarr", "lerobot"), "the dataset's format"),
-            Option("table", None, (), "the store's table, if it has several"),
-            Option(
-                "source",
-                "all",
-                ("demo", "policy", "intervention", "all"),
-                "who acted; intervention takes episodes in which somebody intervened",
-            ),
-            Option("success", "all", ("true", "false", "all"), "by outcome"),
-        ),
-        takes_overrides=False,
-        example="robot-rl export runs/latest OUT format=lerobot",
-    ),
-    "annotate": Stage(
-        "robot_rl.stages.annotate:run",
-        "Have a progress model judge the episodes of a store.",
-        "STORE is a store or a run directory whose replay server runs; the model listens at"
-        " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
-        " progress, progress_confidence and done; reward.annotation=progress learns from them.",
-        arguments=("STORE", "ADDRESS"),
-        options=(Option("table", None, (), "the store's table, if it has several"),),
-        takes_overrides=False,
-        example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
-    ),
-    "import": Stage(
-        "robot_rl.stages.interchange:import_dataset",
-        "Take in what robot-rl export wrote: as an episode dataset, or into a running store.",
-        "PATH is a LeRobot or a zarr dataset. OUT is made, never overwritten, and serves as"
-        " dataset=OUT of pretrain and train; or it is a store or run directory whose server runs:"
-        " then each row and annotation is added once, however often the command is repeated. What"
-        " LeRobot cannot keep is missing: an episode that did not terminate loses its last step.",
-        arguments=("PATH", "OUT"),
-        options=(Option("table", None, (), "the store's table, if it has several"),),
-        takes_overrides=False,
-        example="robot-rl import PATH demonstrations.zarr",
-    ),
-    "keys": Stage(
-        "robot_rl.stages.keys:run",
-        "Make the keys with which other machines may use the replay server.",
-        "Writes a key pair of the server, and one for the processes beside it, into FOLDER; with"
-        " client=NAME a further one into FOLDER/NAME, to be copied to that machine. Nothing is ever"
-        " overwritten. Use them with replay=network replay.keys=FOLDER.",
-        arguments=("FOLDER",),
-        options=(Option("client", None, (), "name of one more client to let in"),),
-        takes_overrides=False,
-        example="robot-rl keys keys client=robot2",
-    ),
-    "calibrate": Stage(
-        "robot_rl.stages.calibrate:run",
-        "Work out where a camera is (hand-eye calibration).",
-        "WHAT=board writes a picture of the board to PATH, to be printed. WHAT=camera works on the"
-        " folder PATH: with camera=FILE arm=FILE, which configure a driver each (YAML with"
-        " _target_), it takes views of the board while a person moves the arm; then it finds the"
-        " camera's pose from all views in the folder and writes PATH/calibration.yaml with the"
-        " residual error. hardware/cameras.md has the steps.",
-        arguments=("WHAT", "PATH"),
-        options=(
-            Option("camera", None, (), "file with the camera's driver, to take views"),
-            Option("arm", None, (), "file with the arm's driver, to take views"),
-            Option(
-                "mount", "wrist", ("wrist", "fixed"), "camera at the wrist, or board in the gripper"
-            ),
-            Option(
-                "intrinsics",
-                "device",
-                ("device", "estimate"),
-                "those that the camera reported, or from the views",
-            ),
-            Option("columns", "7", (), "squares of the board along its longer side"),
-            Option("rows", "5", (), "squares along the other"),
-            Option("square", "0.03", (), "side of a square in m, measured on the print"),
-            Option("marker", "0.022", (), "side of a marker in m"),
-            Option("dictionary", "DICT_5X5_100", (), "OpenCV's name of the set of markers"),
-        ),
-        takes_overrides=False,
-        example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
-    ),
-    "doctor": Stage(
-        "robot_rl.stages.doctor:run",
-        "Say what of this machine works here, and how to mend what does not.",
-        "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
-        " memory, each in a process of its own. Fails only without Python, MuJoCo or torch.",
-        options=(
-            Option("json", "false", ("true", "false"), "one JSON object as the last line"),
-            Option("teleop", None, (), "a device, whose axes are shown live for some seconds"),
-        ),
-        takes_overrides=False,
-        example="robot-rl doctor json=true",
-    ),
-    "bench": Stage(
-        "robot_rl.bench",
-        "Measure one part on this machine.",
-        "Prints one JSON object as its last line: medians, and the machine they were measured on.",
-        arguments=("NAME",),
-    ),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

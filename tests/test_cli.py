@@ -30,6 +30,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.machine import describe_machine
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
+from robot_rl.stages.table import STAGES, Stage
 
 
 def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
@@ -40,19 +41,19 @@ def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
         seconds.append(time.monotonic() - start)
     assert min(seconds) < 1.0
     assert done.returncode == 0
-    assert all(stage in done.stdout for stage in cli.STAGES)
+    assert all(stage in done.stdout for stage in STAGES)
 
 
-@pytest.mark.parametrize("stage", list(cli.STAGES))
+@pytest.mark.parametrize("stage", list(STAGES))
 def test_help_of_each_stage_lists_choices_and_defaults(capsys, monkeypatch, stage):
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main([stage, "--help"]) == 0
     page = capsys.readouterr().out
     assert max(len(line) for line in page.splitlines()) <= 80
-    for option in cli.STAGES[stage].options:
+    for option in STAGES[stage].options:
         assert f" {option.name} " in page
         assert all(choice in page for choice in option.choices)
-    if not cli.STAGES[stage].takes_overrides:
+    if not STAGES[stage].takes_overrides:
         return
     for group, choices in group_choices().items():
         assert group in page
@@ -228,8 +229,8 @@ def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path,
     folder.mkdir()
     (folder / "own_stage.py").write_text("seen = []\ndef run(config): seen.append(config)\n")
     monkeypatch.syspath_prepend(str(folder))
-    stage = cli.Stage("own_stage:run", "", "", run_key="run", default_run="latest")
-    monkeypatch.setitem(cli.STAGES, "own", stage)
+    stage = Stage("own_stage:run", "", "", run_key="run", default_run="latest")
+    monkeypatch.setitem(STAGES, "own", stage)
     assert cli.main(["own", f"runs_directory={tmp_path}/runs", "evaluation.episodes=4"]) == 0
     seen = sys.modules["own_stage"].seen
     assert seen[0].task.name == "reach"
@@ -251,7 +252,7 @@ def test_exit_codes(tmp_path, monkeypatch, capsys, body, code, message):
     (tmp_path / "failing_stage.py").write_text(f"def run(config):\n    {body}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "failing_stage", raising=False)
-    monkeypatch.setitem(cli.STAGES, "failing", cli.Stage("failing_stage:run", "", ""))
+    monkeypatch.setitem(STAGES, "failing", Stage("failing_stage:run", "", ""))
     before = signal.getsignal(signal.SIGTERM)
     assert cli.main(["failing"]) == code
     assert message in capsys.readouterr().err

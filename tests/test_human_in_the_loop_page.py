@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from robot_rl.cli import STAGES
 from robot_rl.config import compose, group_choices
+from robot_rl.stages.table import STAGES
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from robot_rl.cli import STAGES, bench_names
+from robot_rl.cli import bench_names
 from robot_rl.config import compose, group_choices
+from robot_rl.stages.table import STAGES
 
 FOLDERS = ("robot_rl/", "policies", "configs", "hardware", "drivers", "launch", "docs/")
 

@@ -29,6 +29,8 @@ _STALE_SECONDS = 0.2
 _NODE_SECONDS = 0.3
 # Longest wait for the thread that streams; then the controller's watchdog is what ends force mode.
 _END_SECONDS = 0.5
+# Longest wait for the library to disconnect.
+_PART_SECONDS = 5.0
 _FULL_TURN = 2.0 * math.pi
 _FORCE_FRAME_UNCHANGED = 2
 _COMPLIANT = [1] * 6
@@ -212,14 +214,12 @@ class UrArm:
     def close(self) -> None:
         """Leave force mode and disconnect; if the library hangs, the watchdog ends the program."""
         ended = self._end_stream()
-        if self._control is not None:
-            if ended:
-                self._control.stopScript()
-            self._control.disconnect()
-            self._control = None
-        if self._receive is not None:
-            self._receive.disconnect()
-            self._receive = None
+        parting = threading.Thread(
+            target=_part, args=(self._control, self._receive, ended), name="ur-part", daemon=True
+        )
+        self._control = self._receive = None
+        parting.start()
+        parting.join(_PART_SECONDS)
 
     def _begin(self) -> None:
         self._control.setWatchdog(self._watchdog_hz)
@@ -293,6 +293,20 @@ class UrArm:
             dashboard.unlockProtectiveStop()
         finally:
             dashboard.disconnect()
+
+
+def _part(control: Any, receive: Any, ended: bool) -> None:
+    """Disconnect, in a thread of its own: from a controller that sends nothing, it takes for ever.
+
+    The library then tries to connect again without end, and waits for that; when the controller
+    comes back, this goes through.
+    """
+    if control is not None:
+        if ended:
+            control.stopScript()
+        control.disconnect()
+    if receive is not None:
+        receive.disconnect()
 
 
 def pose_of(pose: list[float]) -> Vector:

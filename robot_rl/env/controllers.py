@@ -1,9 +1,9 @@
-"""Who decides in the one loop where no policy does: a scripted expert, or nobody but a person."""
+"""Who decides in the one loop where no policy does, and what stands around another who does."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,10 @@ import numpy.typing as npt
 from robot_rl.env.intervention import action_of_motion
 from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.task import Expert
+
+if TYPE_CHECKING:
+    from robot_rl.data.rows import Conclusion, Decision
+    from robot_rl.env.rollout import Controller
 
 
 class ExpertDecision(NamedTuple):
@@ -121,3 +125,47 @@ class IdleController:
         """Leave the gripper as the person has left it."""
         if GRIPPER_ACTION in self._names:
             self._gripper = float(executed[0, self._names.index(GRIPPER_ACTION)])
+
+
+class ControllerWrapper:
+    """Lets another controller decide; what is different, a subclass says.
+
+    Args:
+        controller: The other; see `robot_rl.env.rollout.Controller`.
+    """
+
+    def __init__(self, controller: Controller) -> None:
+        """See the class."""
+        self._controller = controller
+
+    def reset(
+        self,
+        slots: Sequence[int] | None = None,
+        *,
+        seeds: Sequence[int],
+        instructions: Sequence[str] | None = None,
+    ) -> None:
+        """Begin the other's episodes."""
+        self._controller.reset(slots, seeds=seeds, instructions=instructions)
+
+    def act(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> Decision:
+        """Decide as the other does."""
+        return self._controller.act(observation, active)
+
+    def conclude(
+        self,
+        observation: Mapping[str, npt.NDArray[Any]],
+        active: npt.NDArray[np.bool_] | None = None,
+    ) -> Conclusion:
+        """What the other concludes."""
+        return self._controller.conclude(observation, active)
+
+    def observe_override(
+        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
+    ) -> None:
+        """Let the other hear of it."""
+        self._controller.observe_override(executed, slots)

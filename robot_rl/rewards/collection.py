@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.rows import Conclusion, Decision
+from robot_rl.data.rows import Decision
 from robot_rl.data.schema import Observation
+from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.robot import GRIPPER_ACTION, Action
 from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
@@ -140,7 +141,7 @@ class Resting:
         return self._rest.copy()
 
 
-class StallingController:
+class StallingController(ControllerWrapper):
     """Lets another controller act, and stops for good at a step of the episode.
 
     What follows are the hardest negatives there are: almost done, from every side and for long.
@@ -156,7 +157,8 @@ class StallingController:
 
     def __init__(self, controller: Controller, action_names: Sequence[str], fidget: float) -> None:
         """See the class."""
-        self._controller, self._fidget = controller, fidget
+        super().__init__(controller)
+        self._fidget = fidget
         self._moving = np.array([name != GRIPPER_ACTION for name in action_names])
         self.stall_at = 0
         self._step = 0
@@ -170,7 +172,7 @@ class StallingController:
         instructions: Sequence[str] | None = None,
     ) -> None:
         """Begin an episode."""
-        self._controller.reset(slots, seeds=seeds, instructions=instructions)
+        super().reset(slots, seeds=seeds, instructions=instructions)
         self._step = 0
         self._rng = np.random.default_rng(seeds[0])
 
@@ -180,24 +182,10 @@ class StallingController:
         active: npt.NDArray[np.bool_] | None = None,
     ) -> Decision:
         """Decide as the other does, or hardly move."""
-        decision = self._controller.act(observation, active)
+        decision = super().act(observation, active)
         self._step += 1
         if self._step > self.stall_at:
             noise = self._rng.normal(0.0, self._fidget, decision.action.shape)
             still = np.where(self._moving, noise.clip(-1.0, 1.0), decision.action)
             decision.action[:] = still
         return decision
-
-    def conclude(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Conclusion:
-        """What the other concludes."""
-        return self._controller.conclude(observation, active)
-
-    def observe_override(
-        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
-    ) -> None:
-        """Hand it on."""
-        self._controller.observe_override(executed, slots)

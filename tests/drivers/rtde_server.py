@@ -19,8 +19,12 @@ PORTS = {"rtde": 30004, "dashboard": 29999, "script": 30003}
 _PERIOD = 0.008
 _SPEED_PER_FORCE = 0.005  # m/s for each N
 _FORCE_MODE, _END_FORCE_MODE, _WATCHDOG, _STOP_SCRIPT = 6, 7, 35, 255
-_IDLE, _DONE = 1, 2  # of the script, in output_int_register_0
-_DONE_SECONDS = 0.03
+# What the script says in output_int_register_0. It is done with a command until the library has
+# seen that and clears it, for the library waits for this up to 300 s; only commands that are
+# streamed are not waited for.
+_READY, _DONE = 1, 2
+_STREAMED = {_FORCE_MODE}
+_STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
 _PROTECTIVE_STOP = 0b100
 _KINDS = {
     "DOUBLE": "d",
@@ -68,7 +72,7 @@ class Controller:
             "safety_status_bits": 1,
             "speed_scaling": 1.0,
             "target_speed_fraction": 1.0,
-            "output_int_register_0": _IDLE,
+            "output_int_register_0": _READY,
         }
         self.run(False)
         self.force = [0.0] * 3
@@ -82,7 +86,7 @@ class Controller:
 
     def run(self, running: bool) -> None:
         """Begin or end the program."""
-        self.values["runtime_state"] = 2 if running else 1
+        self.values["runtime_state"] = _RUNNING if running else _STOPPED
         self.values["robot_status_bits"] = 0b11 if running else 0b01
         self.force = [0.0] * 3
 
@@ -98,8 +102,6 @@ class Controller:
         """Let a period pass."""
         if time.monotonic() - self.kicked > self.patience:
             self.run(False)
-        if time.monotonic() - self.kicked > _DONE_SECONDS:  # the script goes on by itself
-            self.values["output_int_register_0"] = _IDLE
         velocity = [_SPEED_PER_FORCE * force for force in self.force]
         pose = self.values["actual_TCP_pose"]
         moved = [p + v * _PERIOD for p, v in zip(pose[:3], velocity, strict=True)]
@@ -135,8 +137,10 @@ class Controller:
 
     def _serve_script(self, connection: socket.socket) -> None:
         while connection.recv(65536):
-            self.patience = float("inf")
-            self.run(True)
+            if self.values["runtime_state"] != _RUNNING:  # else it is the rest of the program
+                self.patience = float("inf")
+                self.values["output_int_register_0"] = _READY
+                self.run(True)
 
     def _serve_rtde(self, connection: socket.socket) -> None:
         outputs: list[str] = []
@@ -199,7 +203,8 @@ class Controller:
             self.run(False)
         elif command:
             self.force = [0.0] * 3
-        self.values["output_int_register_0"] = _DONE if command else _IDLE
+        waited_for = command and command not in _STREAMED
+        self.values["output_int_register_0"] = _DONE if waited_for else _READY
 
 
 def _read(connection: socket.socket, count: int) -> bytes:

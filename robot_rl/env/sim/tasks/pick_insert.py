@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mujoco
 import numpy as np
 
@@ -9,7 +11,7 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.grasping import TopGrasp
-from robot_rl.env.sim.task import Imperfections, Vector
+from robot_rl.env.sim.task import Vector
 from robot_rl.env.sim.tasks.peg_insert import (
     HOLE_DEPTH,
     PEG_BELOW_TCP,
@@ -64,22 +66,10 @@ class PickInsert(PegInsert):
     position is seen with a fixed error of its own.
 
     Args:
-        name: See `SimTask`.
-        instruction: See `SimTask`.
-        time_limit_steps: See `SimTask`.
-        clearance: See `PegInsert`.
-        position_range: See `PegInsert`.
-        yaw_range: See `PegInsert`.
-        position_noise: See `PegInsert`.
-        yaw_noise: See `PegInsert`.
-        fine_scale: See `PegInsert`.
-        start_height: Height of the TCP over the place of the grasp at the start [m].
-        start_noise: See `PegInsert`.
-        success_depth: See `PegInsert`.
-        friction: See `PegInsert`.
         holder_range: Half range of the holder's x and y [m].
         holder_clearance: Width of the holder's hole minus width of the peg [m].
         peg_noise: Half range of the error per axis with which the peg is seen [m].
+        **arguments: See `PegInsert`; `start_height` is that of the TCP over the place of the grasp.
     """
 
     view_type = PickInsertView
@@ -87,40 +77,10 @@ class PickInsert(PegInsert):
     observed_objects: tuple[str, ...] = ("socket", "tip")
 
     def __init__(
-        self,
-        name: str,
-        instruction: str,
-        time_limit_steps: int,
-        clearance: float,
-        position_range: float,
-        yaw_range: float,
-        position_noise: float,
-        yaw_noise: float,
-        fine_scale: float,
-        start_height: float,
-        start_noise: float,
-        success_depth: float,
-        friction: float,
-        holder_range: float,
-        holder_clearance: float,
-        peg_noise: float,
+        self, holder_range: float, holder_clearance: float, peg_noise: float, **arguments: Any
     ) -> None:
         """See the class."""
-        super().__init__(
-            name,
-            instruction,
-            time_limit_steps,
-            clearance,
-            position_range,
-            yaw_range,
-            position_noise,
-            yaw_noise,
-            fine_scale,
-            start_height,
-            start_noise,
-            success_depth,
-            friction,
-        )
+        super().__init__(**arguments)
         self._holder_range = holder_range
         self._holder_clearance = holder_clearance
         self._peg_noise = peg_noise
@@ -180,32 +140,16 @@ class PickInsertExpert(PegInsertExpert):
 
     Args:
         task: The task.
-        imperfections: See `Imperfections`.
-        translation_step: See `ScriptedExpert`.
-        rotation_step: See `ScriptedExpert`.
-        hover: See `PegInsertExpert`.
-        align: See `PegInsertExpert`.
-        stuck_steps: See `PegInsertExpert`.
         carry_height: Height of the tip over the socket on the way to it [m].
         grasp: How the peg is taken.
+        **arguments: See `PegInsertExpert`.
     """
 
     def __init__(
-        self,
-        task: PickInsert,
-        imperfections: Imperfections,
-        translation_step: float,
-        rotation_step: float,
-        hover: float,
-        align: float,
-        stuck_steps: int,
-        carry_height: float,
-        grasp: TopGrasp,
+        self, task: PickInsert, carry_height: float, grasp: TopGrasp, **arguments: Any
     ) -> None:
         """See the class."""
-        super().__init__(
-            task, imperfections, translation_step, rotation_step, hover, align, stuck_steps
-        )
+        super().__init__(task, **arguments)
         self._pick_task = task
         self._carry_height = carry_height
         self._grasp = grasp
