@@ -55,8 +55,12 @@ class Server:
 
     def start(self) -> None:
         self.process = subprocess.Popen([*ROBOT_RL, "replay", f"run={self.run}"])
-        while wait_for_endpoint(self.run / "store", 30).pid != self.process.pid:
-            time.sleep(0.02)
+        try:
+            while wait_for_endpoint(self.run / "store", WAIT_SECONDS).pid != self.process.pid:
+                time.sleep(0.02)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         self.process.kill()

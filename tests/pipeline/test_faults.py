@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_runs import TINY, Train, lines, processes_of
+from tiny_runs import TINY, WAIT_SECONDS, Train, lines, processes_of
 
 from robot_rl.replay import StoreReader
 
@@ -152,7 +152,7 @@ def test_an_actor_killed_between_the_last_step_and_its_observation(folder, start
     words = [sys.executable, "-m", "robot_rl.cli", "replay", f"run={run}"]
     server = subprocess.Popen(words)
     try:
-        wait_for_endpoint(run / "store", 30)
+        wait_for_endpoint(run / "store", WAIT_SECONDS)
         reader = StoreReader(run / "store")
         schema: RowSchema = reader.table("reach").schema
         episode = next(e for e in reader.episodes("reach") if e.sealed and e.source == "policy")
@@ -232,7 +232,7 @@ def test_an_actor_refuses_weights_that_are_not_numbers(folder):
     words = [sys.executable, "-m", "robot_rl.cli"]
     server = subprocess.Popen([*words, "replay", f"run={run}"])
     try:
-        wait_for_endpoint(run / "store", 30)
+        wait_for_endpoint(run / "store", WAIT_SECONDS)
         with ReplayClient(run / "store") as client:
             publish(client, behaviour, 1000)
         done = subprocess.run(

@@ -16,6 +16,7 @@ import pytest
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
 from robot_rl.replay import ReplayClient, wait_for_endpoint
 
+START_SECONDS = 120  # a busy machine may take long to import everything
 SERVE = """
 import json, sys
 from pathlib import Path
@@ -54,11 +55,18 @@ class ServerProcess:
         command = [sys.executable, "-c", SERVE, str(self.store), self.address, json.dumps(options)]
         self.process = subprocess.Popen(command)
         if wait:
-            deadline = time.monotonic() + 20
-            while wait_for_endpoint(self.store, 20).pid != self.process.pid:
-                assert self.process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            try:
+                self._wait()
+            except BaseException:
+                self.kill()
+                raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while wait_for_endpoint(self.store, START_SECONDS).pid != self.process.pid:
+            assert self.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
