@@ -86,6 +86,13 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         ConfigError: An override that does not parse, an unknown group choice or key, a value of
             another type than its default, or a value that must be given and is not.
     """
+    result = _composed(overrides)
+    _check_missing(result)
+    return result
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
+    """As `compose`, but values that must be given may be missing."""
     groups = group_choices()
     parsed = [_parse(text) for text in overrides]
     for override in parsed:
@@ -100,7 +107,6 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
             _check_key(override.key_or_group, override.value(), defaults)
     config = _compose(overrides) if values else _compose([_text(o) for o in chosen])
     resolved = _resolved(config)
-    _check_missing(resolved)
     for override in values:
         _keep_type(override.key_or_group, defaults, resolved)
     for key, names in VALUES.items():
@@ -125,18 +131,20 @@ def compose_for_run(
     """
     given = [_parse(text).key_or_group for text in overrides]
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
-    composed = compose([*(text for g, text in choices.items() if g not in given), *overrides])
+    # What must be given was given when the run was made; it is not asked for again.
+    composed = _composed([*(text for g, text in choices.items() if g not in given), *overrides])
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
     for key in given:
         if key not in composed.choices:
             OmegaConf.update(result, key, OmegaConf.select(composed, key), merge=False)
         elif composed.choices[key] != run_config.choices.get(key):
-            _follow_choice(result, compose(list(choices.values())), composed)
+            _follow_choice(result, _composed(list(choices.values())), composed)
             result[key], result.choices[key] = composed[key], composed.choices[key]
     may_differ = (*MAY_DIFFER, *(OF_ROBOT if any_robot else ()))
     compare_run(result, run_config, may_differ=may_differ)
     OmegaConf.set_struct(result, True)
+    _check_missing(result)
     return result
 
 
@@ -365,8 +373,8 @@ def _check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
             _check_key(f"{key}.{name}", item, defaults)
 
 
-def _check_missing(resolved: Mapping[str, Any]) -> None:
-    missing = sorted(key for key, value in flatten(resolved).items() if value == "???")
+def _check_missing(config: DictConfig) -> None:
+    missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise ConfigError(
             f"these values have no default and must be given: {', '.join(missing)}",

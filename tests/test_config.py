@@ -1,0 +1,15 @@
+"""The configuration of a run that is gone on with."""
+
+import pytest
+
+from robot_rl.config import ConfigError, compose, compose_for_run
+
+
+def test_what_must_be_given_is_asked_for_once():
+    """A run with a classifier could not start its processes: each asked for the path again."""
+    with pytest.raises(ConfigError, match=r"must be given: reward\.source\.path"):
+        compose(["reward=classifier"])
+    run_config = compose(["reward=classifier", "reward.source.path=somewhere"])
+    assert compose_for_run([], run_config).reward.source.path == "somewhere"
+    changed = compose_for_run(["reward.source.path=elsewhere"], run_config)
+    assert changed.reward.source.path == "elsewhere"
