@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,13 +36,13 @@ class TopicDevice(AxesDevice):
     # Replaced as a whole by the thread of ROS: numbers, and when they came on the steady clock.
     _heard: tuple[Vector, float] = field(default=(np.zeros(0), -1e9), init=False, repr=False)
 
+    @abstractmethod
     def message_type(self) -> Any:
         """The type of the messages; imported here, since a driver loads without ROS."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, message: Any) -> Vector:
         """The numbers of a message, in the thread of ROS."""
-        raise NotImplementedError
 
     def connect(self) -> None:
         """Subscribe. Nobody has to publish yet: until then nothing moves."""

@@ -17,8 +17,8 @@ from robot_rl.replay import StoreReader, wait_for_endpoint
 pytestmark = pytest.mark.faults
 
 ROBOT_RL = [sys.executable, "-m", "robot_rl.cli"]
-# Room for two episodes of `reach`: 51 rows of some 300 bytes each.
-SMALL = "replay.spool_bytes=110000"
+# Room for two episodes of `reach`: 31 rows of some 300 bytes, after a header of 64 KiB.
+SMALL = "replay.spool_bytes=104000"
 
 
 class Actor:
@@ -105,7 +105,7 @@ def test_the_actor_pauses_between_episodes_and_keeps_its_rows(server: Server) ->
 
     actor.wait_until(lambda: recorded() >= 3)
     server.kill()
-    actor.wait_until(lambda: "pausing before the next episode, whose 51 rows" in actor.text)
+    actor.wait_until(lambda: "pausing before the next episode, whose 31 rows" in actor.text)
     paused_at = recorded()
     assert "rows are not in the store yet" in actor.text
     server.start()
@@ -150,7 +150,7 @@ def test_a_spool_without_room_for_an_episode_is_refused_with_numbers(server: Ser
     actor = Actor(server.run, "replay.spool_bytes=70000")
     assert actor.end() == 2
     (error,) = [line for line in actor.text.splitlines() if line.startswith("robot-rl:")]
-    assert "no room for one episode of 51 rows" in error
+    assert "no room for one episode of 31 rows" in error
     assert "got: 70000 bytes; expected: >= " in error
     assert "set replay.spool_bytes=" in error
     assert not (server.run / "spool").exists()

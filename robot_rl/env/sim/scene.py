@@ -32,16 +32,15 @@ def simulated(task: Task) -> SimTask:
     return task
 
 
-def make_world(task: SimTask, model: str, gripper: GripperMotor, wrench_samples: int = 5) -> World:
+def make_world(task: SimTask, model: str, gripper: GripperMotor) -> World:
     """Build the world of a task, and put the task in it.
 
     Args:
         task: The task; it is attached to the new world.
         model: Path of the arm's MJCF, beginning with `hardware/`.
         gripper: What moves the fingers where the task's action has a gripper column.
-        wrench_samples: See `World`.
     """
-    world = World(find_resource(model), task.build, wrench_samples)
+    world = World(find_resource(model), task.build)
     if GRIPPER_ACTION in task.action_names:
         gripper.install(world.model)
     task.attach(world)

@@ -24,6 +24,8 @@ GRIPPER_ACTUATOR = "gripper"
 _TOOL_ROOT = "hand"
 _WXYZ = [3, 0, 1, 2]
 _XYZW = [1, 2, 3, 0]
+# The contact wrench is averaged over this many instants of a period.
+_WRENCH_SAMPLES = 5
 
 
 class World:
@@ -36,14 +38,12 @@ class World:
         model_path: The arm's MJCF; it must name a site ``tcp``, a mocap body ``target``, joints
             ``joint1`` to ``joint7`` and a body ``hand`` that carries the tool.
         build: Adds the task's bodies to the model before it is compiled.
-        wrench_samples: The contact wrench is averaged over this many instants of a period.
     """
 
     def __init__(
         self,
         model_path: Path,
         build: Callable[[mujoco.MjSpec], None],
-        wrench_samples: int = 5,
     ) -> None:
         """See the class."""
         spec = mujoco.MjSpec.from_file(str(model_path))
@@ -51,7 +51,6 @@ class World:
         self.model = spec.compile()
         self.data = mujoco.MjData(self.model)
         self._tcp = self.model.site("tcp").id
-        self._wrench_samples = wrench_samples
         joints = [self.model.joint(name).id for name in ARM_JOINTS]
         self._qpos = self.model.jnt_qposadr[joints]
         self._dofs = self.model.jnt_dofadr[joints]
@@ -150,7 +149,7 @@ class World:
     def step(self, duration: float) -> None:
         """Let `duration` seconds pass."""
         steps = max(1, round(duration * self.physics_rate_hz))
-        samples = min(self._wrench_samples, steps)
+        samples = min(_WRENCH_SAMPLES, steps)
         total = np.zeros(6)
         for sample in range(samples):
             share = steps * (sample + 1) // samples - steps * sample // samples
