@@ -45,7 +45,8 @@ _STATE = b"state"
 class Capacity:
     """How much a store keeps; None stands for no limit.
 
-    Open episodes may exceed it until they are complete.
+    Open episodes may exceed it until they are complete, and those that one commit completes until
+    the next commit, so that a learner may see them.
 
     Attributes:
         rows: Most rows, of all tables together.

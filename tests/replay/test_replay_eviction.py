@@ -104,6 +104,15 @@ def test_an_open_episode_is_never_evicted_and_may_exceed_the_capacity(
     assert [length for _, length in stored_episodes(writer.path)] == [4]
 
 
+def test_what_one_commit_completes_stays_until_the_next(open_writer, schema, make_episode):
+    writer = open_writer(rows=20)
+    recording = Recording(writer, schema)
+    recording.put([row for _ in range(6) for row in make_episode(4)])
+    assert stored_rows(writer) == 30
+    recording.put(make_episode(4))
+    assert stored_episodes(writer.path) == [(16, 5), (21, 5), (26, 5), (31, 5)]
+
+
 def test_the_oldest_episode_of_all_tables_goes_first(open_writer, schema, make_episode):
     writer = open_writer(rows=20)
     tables = [Recording(writer, schema, table=name) for name in ("reach", "push", "lift")]
@@ -398,13 +407,19 @@ def test_kills_during_eviction_leave_whole_episodes_in_order(
         server.store, spool_rows=300, options=LinkOptions(resend_seconds=0.1)
     ) as client:
         client.open_session("reach", schema)
-        for number in range(400):
-            rows = make_episode(5 + number % 40)
+
+        def send(steps):
+            rows = make_episode(steps)
             sent.append((int(rows[0]["reward"]), len(rows)))
             client.append_episode(rows)
+
+        for number in range(400):
+            send(5 + number % 40)
             if number % 40 == 20:
                 server.kill()
                 server.start()
+        client.flush(20)
+        send(5)  # what the last commit completed, however much it was, stays until the next one
         client.flush(20)
         totals = client.statistics()["tables"]["reach"]
     assert totals["environment_steps"]["policy"] == sum(length - 1 for _, length in sent)
