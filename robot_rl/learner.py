@@ -40,7 +40,7 @@ from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.run_policies import STATE_FILE, load_cloned
 from robot_rl.signals import Stopped, stop_event
-from robot_rl.stages.pretrain import open_demonstrations
+from robot_rl.stages.demonstrations import open_demonstrations
 from robot_rl.weights import BEHAVIOUR, base_apart, publish
 
 DEMONSTRATOR = 0

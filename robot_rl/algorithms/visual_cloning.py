@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -55,6 +54,8 @@ class Explored:
 
     def __init__(self, poses: Array, images: Mapping[str, Array], episode_ends: Array) -> None:
         """See the class."""
+        from scipy.spatial.transform import Rotation  # takes a second, for this alone
+
         self._positions = poses[:, :3]
         self._turns = Rotation.from_quat(poses[:, 3:])
         self._images = images

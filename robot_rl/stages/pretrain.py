@@ -20,7 +20,7 @@ from robot_rl.algorithms.behavior_cloning import train
 from robot_rl.compute import explained_memory
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.env.factory import make_env, observed_widths
+from robot_rl.env.factory import observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.reader import StoreReader
@@ -28,37 +28,8 @@ from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 from robot_rl.stages.dagger import correct
+from robot_rl.stages.demonstrations import open_demonstrations
 from robot_rl.stages.vision import train_image_encoder
-
-
-def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
-    """Open the demonstrations of `dataset`, or of the run, and check that they fit the task.
-
-    Args:
-        config: The configuration.
-        run: The run directory; not needed where `dataset` names the demonstrations.
-
-    Raises:
-        SchemaMismatch: They are of another task, shape, rate or schema version.
-        RobotRLError: There are none.
-    """
-    path = Path(str(config.dataset)) if config.dataset or run is None else run.demonstrations
-    if not path.exists():
-        raise RobotRLError(
-            "there are no demonstrations",
-            got=f"nothing at {path}",
-            hint="record some with: robot-rl collect; or name some with dataset=PATH",
-        )
-    env = make_env(config)
-    env.close()
-    dataset = EpisodeDataset(path).expect(env.schema)
-    if not dataset.successes.any():
-        raise RobotRLError(
-            f"none of the demonstrations in {path} is successful",
-            got=f"{len(dataset)} episodes",
-            expected="at least one to learn from",
-        )
-    return dataset
 
 
 @explained_memory("lower cloning.batch_size, or add device=cpu")

@@ -21,6 +21,7 @@ from robot_rl.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 from robot_rl.run_policies import learned_steps
 from robot_rl.stages.collect import collect
+from robot_rl.stages.demonstrations import open_demonstrations
 from robot_rl.stages.evaluate import (
     evaluate_final,
     evaluates_periodically,
@@ -30,7 +31,7 @@ from robot_rl.stages.evaluate import (
 )
 from robot_rl.stages.memory import MemorySampler
 from robot_rl.stages.nodes import robot_nodes
-from robot_rl.stages.pretrain import create_run, open_demonstrations, pretrain
+from robot_rl.stages.pretrain import create_run, pretrain
 from robot_rl.stages.processes import ProcessGroup
 from robot_rl.stages.vision import exploration_steps
 
