@@ -10,7 +10,7 @@ import numpy as np
 from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.task import ScriptedExpert
-from robot_rl.operator import OperatorEvent, OperatorInbox
+from robot_rl.operator import Motion, OperatorEvent, OperatorInbox
 
 _SEED_STREAM = 6
 _SOURCE = "simulated operator"
@@ -34,6 +34,9 @@ class Habits:
         attention: Share of the time in which the person watches.
         spell_s: Mean time for which they watch before they look elsewhere [s].
         correction_s: Time of progress after a take-over, after which they let go [s].
+        motor_noise: Standard deviation of each column of a motion, as a share of it: the noise of
+            a hand grows with what it commands, and at rest there is none (Harris & Wolpert 1998,
+            "Signal-dependent noise determines motor planning").
     """
 
     look_s: float
@@ -46,6 +49,7 @@ class Habits:
     attention: float
     spell_s: float
     correction_s: float
+    motor_noise: float
 
 
 class SimulatedOperator:
@@ -130,7 +134,7 @@ class SimulatedOperator:
                 self._inbox.post(OperatorEvent.TAKE_OVER)
         if self._driving:
             gripper = float(action[-1]) if self._has_gripper else None
-            self._inbox.jog(self._wanted, gripper, source=_SOURCE)
+            self._inbox.jog(self._moved_by_hand(), gripper, source=_SOURCE)
 
     def listen(self, observation: Observation) -> None:
         """Lets go between episodes, and says nothing."""
@@ -180,6 +184,10 @@ class SimulatedOperator:
             self._forget()
             self._inbox.post(OperatorEvent.HAND_BACK)
             self._inbox.jog(np.zeros(6), source=_SOURCE)
+
+    def _moved_by_hand(self) -> Motion:
+        noise = self._habits.motor_noise * self._rng.standard_normal(6)
+        return np.clip(self._wanted * (1.0 + noise), -1.0, 1.0)
 
     def _look(self) -> None:
         """See the goal anew, with new errors."""
