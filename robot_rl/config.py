@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -272,7 +273,11 @@ def _on_clock(config: DictConfig, clock: str) -> DictConfig:
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
-    folder = find_resource("configs")
+    return copy.deepcopy(_composed_once(find_resource("configs"), tuple(overrides)))
+
+
+@functools.cache  # Hydra takes half a second, and a command asks for the same ones again and again
+def _composed_once(folder: Path, overrides: tuple[str, ...]) -> DictConfig:
     try:
         with initialize_config_dir(str(folder), job_name="robot_rl", version_base="1.3"):
             config = hydra_compose(CONFIG_NAME, list(overrides), return_hydra_config=True)

@@ -7,6 +7,7 @@ import json
 import pytest
 from tiny_runs import TINY, lines
 
+from robot_rl import cli
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.replay import StoreReader
 from robot_rl.rewards.classifier import TrainedClassifier
@@ -22,25 +23,24 @@ SMALL = (
 
 
 @pytest.fixture
-def examples(tmp_path, robot_rl_command):
-    done = robot_rl_command("collect-reward", *SMALL, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
+def examples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["collect-reward", *SMALL]) == 0
     return (tmp_path / "runs/latest").resolve()
 
 
-def test_examples_are_recorded_and_a_weak_classifier_is_called_weak(examples, robot_rl_command):
+def test_examples_are_recorded_and_a_weak_classifier_is_called_weak(examples, capsys):
     recorded = EpisodeDataset(examples / "reward.zarr")
     assert int(recorded.read("success").sum()) == 12
     assert int((~recorded.successes).sum()) == 8
     assert recorded.read("images/front").shape[1:] == (24, 32, 3)
-    assert robot_rl_command("collect-reward", f"run={examples}").returncode == 0
+    assert cli.main(["collect-reward", f"run={examples}"]) == 0
     assert EpisodeDataset(examples / "reward.zarr").seeds.tolist() == recorded.seeds.tolist()
 
-    done = robot_rl_command(
-        "train-reward", "classifier.training.updates=3", "classifier.training.batch_size=8"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "warning: only 3 held-out episodes without success" in " ".join(done.stdout.split())
+    small = ("classifier.training.updates=3", "classifier.training.batch_size=8")
+    assert cli.main(["train-reward", *small]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warning: only 3 held-out episodes without success" in said
     record = json.loads((examples / "reward.json").read_text())
     trained = TrainedClassifier.load(examples / "checkpoints/reward")
     assert (record["version"], record["threshold"]) == (
@@ -76,11 +76,12 @@ def test_a_policy_learns_on_the_word_of_the_classifier(examples, tmp_path, robot
     assert not any(name.startswith("images/") for name in rows[0].dtype.names)
 
 
-def test_a_classifier_that_is_not_there_is_said_before_anything_is_made(tmp_path, robot_rl_command):
-    done = robot_rl_command("train", "reward=classifier", "reward.source.path=nowhere")
-    assert done.returncode == 2
-    assert "the success classifier in" in done.stderr
+def test_a_classifier_that_is_not_there_is_said_before_anything_is_made(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "reward=classifier", "reward.source.path=nowhere"]) == 2
+    assert "the success classifier in" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-    done = robot_rl_command("train", "reward=classifier")
-    assert done.returncode == 2
-    assert "reward.source.path" in done.stderr
+    assert cli.main(["train", "reward=classifier"]) == 2
+    assert "reward.source.path" in capsys.readouterr().err

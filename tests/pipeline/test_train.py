@@ -124,6 +124,7 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
         assert part in " ".join(page.split()), page
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_the_same(tmp_path, cloned, robot_rl_command):
     runs = []
     for name in ("a", "b"):
