@@ -34,7 +34,8 @@ from drivers.arm.base import ArmState, Vector
 from drivers.errors import DriverFault
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos
-from robot_rl.ros.device_node import DeviceNode, run_node
+from robot_rl.ros.device_node import DeviceNode
+from robot_rl.ros.node_process import run_node
 from robot_rl.ros.stamps import to_nanoseconds
 from robot_rl.safety import (
     ArmGuard,

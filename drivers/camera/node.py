@@ -22,8 +22,9 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from drivers.camera.base import Frame, Intrinsics
 from drivers.errors import DriverTimeout
 from robot_rl.ros import qos
-from robot_rl.ros.device_node import DeviceNode, run_node
+from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import camera_info_message, header, image_message
+from robot_rl.ros.node_process import run_node
 
 # A poll waits this long for a picture, so that one is published as soon as it is there [s].
 _WAIT_S = 0.02

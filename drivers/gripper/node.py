@@ -22,8 +22,9 @@ from std_srvs.srv import Trigger
 from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import qos
-from robot_rl.ros.device_node import DeviceNode, run_node
+from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import joint_state_message
+from robot_rl.ros.node_process import run_node
 from robot_rl.safety import SoleSource
 
 JOINT = "gripper"

@@ -18,8 +18,9 @@ from std_srvs.srv import Trigger
 
 from drivers.teleop.base import TeleopState, Vector
 from robot_rl.ros import qos
-from robot_rl.ros.device_node import DeviceNode, run_node
+from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import pose_array, twist_message
+from robot_rl.ros.node_process import run_node
 
 
 class TeleopNode(DeviceNode):

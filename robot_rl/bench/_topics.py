@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import tempfile
@@ -20,6 +19,11 @@ from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.ros.environment import DISCOVERY, prepare_environment
 from robot_rl.ros.errors import RosUnavailable
+from robot_rl.ros.shared_memory import (
+    SHARED_MEMORY,
+    is_owned,
+    remove_abandoned_segments,
+)
 from robot_rl.run import RunDirectory
 from robot_rl.stages.collect import collect
 from robot_rl.stages.processes import ProcessGroup
@@ -40,7 +44,6 @@ _BRIEFLY_PREPARED = (
     "algorithm.schedule.critic_only_updates=10",
     "algorithm.schedule.updates_per_step=1",
 )
-_SHARED_MEMORY = Path("/dev/shm")
 _START_SECONDS = 900.0  # the learner's first weights among them
 # Of these ROS makes ports that Linux gives to nobody else.
 _DOMAINS = 101
@@ -54,7 +57,7 @@ class BenchFailed(RobotRLError):
 def own_domain() -> Iterator[None]:
     """A ROS domain of this process and its children alone, on this machine alone.
 
-    Segments of shared memory that killed processes have left are removed at the end.
+    Shared memory that killed processes have left is removed at the end.
 
     Raises:
         RosUnavailable: ROS 2 is not installed.
@@ -68,8 +71,8 @@ def own_domain() -> Iterator[None]:
     try:
         yield
     finally:
-        for path in set(_segments()) - before:
-            _remove_unowned(path)
+        remove_abandoned_segments()
+        _remove_ports(set(_segments()) - before)
 
 
 def over_topics(config: DictConfig, *overrides: str) -> DictConfig:
@@ -179,18 +182,12 @@ def _name(words: list[str]) -> str | None:
 
 
 def _segments() -> list[Path]:
-    return [*_SHARED_MEMORY.glob("fastrtps_*"), *_SHARED_MEMORY.glob("sem.fastrtps_*")]
+    return [*SHARED_MEMORY.glob("fastrtps_*"), *SHARED_MEMORY.glob("sem.fastrtps_*")]
 
 
-def _remove_unowned(path: Path) -> None:
-    """Remove a segment whose owner, who keeps the file `…_el` locked, is gone."""
-    name = path.name.removeprefix("sem.").removesuffix("_mutex").removesuffix("_el")
-    lock = _SHARED_MEMORY / f"{name}_el"
-    try:
-        with lock.open("rb+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return  # somebody has it
-    path.unlink(missing_ok=True)
+def _remove_ports(files: set[Path]) -> None:
+    """Remove those of these files that are ports without an owner: of a domain that has ended."""
+    for path in files:
+        name = path.name.removeprefix("sem.").removesuffix("_mutex").removesuffix("_el")
+        if name.startswith("fastrtps_port") and not is_owned(SHARED_MEMORY / f"{name}_el"):
+            path.unlink(missing_ok=True)

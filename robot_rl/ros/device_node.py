@@ -11,38 +11,26 @@ A device that cannot be reached, or fails, is reported in `/diagnostics` and tri
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, cast
 
-import rclpy
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.exceptions import ParameterException
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.signals import SignalHandlerOptions
 from rclpy.timer import Timer
 
 from robot_rl import devices
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.connection import CONNECTED, Connection
-from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.freshness import Freshness
-from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, stop_event
 
 _DIAGNOSTICS_SECONDS = 1.0
 # A fault whose words change at every poll, with an age for example, is logged this often.
 _LOG_SECONDS = 1.0
-_SPIN_SECONDS = 0.1
-_LEAVE_SECONDS = 10.0
-_EXIT_ERROR = 2
 _SUCCESS = TransitionCallbackReturn.SUCCESS
 _FAILURE = TransitionCallbackReturn.FAILURE
 
@@ -316,80 +304,6 @@ class DeviceNode(LifecycleNode, ABC):
             got=got,
             expected=f"{type(default).__name__}{limits}",
         )
-
-
-def run_node(make: Callable[[], DeviceNode]) -> int:
-    """Run a node until it is asked to end: the `main` of every `drivers/*/node.py`.
-
-    Unless the parameter `autostart` is false, where a lifecycle manager does so, the node
-    configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device.
-
-    Returns:
-        The exit code: 0, or 2 after an error that the user can mend.
-    """
-    ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
-    prepare_environment()
-    try:
-        rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
-    except Exception as error:  # of the compiled module, whose class has moved between releases
-        _tell(f"the arguments after --ros-args cannot be read; got: {error}")
-        return _EXIT_ERROR
-    try:
-        with stop_event() as stop:
-            if ends_with_input:
-                end_with_input()
-            _spin(make(), stop)
-    except RobotRLError as error:
-        _tell(str(error))
-        return _EXIT_ERROR
-    finally:
-        rclpy.try_shutdown()
-    return 0
-
-
-def _spin(node: DeviceNode, stop: threading.Event) -> None:
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    try:
-        _start(node)
-        while not stop.is_set():
-            executor.spin_once(timeout_sec=_SPIN_SECONDS)
-    finally:
-        node.trigger_shutdown()
-        _leave_ros_in_time()
-        executor.shutdown()
-        node.destroy_node()
-
-
-def _leave_ros_in_time() -> None:
-    """End this process, whose device is closed, even if Fast DDS does not come to an end.
-
-    Fast DDS 2.14 can wait for itself for ever where another participant's lease runs out just when
-    that participant leaves, as on a machine that is far too busy.
-    """
-    timer = threading.Timer(_LEAVE_SECONDS, os._exit, [0])
-    timer.daemon = True
-    timer.start()
-
-
-def _tell(problem: str) -> None:
-    sys.stderr.write(f"{Path(sys.argv[0]).name}: {problem}\n")
-
-
-def _start(node: DeviceNode) -> None:
-    """Configure and activate a node that is not told to wait for a manager.
-
-    Raises:
-        ParameterError: It cannot be configured; its log says why.
-    """
-    if not node.parameter("autostart", True, "configure and activate without a manager"):
-        return
-    if node.trigger_configure() != _SUCCESS:
-        raise ParameterError(
-            f"{node.get_fully_qualified_name()} cannot be configured",
-            hint="its log above says why; correct its parameters",
-        )
-    node.trigger_activate()
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from robot_rl.ros.client import RosClient
 from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.nodes import joined
 from robot_rl.ros.robot import CameraTopic, RosRobot, SensorLimits
+from robot_rl.ros.shared_memory import clean_shared_memory
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 
 
@@ -70,6 +71,7 @@ def make_ros_robot(
             hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
     prepare_environment(discovery_range)
+    clean_shared_memory()
     limiter = CartesianLimiter(limits, rotations.DOWNWARD)
     topics = [CameraTopic(c.name, c.width, c.height, c.depth) for c in cameras]
     client = RosClient("robot_rl", namespace)

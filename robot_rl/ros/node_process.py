@@ -1,0 +1,99 @@
+"""Runs one device node as a process: the `main` of every `drivers/*/node.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.signals import SignalHandlerOptions
+
+from robot_rl.errors import RobotRLError
+from robot_rl.ros.device_node import DeviceNode, ParameterError
+from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.shared_memory import clean_shared_memory
+from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, stop_event
+
+_SPIN_SECONDS = 0.1
+_LEAVE_SECONDS = 10.0
+_EXIT_ERROR = 2
+
+
+def run_node(make: Callable[[], DeviceNode]) -> int:
+    """Run a node until it is asked to end: the `main` of every `drivers/*/node.py`.
+
+    Unless the parameter `autostart` is false, where a lifecycle manager does so, the node
+    configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device.
+
+    Returns:
+        The exit code: 0, or 2 after an error that the user can mend.
+    """
+    ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
+    prepare_environment()
+    clean_shared_memory()
+    try:
+        rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
+    except Exception as error:  # of the compiled module, whose class has moved between releases
+        _tell(f"the arguments after --ros-args cannot be read; got: {error}")
+        return _EXIT_ERROR
+    try:
+        with stop_event() as stop:
+            if ends_with_input:
+                end_with_input()
+            _spin(make(), stop)
+    except RobotRLError as error:
+        _tell(str(error))
+        return _EXIT_ERROR
+    finally:
+        rclpy.try_shutdown()
+    return 0
+
+
+def _spin(node: DeviceNode, stop: threading.Event) -> None:
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        _start(node)
+        while not stop.is_set():
+            executor.spin_once(timeout_sec=_SPIN_SECONDS)
+    finally:
+        node.trigger_shutdown()
+        _leave_ros_in_time()
+        executor.shutdown()
+        node.destroy_node()
+
+
+def _leave_ros_in_time() -> None:
+    """End this process, whose device is closed, even if Fast DDS does not come to an end.
+
+    Fast DDS 2.14 can wait for itself for ever where another participant's lease runs out just when
+    that participant leaves, as on a machine that is far too busy.
+    """
+    timer = threading.Timer(_LEAVE_SECONDS, os._exit, [0])
+    timer.daemon = True
+    timer.start()
+
+
+def _tell(problem: str) -> None:
+    sys.stderr.write(f"{Path(sys.argv[0]).name}: {problem}\n")
+
+
+def _start(node: DeviceNode) -> None:
+    """Configure and activate a node that is not told to wait for a manager.
+
+    Raises:
+        ParameterError: It cannot be configured; its log says why.
+    """
+    if not node.parameter("autostart", True, "configure and activate without a manager"):
+        return
+    if node.trigger_configure() != TransitionCallbackReturn.SUCCESS:
+        raise ParameterError(
+            f"{node.get_fully_qualified_name()} cannot be configured",
+            hint="its log above says why; correct its parameters",
+        )
+    node.trigger_activate()
