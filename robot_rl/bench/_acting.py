@@ -96,7 +96,7 @@ class _Timed(RobotEnvWrapper):
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         assert isinstance(self.robot, RosRobot)
-        measured = self.robot.measured_ns
+        measured = self.robot.measurements.stamps_ns
         observation, reward, terminated, truncated, info = super().step(action)
         sent = info["stamp_action"]
         self._ages.append({topic: 1e-9 * (sent - stamp) for topic, stamp in measured.items()})

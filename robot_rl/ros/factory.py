@@ -14,8 +14,9 @@ from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.measurements import CameraTopic, SensorLimits
 from robot_rl.ros.nodes import joined
-from robot_rl.ros.robot import CameraTopic, RosRobot, SensorLimits
+from robot_rl.ros.robot import RosRobot
 from robot_rl.ros.shared_memory import clean_shared_memory
 from robot_rl.safety import CartesianLimiter, CartesianLimits
 

@@ -6,82 +6,31 @@ thread of its own; the control loop takes what is there, and never waits.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from geometry_msgs.msg import PoseArray, PoseStamped, TwistStamped, WrenchStamped
-from sensor_msgs.msg import Image, JointState
-from std_msgs.msg import Bool, Float64
+from geometry_msgs.msg import PoseStamped
+from std_msgs.msg import Float64
 
-from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
+from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied, RobotInterrupted
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
-from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorInbox
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import CommandConflict
+from robot_rl.ros.measurements import CameraTopic, Measurements, SensorLimits
 from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
 from robot_rl.ros.operator_services import OperatorServices
-from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
 from robot_rl.safety import CartesianLimiter
 
 Vector = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class SensorLimits:
-    """How fresh measurements must be.
-
-    Attributes:
-        arm_s: Age of the arm's state since its receipt [s].
-        image_s: Age of a camera's newest frame [s].
-        gripper_s: Age of the gripper's state [s].
-        tracker_s: Age of the poses of objects and of the success signal [s].
-        skew_s: Largest difference between the stamps of one observation [s].
-        start_timeout_s: How long an episode's start waits for fresh measurements [s].
-    """
-
-    arm_s: float
-    image_s: float
-    gripper_s: float
-    tracker_s: float
-    skew_s: float
-    start_timeout_s: float
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name, value in vars(self).items():
-            if not (math.isfinite(value) and value > 0.0):
-                raise RobotRLError(
-                    f"robot.sensors.{name} is not a positive number", got=value, expected="> 0 s"
-                )
-
-
-@dataclass(frozen=True)
-class CameraTopic:
-    """One camera.
-
-    Attributes:
-        name: Of the observation `images/<name>`, and of the topic `<name>/color/image_raw`.
-        width: Pixels.
-        height: Pixels.
-        depth: Whether `images/<name>_depth` is observed as well.
-    """
-
-    name: str
-    width: int
-    height: int
-    depth: bool
 
 
 class RosRobot:
@@ -107,7 +56,7 @@ class RosRobot:
         mirror: The simulated world, for scripted experts; None for a real robot.
 
     Attributes:
-        measured_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
+        measurements: What arrives on topics.
     """
 
     def __init__(
@@ -131,18 +80,19 @@ class RosRobot:
         self.action_names = task.action_names
         self.limits = sensors
         self._episodes = episodes
-        self._joint_names = tuple(joint_names)
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
         self._lock = threading.Lock()  # what is published, and why no more
         self._problem: RobotInterrupted | None = None
-        self._tracking: dict[str, Any] = {}
-        self.measured_ns: dict[str, int] = {}
         command = qos.command_publisher(control_rate_hz)
         self._target = client.node.create_publisher(PoseStamped, "target_pose", command)
         self._grip = client.node.create_publisher(Float64, "gripper/command", command)
-        self._subscribe(task, gripper, cameras, track_objects)
-        self.observation_fields = self._fields(gripper, cameras)
+        objects = task.objects if track_objects else 0
+        self.measurements = Measurements(
+            client, sensors, joint_names, gripper, cameras, objects, task.reports_success
+        )
+        self.all_sensors = self.measurements.all_sensors
+        self.observation_fields = self.measurements.fields
         task.attach(self)
         self._monitor = SensorMonitor(self.all_sensors, self._interrupt)
 
@@ -175,7 +125,7 @@ class RosRobot:
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
         try:
-            pose, force = self.tcp_pose(), self._contact_force()
+            pose, force = self.tcp_pose(), self.measurements.contact_force()
         except RobotInterrupted as problem:
             self._interrupt(problem)
             raise
@@ -231,7 +181,7 @@ class RosRobot:
     @property
     def tracked(self) -> dict[str, Any]:
         """What the newest observation says of the task; see `robot_rl.env.tracked`."""
-        return self._tracking
+        return self.measurements.tracked
 
     @property
     def simulated_task(self) -> SimTask | None:
@@ -247,8 +197,7 @@ class RosRobot:
         Raises:
             RobotInterrupted: It is late, or cannot be used.
         """
-        pose: Vector = self.pose.value(self.pose.newest())
-        return pose
+        return self.measurements.tcp_pose()
 
     def move_target(self, target: Vector) -> None:
         """Publish a target (7,): for motion outside of episodes."""
@@ -261,105 +210,16 @@ class RosRobot:
         Raises:
             RobotInterrupted: A topic stays silent, or its messages cannot be used.
         """
-        for sensor in self.all_sensors:
-            sensor.forget()
-        # The first to arrive may have been on its way already.
-        wait_for_all(self.all_sensors, 2, self.limits.start_timeout_s)
+        self.measurements.wait_until_fresh()
         self._assembled()
 
     # -- how --------------------------------------------------------------------------------------
 
-    def _subscribe(
-        self, task: Tracked, gripper: bool, cameras: Sequence[CameraTopic], track_objects: bool
-    ) -> None:
-        names, limits = self._joint_names, self.limits
-
-        def sensor(kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
-            return Sensor(self.client, kind, topic, limit, decode, **more)
-
-        def joints(message: JointState) -> tuple[Vector, Vector]:
-            positions = messages.joint_positions(message, names)
-            return positions, messages.joint_velocities(message, names)
-
-        self.joints = sensor(JointState, "joint_states", limits.arm_s, joints)
-        self.pose = sensor(PoseStamped, "current_pose", limits.arm_s, messages.pose_array)
-        self.twist = sensor(TwistStamped, "current_twist", limits.arm_s, messages.twist_array)
-        self.wrench = sensor(WrenchStamped, "current_wrench", limits.arm_s, messages.wrench_array)
-        self._aligned = [self.joints, self.pose, self.twist, self.wrench]
-        self._newest: list[Sensor] = []
-        self.gripper: Sensor | None = None
-        if gripper:
-            self.gripper = sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
-            self._newest.append(self.gripper)
-        self._images: dict[str, Sensor] = {}
-        for camera in cameras:
-            for name, topic, shape, dtype in _pictures(camera):
-                decode = _picture_decoder(shape, dtype)
-                self._images[name] = sensor(Image, topic, limits.image_s, decode)
-        self._newest += self._images.values()
-        self.objects: Sensor | None = None
-        if track_objects and task.objects:
-            decode = lambda message: messages.poses_array(message, task.objects)  # noqa: E731
-            self.objects = sensor(PoseArray, "object_poses", limits.tracker_s, decode)
-            self._aligned.append(self.objects)
-        self.success: Sensor | None = None
-        if task.reports_success:
-            self.success = sensor(
-                Bool, "task/success", limits.tracker_s, lambda m: bool(m.data), stamped=False
-            )
-        success = [] if self.success is None else [self.success]
-        self.all_sensors = (*self._aligned, *self._newest, *success)
-
-    def _fields(self, gripper: bool, cameras: Sequence[CameraTopic]) -> tuple[Field, ...]:
-        joints = len(self._joint_names)
-        fields = [
-            Field("state/tcp_pose", "float32", (7,)),
-            Field("state/tcp_velocity", "float32", (6,)),
-            Field("state/tcp_wrench", "float32", (6,)),
-            Field("state/target_lead", "float32", (6,)),
-            Field("state/joint_positions", "float32", (joints,)),
-            Field("state/joint_velocities", "float32", (joints,)),
-        ]
-        if gripper:
-            fields.append(Field("state/gripper_position", "float32", (1,)))
-        for camera in cameras:
-            fields += [Field(name, dtype, shape) for name, _, shape, dtype in _pictures(camera)]
-        return tuple(fields)
-
     def _assembled(self) -> Observation:
-        taken = together(self._aligned, self._newest, self.limits.skew_s)
-        self.measured_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}
-        pose = self.pose.value(taken[self.pose])
-        positions, velocities = self.joints.value(taken[self.joints])
-        state = {
-            "state/tcp_pose": pose,
-            "state/tcp_velocity": self.twist.value(taken[self.twist]),
-            "state/tcp_wrench": self.wrench.value(taken[self.wrench]),
-            "state/target_lead": _lead(self.limiter.target, pose),
-            "state/joint_positions": positions,
-            "state/joint_velocities": velocities,
-        }
-        if self.gripper is not None:
-            state["state/gripper_position"] = self.gripper.value(taken[self.gripper])
-        self._tracking = {"tcp_pose": pose, **self._tracked_values(taken)}
-        seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
-        for name, image in self._images.items():
-            seen[name] = image.value(taken[image])
+        seen = self.measurements.observe(self.limiter.target)
         if self.mirror is not None:
             self.mirror.update()
         return seen
-
-    def _tracked_values(self, taken: dict[Sensor, Received]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        if self.objects is not None:
-            values["object_poses"] = self.objects.value(taken[self.objects])
-        if self.success is not None:
-            values["success"] = self.success.value(self.success.newest())
-        return values
-
-    def _contact_force(self) -> float:
-        wrench = self.wrench.value(self.wrench.newest())
-        return math.sqrt(float(np.square(wrench[:3]).sum()))
 
     def _check_alone(self) -> None:
         topic = self.client.topic("target_pose")
@@ -384,39 +244,3 @@ class RosRobot:
             return  # where the arm is, is not known: its node holds by itself, without commands
         self.limiter.reset(pose)
         self._target.publish(messages.pose_message(pose, time.time_ns()))
-
-
-def _lead(target: Vector, pose: Vector) -> Vector:
-    turn = rotations.multiply(target[3:], rotations.conjugate(pose[3:]))
-    return np.concatenate([target[:3] - pose[:3], rotations.to_rotation_vector(turn)])
-
-
-def _first_position(message: JointState) -> Vector:
-    """Position (1,) of a gripper's first joint, 0 open to 1 closed."""
-    if not message.name:
-        raise messages.MessageError("the gripper's state names no joint", expected="one joint")
-    return messages.joint_positions(message, message.name[:1])
-
-
-def _pictures(camera: CameraTopic) -> list[tuple[str, str, tuple[int, int, int], str]]:
-    """Observation, topic, shape and dtype of what a camera gives."""
-    size, name = (camera.height, camera.width), camera.name
-    color = (f"images/{name}", f"{name}/color/image_raw", (*size, 3), "uint8")
-    depth_topic = f"{name}/aligned_depth_to_color/image_raw"
-    depth = (f"images/{name}_depth", depth_topic, (*size, 1), "uint16")
-    return [color, depth] if camera.depth else [color]
-
-
-def _picture_decoder(shape: tuple[int, int, int], dtype: str) -> Any:
-    def decode(message: Image) -> npt.NDArray[Any]:
-        picture = messages.image_array(message)
-        if picture.shape != shape or picture.dtype != dtype:
-            raise messages.MessageError(
-                "the picture has another size or kind",
-                got=f"{message.encoding} {picture.shape}",
-                expected=f"{dtype} {shape}",
-                hint="set width and height of observation.cameras, or of the camera's node",
-            )
-        return picture
-
-    return decode

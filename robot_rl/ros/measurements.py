@@ -1,0 +1,262 @@
+"""What a robot on ROS 2 topics measures, put together by stamp for one observation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from geometry_msgs.msg import PoseArray, PoseStamped, TwistStamped, WrenchStamped
+from sensor_msgs.msg import Image, JointState
+from std_msgs.msg import Bool
+
+from robot_rl.data.schema import Field, Observation
+from robot_rl.env import rotations
+from robot_rl.errors import RobotRLError
+from robot_rl.ros import messages
+from robot_rl.ros.client import RosClient
+from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SensorLimits:
+    """How fresh measurements must be.
+
+    Attributes:
+        arm_s: Age of the arm's state since its receipt [s].
+        image_s: Age of a camera's newest frame [s].
+        gripper_s: Age of the gripper's state [s].
+        tracker_s: Age of the poses of objects and of the success signal [s].
+        skew_s: Largest difference between the stamps of one observation [s].
+        start_timeout_s: How long an episode's start waits for fresh measurements [s].
+    """
+
+    arm_s: float
+    image_s: float
+    gripper_s: float
+    tracker_s: float
+    skew_s: float
+    start_timeout_s: float
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, value in vars(self).items():
+            if not (math.isfinite(value) and value > 0.0):
+                raise RobotRLError(
+                    f"robot.sensors.{name} is not a positive number", got=value, expected="> 0 s"
+                )
+
+
+@dataclass(frozen=True)
+class CameraTopic:
+    """One camera.
+
+    Attributes:
+        name: Of the observation `images/<name>`, and of the topic `<name>/color/image_raw`.
+        width: Pixels.
+        height: Pixels.
+        depth: Whether `images/<name>_depth` is observed as well.
+    """
+
+    name: str
+    width: int
+    height: int
+    depth: bool
+
+
+class Measurements:
+    """The sensors of one arm, its gripper and its cameras.
+
+    Args:
+        client: The node that subscribes.
+        limits: How fresh they must be.
+        joint_names: See `RosRobot`.
+        gripper: See `RosRobot`.
+        cameras: See `RosRobot`.
+        objects: How many poses of objects are expected; 0: there is no such topic.
+        success: Whether there is a success signal.
+
+    Attributes:
+        all_sensors: Each of the topics.
+        stamps_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
+        tracked: What the newest observation says of the task; see `robot_rl.env.tracked`.
+    """
+
+    def __init__(
+        self,
+        client: RosClient,
+        limits: SensorLimits,
+        joint_names: Sequence[str],
+        gripper: bool,
+        cameras: Sequence[CameraTopic],
+        objects: int,
+        success: bool,
+    ) -> None:
+        """See the class."""
+        self._client = client
+        self._limits = limits
+        self._joint_names = tuple(joint_names)
+        self.tracked: dict[str, Any] = {}
+        self.stamps_ns: dict[str, int] = {}
+        self._subscribe(gripper, cameras, objects, success)
+        self.fields = self._fields(gripper, cameras)
+
+    def tcp_pose(self) -> Vector:
+        """The newest measured pose (7,) of the TCP, base frame.
+
+        Raises:
+            RobotInterrupted: It is late, or cannot be used.
+        """
+        pose: Vector = self.pose.value(self.pose.newest())
+        return pose
+
+    def contact_force(self) -> float:
+        """Norm of the newest measured contact force [N]; raises as `tcp_pose`."""
+        wrench = self.wrench.value(self.wrench.newest())
+        return math.sqrt(float(np.square(wrench[:3]).sum()))
+
+    def wait_until_fresh(self) -> None:
+        """Wait until every topic has given new measurements: not inside the control loop.
+
+        Raises:
+            RobotInterrupted: A topic stays silent.
+        """
+        for sensor in self.all_sensors:
+            sensor.forget()
+        # The first to arrive may have been on its way already.
+        wait_for_all(self.all_sensors, 2, self._limits.start_timeout_s)
+
+    def observe(self, target: Vector) -> Observation:
+        """The measurements that were taken together.
+
+        Args:
+            target: Of the arm (7,), whose lead over the measured pose is observed.
+
+        Raises:
+            RobotInterrupted: One of them is late or cannot be used.
+        """
+        taken = together(self._aligned, self._newest, self._limits.skew_s)
+        self.stamps_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}
+        pose = self.pose.value(taken[self.pose])
+        positions, velocities = self.joints.value(taken[self.joints])
+        state = {
+            "state/tcp_pose": pose,
+            "state/tcp_velocity": self.twist.value(taken[self.twist]),
+            "state/tcp_wrench": self.wrench.value(taken[self.wrench]),
+            "state/target_lead": _lead(target, pose),
+            "state/joint_positions": positions,
+            "state/joint_velocities": velocities,
+        }
+        if self.gripper is not None:
+            state["state/gripper_position"] = self.gripper.value(taken[self.gripper])
+        self.tracked = {"tcp_pose": pose, **self._tracked_values(taken)}
+        seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
+        for name, image in self._images.items():
+            seen[name] = image.value(taken[image])
+        return seen
+
+    def _subscribe(
+        self, gripper: bool, cameras: Sequence[CameraTopic], objects: int, success: bool
+    ) -> None:
+        names, limits = self._joint_names, self._limits
+
+        def sensor(kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
+            return Sensor(self._client, kind, topic, limit, decode, **more)
+
+        def joints(message: JointState) -> tuple[Vector, Vector]:
+            positions = messages.joint_positions(message, names)
+            return positions, messages.joint_velocities(message, names)
+
+        self.joints = sensor(JointState, "joint_states", limits.arm_s, joints)
+        self.pose = sensor(PoseStamped, "current_pose", limits.arm_s, messages.pose_array)
+        self.twist = sensor(TwistStamped, "current_twist", limits.arm_s, messages.twist_array)
+        self.wrench = sensor(WrenchStamped, "current_wrench", limits.arm_s, messages.wrench_array)
+        self._aligned = [self.joints, self.pose, self.twist, self.wrench]
+        self._newest: list[Sensor] = []
+        self.gripper: Sensor | None = None
+        if gripper:
+            self.gripper = sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
+            self._newest.append(self.gripper)
+        self._images: dict[str, Sensor] = {}
+        for camera in cameras:
+            for name, topic, shape, dtype in _pictures(camera):
+                decode = _picture_decoder(shape, dtype)
+                self._images[name] = sensor(Image, topic, limits.image_s, decode)
+        self._newest += self._images.values()
+        self.objects: Sensor | None = None
+        if objects:
+            decode = lambda message: messages.poses_array(message, objects)  # noqa: E731
+            self.objects = sensor(PoseArray, "object_poses", limits.tracker_s, decode)
+            self._aligned.append(self.objects)
+        self.success: Sensor | None = None
+        if success:
+            self.success = sensor(
+                Bool, "task/success", limits.tracker_s, lambda m: bool(m.data), stamped=False
+            )
+        signals = [] if self.success is None else [self.success]
+        self.all_sensors = (*self._aligned, *self._newest, *signals)
+
+    def _fields(self, gripper: bool, cameras: Sequence[CameraTopic]) -> tuple[Field, ...]:
+        joints = len(self._joint_names)
+        fields = [
+            Field("state/tcp_pose", "float32", (7,)),
+            Field("state/tcp_velocity", "float32", (6,)),
+            Field("state/tcp_wrench", "float32", (6,)),
+            Field("state/target_lead", "float32", (6,)),
+            Field("state/joint_positions", "float32", (joints,)),
+            Field("state/joint_velocities", "float32", (joints,)),
+        ]
+        if gripper:
+            fields.append(Field("state/gripper_position", "float32", (1,)))
+        for camera in cameras:
+            fields += [Field(name, dtype, shape) for name, _, shape, dtype in _pictures(camera)]
+        return tuple(fields)
+
+    def _tracked_values(self, taken: dict[Sensor, Received]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if self.objects is not None:
+            values["object_poses"] = self.objects.value(taken[self.objects])
+        if self.success is not None:
+            values["success"] = self.success.value(self.success.newest())
+        return values
+
+
+def _lead(target: Vector, pose: Vector) -> Vector:
+    turn = rotations.multiply(target[3:], rotations.conjugate(pose[3:]))
+    return np.concatenate([target[:3] - pose[:3], rotations.to_rotation_vector(turn)])
+
+
+def _first_position(message: JointState) -> Vector:
+    """Position (1,) of a gripper's first joint, 0 open to 1 closed."""
+    if not message.name:
+        raise messages.MessageError("the gripper's state names no joint", expected="one joint")
+    return messages.joint_positions(message, message.name[:1])
+
+
+def _pictures(camera: CameraTopic) -> list[tuple[str, str, tuple[int, int, int], str]]:
+    """Observation, topic, shape and dtype of what a camera gives."""
+    size, name = (camera.height, camera.width), camera.name
+    color = (f"images/{name}", f"{name}/color/image_raw", (*size, 3), "uint8")
+    depth_topic = f"{name}/aligned_depth_to_color/image_raw"
+    depth = (f"images/{name}_depth", depth_topic, (*size, 1), "uint16")
+    return [color, depth] if camera.depth else [color]
+
+
+def _picture_decoder(shape: tuple[int, int, int], dtype: str) -> Any:
+    def decode(message: Image) -> npt.NDArray[Any]:
+        picture = messages.image_array(message)
+        if picture.shape != shape or picture.dtype != dtype:
+            raise messages.MessageError(
+                "the picture has another size or kind",
+                got=f"{message.encoding} {picture.shape}",
+                expected=f"{dtype} {shape}",
+                hint="set width and height of observation.cameras, or of the camera's node",
+            )
+        return picture
+
+    return decode
