@@ -4,11 +4,11 @@
     subscribes  target_pose: the equilibrium of the Cartesian impedance controller, base frame
     services    stop, clear_errors, reset (std_srvs/Trigger)
 
-`applied_pose` is each accepted target after all limits, with the stamp of its command. `mode`
-(String) says at each change what the arm does and why: `hold`, `follow`, `reset` or `stopped`, a
-colon, the reason. A stop, the arm's own faults included, outlives this node: one that begins anew
-is stopped until `clear_errors`. How the guard works is in `robot_rl.safety.ArmGuard`; what it
-refused and limited is in `/diagnostics`.
+`applied_pose` is each accepted target after the limits of workspace, tilt, step and lead, with the
+stamp of its command. `mode` (String) says at each change what the arm does and why: `hold`,
+`follow`, `reset` or `stopped`, a colon, the reason. A stop, the arm's own faults included, outlives
+this node: one that begins anew is stopped until `clear_errors`. How the guard works is in
+`robot_rl.safety.ArmGuard`; what it refused and limited is in `/diagnostics`.
 """
 
 from __future__ import annotations

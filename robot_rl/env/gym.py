@@ -20,7 +20,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.robot import Action, Applied
+from robot_rl.env.robot import Action
 from robot_rl.env.sim.gl import choose_backend
 from robot_rl.env.task import Outcome, Task, refuse_resume
 from robot_rl.errors import RobotRLError
@@ -124,6 +124,8 @@ class GymRobot:
         GymError: See there.
     """
 
+    clamped = False  # actions in [-1, 1] are within its bounds
+
     def __init__(
         self,
         task: Task,
@@ -166,10 +168,10 @@ class GymRobot:
             self.last_observation, _ = self._env.reset(seed=seed)
         self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
 
-    def apply(self, action: Action) -> Applied:
+    def apply(self, action: Action) -> Action:
         """Take an action (d,) in [-1, 1] for the coming step."""
         self._action[self._used] = action
-        return Applied(action, clamped=False)
+        return action
 
     def advance(self, period: float) -> None:
         """Step the environment once; how long that is, it knows itself."""

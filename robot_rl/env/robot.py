@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,6 @@ ARM_ACTIONS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 GRIPPER_ACTION = "gripper"
 
 
-class Applied(NamedTuple):
-    """What became of an action: what was really sent, and whether a limit changed it."""
-
-    action: Action
-    clamped: bool
-
-
 class RobotInterrupted(RobotRLError):
     """A robot that holds still because it cannot go on, for example without a fresh measurement.
 
@@ -33,10 +26,21 @@ class RobotInterrupted(RobotRLError):
 
 
 class Robot(Protocol):
-    """What `RobotEnv` needs of a robot. All poses are in the base frame, units are SI."""
+    """What `RobotEnv` needs of a robot. All poses are in the base frame, units are SI.
+
+    Attributes:
+        observation_fields: Columns of what it observes.
+        action_names: Columns of its actions.
+        clamped: Whether a limit changed what the last action asked for: as far as is known at the
+            newest observation, for a robot whose own node has limits says so after the action.
+    """
 
     observation_fields: tuple[Field, ...]
     action_names: tuple[str, ...]
+
+    @property
+    def clamped(self) -> bool:
+        """See the class."""
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Bring the TCP to `start_pose` (7,) and forget the last target.
@@ -46,8 +50,12 @@ class Robot(Protocol):
             rng: Source of whatever is random about the robot until the next reset.
         """
 
-    def apply(self, action: Action) -> Applied:
-        """Send a checked action (d,) in [-1, 1]; does not wait for the motion."""
+    def apply(self, action: Action) -> Action:
+        """Send a checked action (d,) in [-1, 1]; does not wait for the motion.
+
+        Returns:
+            What was really sent (d,).
+        """
 
     def advance(self, period: float) -> None:
         """Let `period` seconds of physics pass; a real robot does that by itself."""

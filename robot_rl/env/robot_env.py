@@ -104,7 +104,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             ActionRefused: The action is not finite, out of range or of another shape; nothing
                 was sent.
         """
-        applied = self.robot.apply(check_action(action, self.robot.action_names))
+        executed = self.robot.apply(check_action(action, self.robot.action_names))
         decision_seconds = self.clock.since_tick()
         stamp_action = self.clock.now_ns()
         self.robot.advance(self.clock.period)
@@ -117,8 +117,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         truncated = over and not outcome.terminated
         info = {
             "success": outcome.success,
-            "clamped": applied.clamped,
-            "executed_action": applied.action,
+            "clamped": self.robot.clamped,
+            "executed_action": executed,
             "stamp_observation": stamp_observation,
             "stamp_action": stamp_action,
             "lateness": lateness,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import Action, Applied, Robot
+from robot_rl.env.robot import Action, Robot
 from robot_rl.env.task import Outcome, Task
 
 Vector = npt.NDArray[np.float64]
@@ -51,13 +51,18 @@ class SeveralArms:
 
         self._or_hold(reset_all)
 
-    def apply(self, action: Action) -> Applied:
+    @property
+    def clamped(self) -> bool:
+        """Whether a limit changed what any of them was asked for."""
+        return any(arm.clamped for arm in self.arms.values())
+
+    def apply(self, action: Action) -> Action:
         """Send each arm its columns of the action."""
         parts = np.split(action, self._ends)
         sent = self._or_hold(
             lambda: [arm.apply(part) for arm, part in zip(self.arms.values(), parts, strict=True)]
         )
-        return Applied(np.concatenate([one.action for one in sent]), any(s.clamped for s in sent))
+        return np.concatenate(sent)
 
     def advance(self, period: float) -> None:
         """Let time pass for each."""

@@ -148,7 +148,7 @@ class Measurements:
             "state/tcp_pose": pose,
             "state/tcp_velocity": self.twist.value(taken[self.twist]),
             "state/tcp_wrench": self.wrench.value(taken[self.wrench]),
-            "state/target_lead": _lead(target, pose),
+            "state/target_lead": rotations.between(pose, target),
             "state/joint_positions": positions,
             "state/joint_velocities": velocities,
         }
@@ -224,11 +224,6 @@ class Measurements:
         if self.success is not None:
             values["success"] = self.success.value(self.success.newest())
         return values
-
-
-def _lead(target: Vector, pose: Vector) -> Vector:
-    turn = rotations.multiply(target[3:], rotations.conjugate(pose[3:]))
-    return np.concatenate([target[:3] - pose[:3], rotations.to_rotation_vector(turn)])
 
 
 def _first_position(message: JointState) -> Vector:

@@ -17,11 +17,12 @@ from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import Float64
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied, RobotInterrupted
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
 from robot_rl.operator import OperatorInbox
 from robot_rl.ros import messages, qos
+from robot_rl.ros.applied_target import AppliedTarget
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import CommandConflict
 from robot_rl.ros.measurements import CameraTopic, Measurements, SensorLimits
@@ -37,10 +38,11 @@ class RosRobot:
     """One arm on topics.
 
     `apply` integrates actions into a target as every robot of robot_rl does and publishes it;
-    whatever the arm's node then makes of it, is that node's business. `observe` assembles
-    the measurements that were taken together. Where one is late, or cannot be used, the robot
-    holds, and both raise `RobotInterrupted` until the next reset. A thread of its own watches the
-    ages, so that the arm holds even when nobody asks for an observation.
+    what the arm's node then makes of it is that node's business, and is in `clamped` by the next
+    observation. `observe` assembles the measurements that were taken together. Where one is late,
+    or cannot be used, the robot holds, and both raise `RobotInterrupted` until the next reset. A
+    thread of its own watches the ages, so that the arm holds even when nobody asks for an
+    observation.
 
     Args:
         client: Its node.
@@ -57,6 +59,7 @@ class RosRobot:
 
     Attributes:
         measurements: What arrives on topics.
+        clamped: See `Robot` and `AppliedTarget`.
     """
 
     def __init__(
@@ -93,6 +96,8 @@ class RosRobot:
         )
         self.all_sensors = self.measurements.all_sensors
         self.observation_fields = self.measurements.fields
+        self._applied = AppliedTarget(client)
+        self.clamped = False
         task.attach(self)
         self._monitor = SensorMonitor(self.all_sensors, self._interrupt)
 
@@ -116,7 +121,7 @@ class RosRobot:
         self.limiter.reset(self.tcp_pose())
         self._monitor.arm()
 
-    def apply(self, action: Action) -> Applied:
+    def apply(self, action: Action) -> Action:
         """Publish the target that an action (d,) in [-1, 1] leads to, and the gripper's.
 
         Raises:
@@ -130,13 +135,16 @@ class RosRobot:
             self._interrupt(problem)
             raise
         target, clamped = self.limiter.advance(motion, pose, force)
+        stamp = time.time_ns()
         with self._lock:
             if self._problem is not None:
                 raise self._problem
-            self._target.publish(messages.pose_message(target, time.time_ns()))
+            self._applied.expect(target, stamp)
+            self._target.publish(messages.pose_message(target, stamp))
             if self._gripper_column:
                 self._grip.publish(Float64(data=0.5 * (1.0 + float(action[-1]))))
-        return Applied(action, clamped)
+        self.clamped = clamped
+        return action
 
     def advance(self, period: float) -> None:
         """Time passes by itself."""
@@ -153,6 +161,7 @@ class RosRobot:
             with self._lock:
                 if self._problem is not None:
                     raise self._problem
+            self.clamped = self.clamped or self._applied.limited()
             return self._assembled()
         except RobotInterrupted as problem:
             self._interrupt(problem)

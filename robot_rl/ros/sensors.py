@@ -96,6 +96,11 @@ class Sensor:
         with self._lock:
             return min(self._kept, key=lambda one: abs(one.stamp_ns - stamp_ns))
 
+    def of_stamp(self, stamp_ns: int) -> Received | None:
+        """The measurement with exactly this stamp, if it is one of the newest."""
+        with self._lock:
+            return next((one for one in reversed(self._kept) if one.stamp_ns == stamp_ns), None)
+
     def value(self, received: Received) -> Any:
         """The content of a measurement.
 

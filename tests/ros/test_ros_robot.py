@@ -39,9 +39,10 @@ def configuration(namespace, *overrides):
     return compose([*words, *PATIENT, *overrides])
 
 
-def arm_node(config):
+def arm_node(config, **changed_limits):
     parameters = OmegaConf.to_container(config.nodes.arm.parameters, resolve=True)
     limits = {f"limits.{name}": value for name, value in parameters.pop("limits").items()}
+    limits |= {f"limits.{name}": value for name, value in changed_limits.items()}
     driver = parameters.pop("driver")
     return Running(SimArmNode, config.robot.namespace, driver, **limits, **REST)
 
@@ -78,6 +79,24 @@ def test_an_episode_over_topics_is_that_of_the_simulation(cell):
         here, _, _, truncated, info = env.step(towards(here))
         assert info["stamp_observation"] > info["stamp_action"]
     assert not truncated, "the arm has not come closer within the time limit"
+
+
+def test_a_step_that_the_arms_node_limits_further_is_clamped():
+    config = configuration("/clamped")
+    # Below the ceiling of the actions, and less tilt: episodes start within both, and leave them.
+    tighter = {"workspace_high": [0.65, 0.20, 0.25], "max_tilt": 0.2, "command_deadline": 2.0}
+    node, env = arm_node(config, **tighter), make_env(config)
+    try:
+        for column in (2, 3):
+            env.reset(seed=3)
+            action = np.zeros(6, np.float32)
+            action[column] = 1.0
+            clamped = [bool(env.step(action)[-1]["clamped"]) for _ in range(12)]
+            assert not any(clamped[:3])
+            assert any(clamped)
+    finally:
+        env.close()
+        node.close()
 
 
 def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env import rotations
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, Applied
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
 from robot_rl.env.sim.gripper import GripperMotor
 from robot_rl.env.sim.scene import make_world, simulated
@@ -72,6 +72,7 @@ class SimRobot:
         images = (field for camera in self.cameras for field in camera.fields)
         self.observation_fields = (*self.state_fields, *images)
         self.limiter = CartesianLimiter(limits, rotations.DOWNWARD)
+        self.clamped = False
         self._home_joints = np.array(home_joints)
         self.action_names = action_names
         self._columns = [ARM_ACTIONS.index(n) for n in action_names if n != GRIPPER_ACTION]
@@ -91,18 +92,18 @@ class SimRobot:
         for camera in self.cameras:
             camera.reset(rng)
 
-    def apply(self, action: Action) -> Applied:
+    def apply(self, action: Action) -> Action:
         """Move the impedance target by an action (d,), see `CartesianLimiter`, and the gripper."""
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
         force = math.sqrt(float(np.square(self.world.tcp_wrench()[:3]).sum()))
-        target, clamped = self.limiter.advance(motion, self.world.tcp_pose(), force)
+        target, self.clamped = self.limiter.advance(motion, self.world.tcp_pose(), force)
         opening = self._finger_opening
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
         self._pending.append(_Command(target, opening))
         self._send(self._pending.popleft())
-        return Applied(action, clamped)
+        return action
 
     def advance(self, period: float) -> None:
         """Simulate one control period [s]."""
