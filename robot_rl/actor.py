@@ -56,7 +56,7 @@ _ROOM_SECONDS = 0.05
 _FIRST_WEIGHTS_SECONDS = 900.0
 
 
-class ActingController(ControllerWrapper):
+class ActingController(ControllerWrapper[PolicyRunner]):
     """A policy runner that takes new weights and counts environment steps.
 
     Args:
@@ -72,7 +72,6 @@ class ActingController(ControllerWrapper):
         """See the class."""
         super().__init__(runner)
         self._device = device
-        self.runner = runner
         self.step = step
         self._weights = weights
 
@@ -105,7 +104,7 @@ class ActingController(ControllerWrapper):
     def _switch(self) -> None:
         published = self._weights.at_step(self.step)
         if published is not None:
-            self.runner.set_behaviour(published.behaviour.to(self._device))
+            self._controller.set_behaviour(published.behaviour.to(self._device))
 
 
 def act(

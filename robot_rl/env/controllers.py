@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from robot_rl.env.task import Expert
 if TYPE_CHECKING:
     from robot_rl.data.rows import Conclusion, Decision
     from robot_rl.env.rollout import Controller
+
+_Wrapped = TypeVar("_Wrapped", bound="Controller")
 
 
 class ExpertDecision(NamedTuple):
@@ -127,14 +129,14 @@ class IdleController:
             self._gripper = float(executed[0, self._names.index(GRIPPER_ACTION)])
 
 
-class ControllerWrapper:
+class ControllerWrapper(Generic[_Wrapped]):
     """Lets another controller decide; what is different, a subclass says.
 
     Args:
         controller: The other; see `robot_rl.env.rollout.Controller`.
     """
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: _Wrapped) -> None:
         """See the class."""
         self._controller = controller
 

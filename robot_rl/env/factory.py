@@ -13,6 +13,7 @@ from robot_rl.data.schema import RowSchema
 from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.intervention import Attendant, Intervention
 from robot_rl.env.rate import make_clock
+from robot_rl.env.robot import OperatorServer
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.task import Expert
 from robot_rl.errors import RobotRLError
@@ -92,10 +93,8 @@ def make_intervention(
             one, and the task has no scripted expert.
     """
     operator = config["operator"]
-    for robot in getattr(env.robot, "arms", {"": env.robot}).values():
-        serve = getattr(robot, "serve_operator", None)  # a robot on topics offers services there
-        if serve is not None:
-            serve(inbox)
+    if isinstance(env.robot, OperatorServer):
+        env.robot.serve_operator(inbox)
     attendants: list[Attendant] = []
     if operator["simulated"] is not None:
         imperfections = devices.make(operator["imperfections"])

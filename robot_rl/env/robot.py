@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.errors import RobotRLError
+from robot_rl.operator import OperatorInbox
 
 Action = npt.NDArray[np.float32]
 
@@ -68,3 +69,11 @@ class Robot(Protocol):
 
     def close(self) -> None:
         """Release what the robot holds."""
+
+
+@runtime_checkable
+class OperatorServer(Protocol):
+    """A robot through which an operator can be heard too: one on topics offers services there."""
+
+    def serve_operator(self, inbox: OperatorInbox) -> None:
+        """Let what is said there be written to an inbox, from now on."""

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import Action, Robot
+from robot_rl.env.robot import Action, OperatorServer, Robot
 from robot_rl.env.task import Outcome, Task
+from robot_rl.operator import OperatorInbox
 
 Vector = npt.NDArray[np.float64]
 _POSE = 7
@@ -87,6 +88,12 @@ class SeveralArms:
         """Release all."""
         for arm in self.arms.values():
             arm.close()
+
+    def serve_operator(self, inbox: OperatorInbox) -> None:
+        """Let an operator be heard through each arm that can; see `OperatorServer`."""
+        for arm in self.arms.values():
+            if isinstance(arm, OperatorServer):
+                arm.serve_operator(inbox)
 
     def _or_hold(self, act: Callable[[], _T]) -> _T:
         try:

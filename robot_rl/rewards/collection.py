@@ -141,7 +141,7 @@ class Resting:
         return self._rest.copy()
 
 
-class StallingController(ControllerWrapper):
+class StallingController(ControllerWrapper[Controller]):
     """Lets another controller act, and stops for good at a step of the episode.
 
     What follows are the hardest negatives there are: almost done, from every side and for long.

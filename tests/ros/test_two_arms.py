@@ -14,19 +14,38 @@ from omegaconf import OmegaConf
 
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.ros.client import RosClient
 from robot_rl.ros.nodes import node_table
 
 ARMS = ("left", "right")
 
 
-def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_together():
+def two_arms():
     patient = ["arm_s=3.0", "tracker_s=3.0", "skew_s=3.0", "start_timeout_s=10.0"]
-    config = compose(
+    return compose(
         ["robot=ros_sim_two", "task=reach", "robot.gripper=false", "robot.namespace=two"]
         + [f"robot.sensors.{limit}" for limit in patient]
     )
+
+
+def test_an_operator_is_heard_at_each_of_two_arms():
+    config = two_arms()
+    inbox = make_inbox(config)
+    env = make_intervention(config, make_env(config), inbox)
+    operator = RosClient("operator", "/two")
+    try:
+        for arm in ARMS:
+            operator.trigger(f"{arm}/success", 20.0)
+            assert inbox.poll().events == ("success",)
+    finally:
+        operator.close()
+        env.close()
+
+
+def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_together():
+    config = two_arms()
     nodes = {
         node.namespace: Running(
             SimArmNode,
