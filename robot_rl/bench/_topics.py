@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 from omegaconf import DictConfig
 
+from robot_rl.bench._training import START_SECONDS, BenchFailed, processes, training
 from robot_rl.config import compose
-from robot_rl.errors import RobotRLError
-from robot_rl.progress import WorkProgress
 from robot_rl.ros.environment import DISCOVERY, prepare_environment
 from robot_rl.ros.errors import RosUnavailable
 from robot_rl.ros.shared_memory import (
@@ -24,9 +22,6 @@ from robot_rl.ros.shared_memory import (
     is_owned,
     remove_abandoned_segments,
 )
-from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
-from robot_rl.stages.processes import ProcessGroup
 
 if TYPE_CHECKING:
     from robot_rl.bench._arm_watch import ArmWatch
@@ -36,21 +31,8 @@ CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 _TWO_CAMERAS = (
     f"observation.cameras=[{{_target_:{CAMERA},name:front}},{{_target_:{CAMERA},name:wrist}}]"
 )
-_DEMONSTRATIONS = 2
-_BRIEFLY_PREPARED = (
-    "cloning.updates=100",
-    "environment_steps=1000000",
-    "algorithm.schedule.warmup_steps=60",
-    "algorithm.schedule.critic_only_updates=10",
-    "algorithm.schedule.updates_per_step=1",
-)
-_START_SECONDS = 900.0  # the learner's first weights among them
 # Of these ROS makes ports that Linux gives to nobody else.
 _DOMAINS = 101
-
-
-class BenchFailed(RobotRLError):
-    """What was to be measured did not happen."""
 
 
 @contextmanager
@@ -92,27 +74,6 @@ def shared_memory() -> dict[str, float]:
     return {"files": len(sizes), "mib": sum(sizes) / 2**20}
 
 
-def demonstrated(
-    config: DictConfig, folder: str, *overrides: str
-) -> tuple[DictConfig, RunDirectory]:
-    """Record demonstrations in a simulation of this process, which needs no time to pass.
-
-    Args:
-        config: The configuration, whose task it is.
-        folder: Where the run directory is made.
-        *overrides: Further overrides.
-
-    Returns:
-        The configuration and the run directory that they are in.
-    """
-    chosen = [f"task={config.choices.task}", f"seed={config.seed}", *overrides]
-    settings = compose([*chosen, f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"])
-    run = RunDirectory.create(str(settings.task.name), folder)
-    with WorkProgress(_DEMONSTRATIONS, "demonstrations") as progress:
-        collect(settings, run, progress)
-    return settings, run
-
-
 @contextmanager
 def training_run(config: DictConfig) -> Iterator[ArmWatch]:
     """Run `robot-rl train` over topics, with two cameras, until the end of the context.
@@ -125,60 +86,22 @@ def training_run(config: DictConfig) -> Iterator[ArmWatch]:
     """
     from robot_rl.bench._arm_watch import ArmWatch  # not before `own_domain`
 
-    with tempfile.TemporaryDirectory() as folder:
-        _, shown = demonstrated(config, folder, _TWO_CAMERAS)
-        words = [
-            "robot=ros_sim",
-            f"robot.namespace={NAMESPACE}",
-            f"task={config.choices.task}",
-            f"seed={config.seed}",
-            f"dataset={shown.demonstrations}",
-            f"runs_directory={folder}",
-            _TWO_CAMERAS,
-            *_BRIEFLY_PREPARED,
-        ]
+    words = ["robot=ros_sim", f"robot.namespace={NAMESPACE}"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        training(config, folder, words, seen=[_TWO_CAMERAS]) as check,
+    ):
         watch = ArmWatch(NAMESPACE)
-        started: dict[str, psutil.Process] = {}
+        watch.check = check
         try:
-            with ProcessGroup(Path(folder) / "bench") as group:
-                group.start("train", ["train", *words])
-                watch.check = lambda: group.require("train")
-                deadline = time.monotonic() + _START_SECONDS
-                while "actor" not in processes() or not watch.follows_for(1.0, 1.0):
-                    watch.check()
-                    if time.monotonic() > deadline:
-                        raise BenchFailed("the actor does not move the arm", got=watch.mode)
-                try:
-                    yield watch
-                finally:
-                    started = processes()
+            deadline = time.monotonic() + START_SECONDS
+            while "actor" not in processes() or not watch.follows_for(1.0, 1.0):
+                watch.check()
+                if time.monotonic() > deadline:
+                    raise BenchFailed("the actor does not move the arm", got=watch.mode)
+            yield watch
         finally:
             watch.close()
-            for process in started.values():  # of a run that did not end in time
-                if process.is_running():
-                    process.kill()
-
-
-def processes() -> dict[str, psutil.Process]:
-    """The stages and nodes that this process has started, and their children, by name."""
-    found = {}
-    for child in psutil.Process().children(recursive=True):
-        try:
-            name = _name(child.cmdline())
-        except psutil.Error:
-            continue  # it has ended since
-        if name is not None:
-            found[name] = child
-    return found
-
-
-def _name(words: list[str]) -> str | None:
-    node = next((word for word in words if word.startswith("__node:=")), None)
-    if node is not None:
-        return node.partition(":=")[2]
-    if "robot_rl.cli" in words[:-1]:
-        return words[words.index("robot_rl.cli") + 1]
-    return None
 
 
 def _segments() -> list[Path]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from omegaconf import DictConfig
 
-from robot_rl.bench._topics import own_domain, processes, shared_memory, training_run
+from robot_rl.bench._topics import own_domain, shared_memory, training_run
+from robot_rl.bench._training import processes
 from robot_rl.stages.memory import resident_bytes
 
 _SETTLING_SECONDS = 60.0

@@ -15,13 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from omegaconf import DictConfig
 
-from robot_rl.bench._topics import (
-    BenchFailed,
-    own_domain,
-    processes,
-    shared_memory,
-    training_run,
-)
+from robot_rl.bench._topics import own_domain, shared_memory, training_run
+from robot_rl.bench._training import BenchFailed, processes
 
 if TYPE_CHECKING:
     from robot_rl.bench._arm_watch import ArmWatch

@@ -1,0 +1,113 @@
+"""What benches of a whole `robot-rl train` share: a run that is briefly prepared, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from omegaconf import DictConfig
+
+from robot_rl.config import compose
+from robot_rl.errors import RobotRLError
+from robot_rl.progress import WorkProgress
+from robot_rl.run import RunDirectory
+from robot_rl.stages.collect import collect
+from robot_rl.stages.processes import ProcessGroup
+
+START_SECONDS = 900.0  # the learner's first weights among them
+_DEMONSTRATIONS = 2
+_BRIEFLY_PREPARED = (
+    "cloning.updates=100",
+    "environment_steps=1000000",
+    "algorithm.schedule.warmup_steps=60",
+    "algorithm.schedule.critic_only_updates=10",
+    "algorithm.schedule.updates_per_step=1",
+)
+
+
+class BenchFailed(RobotRLError):
+    """What was to be measured did not happen."""
+
+
+def demonstrated(
+    config: DictConfig, folder: str, *overrides: str
+) -> tuple[DictConfig, RunDirectory]:
+    """Record demonstrations in a simulation of this process, which needs no time to pass.
+
+    Args:
+        config: The configuration, whose task it is.
+        folder: Where the run directory is made.
+        *overrides: Further overrides.
+
+    Returns:
+        The configuration and the run directory that they are in.
+    """
+    chosen = [f"task={config.choices.task}", f"seed={config.seed}", *overrides]
+    settings = compose([*chosen, f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"])
+    run = RunDirectory.create(str(settings.task.name), folder)
+    with WorkProgress(_DEMONSTRATIONS, "demonstrations") as progress:
+        collect(settings, run, progress)
+    return settings, run
+
+
+@contextmanager
+def training(
+    config: DictConfig, folder: str, words: Sequence[str], seen: Sequence[str] = ()
+) -> Iterator[Callable[[], None]]:
+    """Run `robot-rl train` until the end of the context.
+
+    Args:
+        config: The configuration, whose task and seed it is.
+        folder: Where the run directory is made.
+        words: Further overrides of the training.
+        seen: Those that the demonstrations need as well.
+
+    Yields:
+        What raises `ProcessDied` where the training has ended.
+    """
+    _, shown = demonstrated(config, folder, *seen)
+    overrides = [
+        f"task={config.choices.task}",
+        f"seed={config.seed}",
+        f"dataset={shown.demonstrations}",
+        f"runs_directory={folder}",
+        *words,
+        *seen,
+        *_BRIEFLY_PREPARED,
+    ]
+    started: dict[str, psutil.Process] = {}
+    try:
+        with ProcessGroup(Path(folder) / "bench") as group:
+            group.start("train", ["train", *overrides])
+            try:
+                yield lambda: group.require("train")
+            finally:
+                started = processes()
+    finally:
+        for process in started.values():  # of a run that did not end in time
+            if process.is_running():
+                process.kill()
+
+
+def processes() -> dict[str, psutil.Process]:
+    """The stages and nodes that this process has started, and their children, by name."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        try:
+            name = _name(child.cmdline())
+        except psutil.Error:
+            continue  # it has ended since
+        if name is not None:
+            found[name] = child
+    return found
+
+
+def _name(words: list[str]) -> str | None:
+    node = next((word for word in words if word.startswith("__node:=")), None)
+    if node is not None:
+        return node.partition(":=")[2]
+    if "robot_rl.cli" in words[:-1]:
+        return words[words.index("robot_rl.cli") + 1]
+    return None
