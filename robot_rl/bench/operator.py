@@ -1,7 +1,8 @@
 """How soon an operator's word counts: taking over, and stop, from the event at the device on.
 
-A whole `robot-rl train` runs in simulation with the keyboard of a virtual display. This process
-strikes the keys; when the loop of the actor acted upon them, the stamps in its store tell.
+A whole `robot-rl train` runs, in simulation with the keyboard of a virtual display, then over ROS 2
+topics. This process strikes the keys, publishes and calls; when the actor's loop acted upon that,
+the stamps in its store tell.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from omegaconf import DictConfig
@@ -21,8 +22,12 @@ from robot_rl.bench._stored_actions import (
     first_of_operator,
     halt_of_operator,
 )
+from robot_rl.bench._topics import NAMESPACE, own_domain
 from robot_rl.bench._training import BenchFailed, training
 from robot_rl.bench._virtual_keyboard import virtual_keyboard
+
+if TYPE_CHECKING:
+    from robot_rl.bench._operator_topics import ArmStop
 
 _Answer = TypeVar("_Answer")
 
@@ -31,22 +36,40 @@ STOP_MS = 250.0
 _MOTION_KEYS = ("w", "s", "a", "d")
 _MOTION_SECONDS = 0.3
 _TAP_SECONDS = 0.05
-_STOPPED_SECONDS = 0.5
+_HALTED_SECONDS = 0.6
+_PUSH_SPEED = 0.1  # m/s: the largest action of `teleop=twist`
 _PAUSE_SECONDS = 0.3  # some control periods, for events at all moments of one
 _MOST_MISSED = 10
 
 
 def run(config: DictConfig) -> dict[str, object]:
-    """Take over and stop `bench.events` times each.
+    """Take over and stop `bench.events` times each, at random moments, while the policy acts.
 
     Returns:
-        `period_ms` of the control loop.
+        `period_ms` of the control loop; then in `simulation` by a key, and over `ros`:
+
+        - `take_over_…`: from the key's press, or the first message of a velocity, to the moment at
+          which the loop sent the operator's action; `…_at_the_arm`: to hearing from the arm's node
+          that it follows that command, one way more;
+        - `stop_by_key`, `pause_by_service_of_the_actor`: to the observation at the end of the first
+          period in which the robot was held; `told_ms`: to the moment at which it was told to;
+        - `stop_by_service_of_the_arm`: to hearing from its node that it is stopped.
+
+        Each `median_ms`, `max_ms` and how many were `within_…_ms`: a period and 20 ms, or 250 ms;
+        `largest_speed_after_mm_per_s`: of that observation, or of the arm from 250 ms on;
+        `missed_events`: those that met the end of an episode, and were made again.
+
+    Raises:
+        BenchFailed: There is no virtual display, or nothing comes of the events.
+        RosUnavailable: ROS 2 is not installed.
     """
     rng = np.random.default_rng(int(config.seed))
-    return {
-        "period_ms": 1e3 / float(config.control_rate_hz),
-        "simulation": _in_simulation(config, rng),
-    }
+    with own_domain():
+        return {
+            "period_ms": 1e3 / float(config.control_rate_hz),
+            "simulation": _in_simulation(config, rng),
+            "ros": _over_topics(config, rng),
+        }
 
 
 class _Repeated(Generic[_Answer]):
@@ -109,22 +132,81 @@ def _in_simulation(config: DictConfig, rng: np.random.Generator) -> dict[str, ob
 
         def stop() -> int:
             struck = keyboard.hold("Escape", _TAP_SECONDS)
-            time.sleep(_STOPPED_SECONDS)
+            time.sleep(_HALTED_SECONDS)
             keyboard.hold("c", _TAP_SECONDS)
             return struck
 
         moved = _Repeated(actions, rng, move, first_of_operator, times)
         stopped = _Repeated(actions, rng, stop, halt_of_operator, times)
     return {
-        "take_over_by_key": _take_over_figures(config, moved),
+        "take_over_by_key": _take_over_figures(config, moved, moved.answers),
         "stop_by_key": _halt_figures(stopped),
     }
 
 
-def _take_over_figures(config: DictConfig, moved: _Repeated[int]) -> dict[str, object]:
-    milliseconds = [1e-6 * (sent - made) for made, sent in moved.answers]
+def _over_topics(config: DictConfig, rng: np.random.Generator) -> dict[str, object]:
+    # ROS is loaded where it is known to be there.
+    from robot_rl.bench._operator_topics import OperatorTopics
+
+    place = [f"{key}.namespace={NAMESPACE}" for key in ("robot", "teleop.device")]
+    words = ["robot=ros_sim", "teleop=twist", *place]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        training(config, folder, words, seen=_rate(config)) as check,
+    ):
+        actions, times = StoredActions(folder, check), int(config.bench.events)
+        topics = OperatorTopics(NAMESPACE, "teleop/command")
+
+        def move() -> int:
+            velocity = np.zeros(6)
+            velocity[rng.integers(2)] = rng.choice((-1.0, 1.0)) * _PUSH_SPEED
+            return topics.push(velocity, _MOTION_SECONDS)
+
+        def halt(name: str, end: str) -> Callable[[], int]:
+            def made() -> int:
+                called = topics.call(name)
+                time.sleep(_HALTED_SECONDS)
+                topics.call(end)
+                return called
+
+            return made
+
+        def stopped_arm(_: Sequence[Rows], called_ns: int) -> ArmStop | None:
+            return topics.arm_stop(called_ns, 1e-3 * STOP_MS, _HALTED_SECONDS)
+
+        try:
+            actions.wait_for_policy()
+            topics.wait()
+            moved = _Repeated(actions, rng, move, first_of_operator, times)
+            taken = [(made, topics.arm_took(sent)) for made, sent in moved.answers]
+            stopped = _Repeated(actions, rng, halt("stop", "clear_errors"), stopped_arm, times)
+            paused = _Repeated(actions, rng, halt("pause", "resume"), halt_of_operator, times)
+        finally:
+            topics.close()
+    heard = [(made, at) for made, at in taken if at is not None]
+    return {
+        "take_over_by_twist": _take_over_figures(config, moved, moved.answers),
+        "take_over_by_twist_at_the_arm": _take_over_figures(config, moved, heard),
+        "stop_by_service_of_the_arm": _arm_stop_figures(stopped),
+        "pause_by_service_of_the_actor": _halt_figures(paused),
+    }
+
+
+def _take_over_figures(
+    config: DictConfig, moved: _Repeated[int], answers: Sequence[tuple[int, int]]
+) -> dict[str, object]:
+    milliseconds = [1e-6 * (acted - made) for made, acted in answers]
     limit = 1e3 / float(config.control_rate_hz) + BEYOND_PERIOD_MS
     return {**_latency(milliseconds, limit), "missed_events": moved.missed}
+
+
+def _arm_stop_figures(stopped: _Repeated[ArmStop]) -> dict[str, object]:
+    stops = [stop for _, stop in stopped.answers]
+    return {
+        **_latency([1e-6 * (stop.heard_ns - made) for made, stop in stopped.answers], STOP_MS),
+        **_speeds([stop.speed_before for stop in stops], [stop.speed for stop in stops]),
+        "missed_events": stopped.missed,
+    }
 
 
 def _halt_figures(halted: _Repeated[Halt]) -> dict[str, object]:
@@ -135,9 +217,15 @@ def _halt_figures(halted: _Repeated[Halt]) -> dict[str, object]:
         **_latency(seen, STOP_MS),
         "median_told_ms": float(np.median(told)),
         "max_told_ms": max(told),
-        "median_speed_before_mm_per_s": 1e3 * float(np.median([h.speed_before for h in halts])),
-        "largest_speed_after_mm_per_s": 1e3 * max(halt.speed for halt in halts),
+        **_speeds([halt.speed_before for halt in halts], [halt.speed for halt in halts]),
         "missed_events": halted.missed,
+    }
+
+
+def _speeds(before: Sequence[float], after: Sequence[float]) -> dict[str, object]:
+    return {
+        "median_speed_before_mm_per_s": 1e3 * float(np.median(before)),
+        "largest_speed_after_mm_per_s": 1e3 * max(after),
     }
 
 
