@@ -122,6 +122,15 @@ def halt_of_operator(episodes: Sequence[Rows], told_ns: int) -> Halt | None:
     return Halt(*stamps, speed=float(speeds[-1]), speed_before=float(speeds[0]))
 
 
+def was_ignored(episodes: Sequence[Rows], told_ns: int) -> bool:
+    """Whether the policy acted at a moment, and went on as if an operator had done nothing."""
+    for rows in episodes:
+        after = np.flatnonzero(rows["stamp_action"] > told_ns)
+        if after.size >= _SETTLED_ACTIONS and after[0] > 0:
+            return not rows["intervened"][after[0] - 1 :].any()
+    return False
+
+
 def _answer(episodes: Sequence[Rows], told_ns: int) -> tuple[Rows, int] | None:
     """The episode in which the policy acted at a moment, and the operator's first row after it."""
     for rows in episodes:

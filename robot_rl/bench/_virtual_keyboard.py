@@ -40,18 +40,26 @@ class VirtualKeyboard:
             name: X's name of the key, such as `w` or `Escape`.
             seconds: How long.
         """
-        code = self._display.keysym_to_keycode(self._symbol(name))
         struck = time.time_ns()
-        self._strike(self._down, code)
+        self.press(name)
         time.sleep(seconds)
-        self._strike(self._up, code)
+        self.release(name)
         return struck
+
+    def press(self, name: str) -> None:
+        """Press a key down; see `hold`."""
+        self._strike(self._down, name)
+
+    def release(self, name: str) -> None:
+        """Let a key go; see `hold`."""
+        self._strike(self._up, name)
 
     def close(self) -> None:
         """Leave the display."""
         self._display.close()
 
-    def _strike(self, kind: int, code: int) -> None:
+    def _strike(self, kind: int, name: str) -> None:
+        code = self._display.keysym_to_keycode(self._symbol(name))
         self._fake(self._display, kind, code)
         self._display.sync()
 

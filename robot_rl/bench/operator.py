@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from robot_rl.bench._stored_actions import (
     StoredActions,
     first_of_operator,
     halt_of_operator,
+    was_ignored,
 )
 from robot_rl.bench._topics import NAMESPACE, own_domain
 from robot_rl.bench._training import BenchFailed, training
@@ -39,7 +41,7 @@ _TAP_SECONDS = 0.05
 _HALTED_SECONDS = 0.6
 _PUSH_SPEED = 0.1  # m/s: the largest action of `teleop=twist`
 _PAUSE_SECONDS = 0.3  # some control periods, for events at all moments of one
-_MOST_MISSED = 10
+_MOST_IN_VAIN = 10
 
 
 def run(config: DictConfig) -> dict[str, object]:
@@ -57,7 +59,8 @@ def run(config: DictConfig) -> dict[str, object]:
 
         Each `median_ms`, `max_ms` and how many were `within_…_ms`: a period and 20 ms, or 250 ms;
         `largest_speed_after_mm_per_s`: of that observation, or of the arm from 250 ms on;
-        `missed_events`: those that met the end of an episode, and were made again.
+        `ignored_events`: those of which nothing came; `missed_events`: those that met the end of an
+        episode, and were made again.
 
     Raises:
         BenchFailed: There is no virtual display, or nothing comes of the events.
@@ -72,8 +75,34 @@ def run(config: DictConfig) -> dict[str, object]:
         }
 
 
+@dataclass
 class _Repeated(Generic[_Answer]):
-    """What came of an event that was made again and again while the policy acted.
+    """What came of an event that was made again and again.
+
+    Attributes:
+        answers: Each of them, with the moment of its event, system clock [ns].
+        ignored: Events at which the policy acted, and went on.
+        missed: Events that met no policy that acted, for an episode had just ended.
+    """
+
+    answers: list[tuple[int, _Answer]] = field(default_factory=list)
+    ignored: int = 0
+    missed: int = 0
+
+    @property
+    def events(self) -> dict[str, object]:
+        """Those that nothing came of."""
+        return {"ignored_events": self.ignored, "missed_events": self.missed}
+
+
+def _repeat(
+    actions: StoredActions,
+    rng: np.random.Generator,
+    make: Callable[[], int],
+    read: Callable[[Sequence[Rows], int], _Answer | None],
+    times: int,
+) -> _Repeated[_Answer]:
+    """Make an event at random moments while the policy acts, until so much has come of it.
 
     Args:
         actions: Of the run.
@@ -81,41 +110,28 @@ class _Repeated(Generic[_Answer]):
         make: Makes the event, and lets the policy act again; returns when the event was made,
             system clock [ns].
         read: Finds what came of it in the rows of the newest episodes, see `_stored_actions`.
-        times: How often something is to have come of it.
-
-    Attributes:
-        answers: Each of them, with the moment of its event [ns].
-        missed: How many events met no policy that acted, for an episode had just ended.
+        times: How often something is to come of it.
 
     Raises:
         BenchFailed: Nothing comes of it.
     """
-
-    def __init__(
-        self,
-        actions: StoredActions,
-        rng: np.random.Generator,
-        make: Callable[[], int],
-        read: Callable[[Sequence[Rows], int], _Answer | None],
-        times: int,
-    ) -> None:
-        self.answers: list[tuple[int, _Answer]] = []
-        self.missed = 0
+    made: _Repeated[_Answer] = _Repeated()
+    actions.wait_for_policy()
+    while len(made.answers) < times:
+        time.sleep(rng.uniform(0.0, _PAUSE_SECONDS))
+        moment = make()
         actions.wait_for_policy()
-        while len(self.answers) < times:
-            time.sleep(rng.uniform(0.0, _PAUSE_SECONDS))
-            made = make()
-            actions.wait_for_policy()
-            answer = read(actions.newest(), made)
-            if answer is not None:
-                self.answers.append((made, answer))
-                continue
-            self.missed += 1
-            if self.missed > _MOST_MISSED + times:
-                raise BenchFailed(
-                    "nothing comes of the operator's events",
-                    got=f"{len(self.answers)} answers to {self.missed + len(self.answers)} events",
-                )
+        episodes = actions.newest()
+        answer = read(episodes, moment)
+        if answer is not None:
+            made.answers.append((moment, answer))
+        elif was_ignored(episodes, moment):
+            made.ignored += 1
+        else:
+            made.missed += 1
+        if made.ignored + made.missed > times + _MOST_IN_VAIN:
+            raise BenchFailed("nothing comes of the operator's events", got=made)
+    return made
 
 
 def _in_simulation(config: DictConfig, rng: np.random.Generator) -> dict[str, object]:
@@ -136,8 +152,8 @@ def _in_simulation(config: DictConfig, rng: np.random.Generator) -> dict[str, ob
             keyboard.hold("c", _TAP_SECONDS)
             return struck
 
-        moved = _Repeated(actions, rng, move, first_of_operator, times)
-        stopped = _Repeated(actions, rng, stop, halt_of_operator, times)
+        moved = _repeat(actions, rng, move, first_of_operator, times)
+        stopped = _repeat(actions, rng, stop, halt_of_operator, times)
     return {
         "take_over_by_key": _take_over_figures(config, moved, moved.answers),
         "stop_by_key": _halt_figures(stopped),
@@ -177,10 +193,10 @@ def _over_topics(config: DictConfig, rng: np.random.Generator) -> dict[str, obje
         try:
             actions.wait_for_policy()
             topics.wait()
-            moved = _Repeated(actions, rng, move, first_of_operator, times)
+            moved = _repeat(actions, rng, move, first_of_operator, times)
             taken = [(made, topics.arm_took(sent)) for made, sent in moved.answers]
-            stopped = _Repeated(actions, rng, halt("stop", "clear_errors"), stopped_arm, times)
-            paused = _Repeated(actions, rng, halt("pause", "resume"), halt_of_operator, times)
+            stopped = _repeat(actions, rng, halt("stop", "clear_errors"), stopped_arm, times)
+            paused = _repeat(actions, rng, halt("pause", "resume"), halt_of_operator, times)
         finally:
             topics.close()
     heard = [(made, at) for made, at in taken if at is not None]
@@ -197,7 +213,7 @@ def _take_over_figures(
 ) -> dict[str, object]:
     milliseconds = [1e-6 * (acted - made) for made, acted in answers]
     limit = 1e3 / float(config.control_rate_hz) + BEYOND_PERIOD_MS
-    return {**_latency(milliseconds, limit), "missed_events": moved.missed}
+    return {**_latency(milliseconds, limit), **moved.events}
 
 
 def _arm_stop_figures(stopped: _Repeated[ArmStop]) -> dict[str, object]:
@@ -205,7 +221,7 @@ def _arm_stop_figures(stopped: _Repeated[ArmStop]) -> dict[str, object]:
     return {
         **_latency([1e-6 * (stop.heard_ns - made) for made, stop in stopped.answers], STOP_MS),
         **_speeds([stop.speed_before for stop in stops], [stop.speed for stop in stops]),
-        "missed_events": stopped.missed,
+        **stopped.events,
     }
 
 
@@ -218,7 +234,7 @@ def _halt_figures(halted: _Repeated[Halt]) -> dict[str, object]:
         "median_told_ms": float(np.median(told)),
         "max_told_ms": max(told),
         **_speeds([halt.speed_before for halt in halts], [halt.speed for halt in halts]),
-        "missed_events": halted.missed,
+        **halted.events,
     }
 
 
@@ -232,8 +248,8 @@ def _speeds(before: Sequence[float], after: Sequence[float]) -> dict[str, object
 def _latency(milliseconds: Sequence[float], limit_ms: float) -> dict[str, object]:
     return {
         "times": len(milliseconds),
-        "median_ms": float(np.median(milliseconds)),
-        "max_ms": max(milliseconds),
+        "median_ms": float(np.median(milliseconds)) if milliseconds else None,
+        "max_ms": max(milliseconds, default=None),
         f"within_{limit_ms:.0f}_ms": sum(value <= limit_ms for value in milliseconds),
     }
 

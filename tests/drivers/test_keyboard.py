@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -12,20 +11,22 @@ import sys
 import pytest
 
 from drivers.errors import DriverError
+from robot_rl.bench._virtual_keyboard import virtual_keyboard
 
 if importlib.util.find_spec("pynput") is None:  # it cannot be imported without a display
     pytest.skip("needs the extra keyboard", allow_module_level=True)
 
 # In a process of its own: pynput binds to the display that it finds when it is imported.
 _PROGRAM = """
+import os
 import time
 from drivers.teleop.base import Shaping
 from drivers.teleop.keyboard import Keyboard
+from robot_rl.bench._virtual_keyboard import VirtualKeyboard
 
 keyboard = Keyboard(Shaping(dead_zone=0.0, gripper_button="space"))
 keyboard.connect()
-from pynput.keyboard import Controller, Key
-hands = Controller()
+hands = VirtualKeyboard(os.environ["DISPLAY"])
 
 def until(found):
     deadline = time.monotonic() + 20.0
@@ -42,14 +43,14 @@ hands.press("a")
 until(lambda s: s.moving and s.motion[0] == s.motion[1])  # to the front and left
 hands.release("a")
 until(lambda s: s.motion.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-hands.press(Key.shift)
+hands.press("Shift_L")
 until(lambda s: abs(s.motion[0] - 0.2) < 1e-9)
-hands.release(Key.shift)
+hands.release("Shift_L")
 hands.release("w")
 until(lambda s: not s.moving)
-hands.tap(Key.space)
+hands.hold("space", 0.05)
 assert until(lambda s: s.gripper is not None).gripper == 1.0
-hands.tap(Key.enter)
+hands.hold("Return", 0.05)
 until(lambda s: "enter" in s.buttons)
 assert not keyboard.read().buttons
 keyboard.close()
@@ -61,19 +62,8 @@ print("done")
 def display():
     if shutil.which("Xvfb") is None:
         pytest.skip("needs Xvfb (Debian's package xvfb)")
-    reader, writer = os.pipe()
-    server = subprocess.Popen(
-        ["Xvfb", "-displayfd", str(writer), "-screen", "0", "320x240x8", "-nolisten", "tcp"],
-        pass_fds=[writer],
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        number = file.readline().strip()
-    yield f":{number}"
-    server.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(20)
+    with virtual_keyboard():
+        yield os.environ["DISPLAY"]
 
 
 def test_held_keys_move_and_pressed_ones_are_told_once(display):
