@@ -18,10 +18,13 @@ from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.stamps import to_nanoseconds
 
+Vector = npt.NDArray[np.float64]
+
 _PUSH_HZ = 50.0
 _WAIT_SECONDS = 60.0
 _POLL_SECONDS = 0.005
 _KEPT = 10_000
+_STILL = 0.01  # m/s
 # Of the action before it the command has gone out sooner than this [ns].
 _STAMPED_BEFORE_SENT_NS = 50_000_000
 
@@ -33,11 +36,15 @@ class ArmStop(NamedTuple):
         heard_ns: When it said so, system clock [ns].
         speed: The largest of the TCP from `settled_s` after the event on [m/s].
         speed_before: Of the TCP before the event [m/s].
+        still_s: From the event to where the TCP was slower than 10 mm/s for good [s].
+        distance: How far from where it was at the event the TCP came [m].
     """
 
     heard_ns: int
     speed: float
     speed_before: float
+    still_s: float
+    distance: float
 
 
 class OperatorTopics:
@@ -55,6 +62,7 @@ class OperatorTopics:
         self._lock = threading.Lock()
         self._modes: deque[tuple[int, str]] = deque(maxlen=_KEPT)  # with their arrival [ns]
         self._speeds: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # with their stamp [ns]
+        self._places: deque[tuple[int, Vector]] = deque(maxlen=_KEPT)  # with their stamp [ns]
         self._applied: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # stamp and arrival [ns]
         self._services = {
             name: node.create_client(Trigger, name)
@@ -66,6 +74,9 @@ class OperatorTopics:
         node.create_subscription(String, "mode", self._take_mode, qos.latched())
         node.create_subscription(
             TwistStamped, "current_twist", self._take_twist, qos.sensor_subscription(20)
+        )
+        node.create_subscription(
+            PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(20)
         )
         node.create_subscription(
             PoseStamped, "applied_pose", self._take_applied, qos.sensor_subscription(20)
@@ -86,7 +97,7 @@ class OperatorTopics:
                 raise BenchFailed("nobody listens to the operator on topics")
             time.sleep(_POLL_SECONDS)
 
-    def push(self, velocity: npt.NDArray[np.float64], seconds: float) -> int:
+    def push(self, velocity: Vector, seconds: float) -> int:
         """Publish a velocity (6,) [m/s, rad/s] for a while; returns when that began [ns]."""
         began, until = time.time_ns(), time.monotonic() + seconds
         while time.monotonic() < until:
@@ -137,14 +148,25 @@ class OperatorTopics:
             until_s: Until when it is looked at [s].
         """
         with self._lock:
-            modes, speeds = list(self._modes), np.array(self._speeds)
+            modes, speeds, places = list(self._modes), list(self._speeds), list(self._places)
         before = [mode for arrival, mode in modes if arrival <= called_ns]
         stopped = [at for at, mode in modes if at > called_ns and mode.startswith("stopped")]
         if not (before and before[-1].startswith("follow") and stopped):
             return None
-        ages = 1e-9 * (speeds[:, 0] - called_ns)
-        after = speeds[(ages > settled_s) & (ages < until_s), 1]
-        return ArmStop(stopped[0], float(after.max()), float(speeds[ages <= 0.0, 1][-1]))
+        ages = [(1e-9 * (stamp - called_ns), speed) for stamp, speed in speeds]
+        after = [(age, speed) for age, speed in ages if 0.0 < age < until_s]
+        origin = next(place for stamp, place in reversed(places) if stamp <= called_ns)
+        return ArmStop(
+            heard_ns=stopped[0],
+            speed=max(speed for age, speed in after if age > settled_s),
+            speed_before=next(speed for age, speed in reversed(ages) if age <= 0.0),
+            still_s=max((age for age, speed in after if speed > _STILL), default=0.0),
+            distance=max(
+                float(np.linalg.norm(place - origin))
+                for stamp, place in places
+                if 0.0 < 1e-9 * (stamp - called_ns) < until_s
+            ),
+        )
 
     def close(self) -> None:
         """Leave ROS."""
@@ -158,6 +180,11 @@ class OperatorTopics:
         speed = float(np.linalg.norm(messages.twist_array(message)[:3]))
         with self._lock:
             self._speeds.append((to_nanoseconds(message.header.stamp), speed))
+
+    def _take_pose(self, message: PoseStamped) -> None:
+        place = messages.pose_array(message)[:3]
+        with self._lock:
+            self._places.append((to_nanoseconds(message.header.stamp), place))
 
     def _take_applied(self, message: PoseStamped) -> None:
         with self._lock:

@@ -38,7 +38,7 @@ STOP_MS = 250.0
 _MOTION_KEYS = ("w", "s", "a", "d")
 _MOTION_SECONDS = 0.3
 _TAP_SECONDS = 0.05
-_HALTED_SECONDS = 0.6
+_HALTED_SECONDS = 1.0
 _PUSH_SPEED = 0.1  # m/s: the largest action of `teleop=twist`
 _PAUSE_SECONDS = 0.3  # some control periods, for events at all moments of one
 _MOST_IN_VAIN = 10
@@ -59,6 +59,8 @@ def run(config: DictConfig) -> dict[str, object]:
 
         Each `median_ms`, `max_ms` and how many were `within_…_ms`: a period and 20 ms, or 250 ms;
         `largest_speed_after_mm_per_s`: of that observation, or of the arm from 250 ms on;
+        `still_ms`: until the arm was slower than 10 mm/s for good; `largest_distance_mm`: how far
+        it came from where it was;
         `ignored_events`: those of which nothing came; `missed_events`: those that met the end of an
         episode, and were made again.
 
@@ -221,6 +223,9 @@ def _arm_stop_figures(stopped: _Repeated[ArmStop]) -> dict[str, object]:
     return {
         **_latency([1e-6 * (stop.heard_ns - made) for made, stop in stopped.answers], STOP_MS),
         **_speeds([stop.speed_before for stop in stops], [stop.speed for stop in stops]),
+        "median_still_ms": 1e3 * float(np.median([stop.still_s for stop in stops])),
+        "max_still_ms": 1e3 * max(stop.still_s for stop in stops),
+        "largest_distance_mm": 1e3 * max(stop.distance for stop in stops),
         **stopped.events,
     }
 
