@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +113,7 @@ class OperatorTopics:
         """
         deadline = time.monotonic() + _WAIT_SECONDS
         called = time.time_ns()
-        future = self._services[name].call_async(Trigger.Request())
+        future: Any = self._services[name].call_async(Trigger.Request())  # rclpy types it in part
         while not future.done():
             self._client.check()
             if time.monotonic() > deadline:
