@@ -13,10 +13,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine is slow by chance; examples are derandomised so that a failure comes back.
-settings.register_profile("robot_rl", deadline=None, derandomize=True)
+settings.register_profile(
+    "robot_rl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("robot_rl")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -148,15 +148,17 @@ class SimArm:
             self._world.set_target(self._world.tcp_pose())
 
     def stop(self) -> None:
-        """Hold, and refuse motion until `clear_errors`."""
-        self._stopped = True
-        self.hold()
+        """Brake, and refuse motion until `clear_errors`."""
+        with self._lock:
+            self._stopped = True
+            self._brake()
 
     def clear_errors(self) -> None:
         """Allow motion again; the arm holds where it is."""
         with self._lock:
             self._wrenches.clear()
             self.fault, self._stopped = None, False
+            self._world.set_braking(False)
             self._world.set_target(self._world.tcp_pose())
 
     def close(self) -> None:
@@ -180,6 +182,7 @@ class SimArm:
             self._world.set_finger_opening(self.task.finger_opening)
             self._wrenches.clear()
             self.fault, self._stopped = None, False
+            self._world.set_braking(False)
             self._measure(np.zeros(6))
         return start_pose
 
@@ -230,7 +233,11 @@ class SimArm:
         force = math.hypot(*self._state.tcp_wrench[:3])
         if force > self._reflex_force and self.fault is None:
             self.fault = f"collision reflex at {force:.0f} N"
-            world.set_target(world.tcp_pose())
+            self._brake()
+
+    def _brake(self) -> None:
+        self._world.set_braking(True)
+        self._world.set_target(self._world.tcp_pose())
 
     def _check_running(self) -> None:
         if self._problem is not None:

@@ -93,6 +93,19 @@ def test_hold_stays_where_the_arm_is(make_arm):
     assert np.abs(arm.read().tcp_pose[:3] - held[:3]).max() < 0.04
 
 
+def test_a_stop_brakes_and_the_arm_does_not_spring_back(make_arm):
+    arm = make_arm()
+    arm.command(arm.read().tcp_pose + np.array([0, 0, 0.1, 0, 0, 0, 0]))
+    wait_for(lambda: arm.read().tcp_velocity[2] > 0.08)
+    arm.stop()
+    backwards, end = 0.0, time.monotonic() + 1.0
+    while time.monotonic() < end:
+        backwards = min(backwards, arm.read().tcp_velocity[2])
+        time.sleep(0.005)
+    assert backwards > -0.005  # with its dampers of motion it came back at 28 mm/s
+    assert np.abs(arm.read().tcp_velocity[:3]).max() < 0.001
+
+
 def test_a_collision_reflex_stays_until_a_person_clears_it(make_arm):
     arm = make_arm(reflex_force=30.0)
     below = arm.read().tcp_pose.copy()

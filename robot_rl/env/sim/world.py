@@ -26,6 +26,10 @@ _WXYZ = [3, 0, 1, 2]
 _XYZW = [1, 2, 3, 0]
 # The contact wrench is averaged over this many instants of a period.
 _WRENCH_SAMPLES = 5
+_IMPEDANCE = tuple(f"impedance_{axis}" for axis in ("x", "y", "z", "rx", "ry", "rz"))
+# How much stronger than in motion the dampers are while the arm brakes: it comes to rest without
+# springing back, as one with brakes does.
+_BRAKE = 8.0
 
 
 class World:
@@ -56,6 +60,8 @@ class World:
         self._dofs = self.model.jnt_dofadr[joints]
         self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
         self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
+        self._impedance = [self.model.actuator(name).id for name in _IMPEDANCE]
+        self._damping = self.model.actuator_biasprm[self._impedance, 2].copy()
         self._tool_bodies = _subtree(self.model, self.model.body(_TOOL_ROOT).id)
         self._wrench = np.zeros(6)
 
@@ -94,6 +100,12 @@ class World:
     def joint_velocities(self) -> Vector:
         """Arm joint velocities (7,) [rad/s]."""
         return np.array(self.data.qvel[self._dofs])
+
+    def set_braking(self, braking: bool) -> None:
+        """Brake the arm, or let it move again."""
+        self.model.actuator_biasprm[self._impedance, 2] = self._damping * (
+            _BRAKE if braking else 1.0
+        )
 
     def set_target(self, pose: Vector) -> None:
         """Set the equilibrium pose (7,) of the impedance controller."""
