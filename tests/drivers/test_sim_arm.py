@@ -103,7 +103,7 @@ def test_a_stop_brakes_and_the_arm_does_not_spring_back(make_arm):
         backwards = min(backwards, arm.read().tcp_velocity[2])
         time.sleep(0.005)
     assert backwards > -0.005  # with its dampers of motion it came back at 28 mm/s
-    assert np.abs(arm.read().tcp_velocity[:3]).max() < 0.001
+    assert np.abs(arm.read().tcp_velocity[:3]).max() < 0.003
 
 
 def test_a_collision_reflex_stays_until_a_person_clears_it(make_arm):
