@@ -102,6 +102,7 @@ class SimRobot:
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
         self._pending.append(_Command(target, opening))
+        self.world.set_braking(False)
         self._send(self._pending.popleft())
         return action
 
@@ -138,13 +139,14 @@ class SimRobot:
         return self._bystander.color("overview")
 
     def hold(self) -> None:
-        """Stop where the arm is; actions that have not taken effect yet are dropped.
+        """Brake and stay where the arm is; actions that have not taken effect yet are dropped.
 
         The gripper keeps what it was told last: it may be holding something.
         """
         stay = _Command(self.limiter.reset(self.world.tcp_pose()), self._opening)
         self._pending = deque([stay] * self._delay)
         self._send(stay)
+        self.world.set_braking(True)
 
     def close(self) -> None:
         """Release the cameras; the world goes with its last reference."""

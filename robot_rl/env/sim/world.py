@@ -152,6 +152,7 @@ class World:
     def reset(self, pose: Vector, joint_guess: Vector) -> None:
         """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (7,)."""
         mujoco.mj_resetData(self.model, self.data)
+        self.set_braking(False)
         self.data.qpos[self._qpos] = self.solve_inverse_kinematics(pose, joint_guess)
         self.model.qpos_spring[self._qpos] = self.data.qpos[self._qpos]
         self.set_target(pose)
