@@ -182,7 +182,9 @@ def test_hold_stops_the_arm_where_it_is(delay):
     held = run(env, REST, 20)
     for observation in held:
         shift = observation["state/tcp_pose"][:3] - moving["state/tcp_pose"][:3]
-        assert np.abs(shift).max() < 0.01  # what it takes to come to rest, and no further action
+        assert np.abs(shift).max() < 0.003  # what it takes to come to rest, and no further action
+        # A period after the hold it rests: the spring to the target does not pull it back.
+        assert np.abs(observation["state/tcp_velocity"][:3]).max() < 0.01
     assert np.abs(held[-1]["state/tcp_velocity"]).max() < 1e-3
     np.testing.assert_allclose(held[-1]["state/target_lead"][:3], 0.0, atol=2e-3)
 

@@ -102,7 +102,8 @@ class SimRobot:
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
         self._pending.append(_Command(target, opening))
-        self.world.set_braking(False)
+        if motion.any():  # one that is asked to stay keeps its brakes on
+            self.world.set_braking(False)
         self._send(self._pending.popleft())
         return action
 
