@@ -1,8 +1,9 @@
 """Windows: which rows are starts of an n-step transition, and what it returns.
 
 Pure arithmetic on the scalars of rows, without a store. A window that starts at row t covers
-m <= n steps: it stops at the episode's end, and its next observation is row t + m. Termination
-gives discount 0; truncation bootstraps from the stored last observation. In an episode that was
+m <= n steps: it stops at the episode's end, and its next observation is row t + m. One of the
+policy's stops where an operator takes over as well: what they reach is no return of the policy's
+action, which would look the better the more often it has to be rescued. Termination gives discount 0; truncation bootstraps from the stored last observation. In an episode that was
 cut short the last row serves as the last observation, unless it is terminated.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION, SOURCE_POLICY
 
 SCALARS = np.dtype(
     [
@@ -274,7 +275,7 @@ def make_windows(
 
     The n-step return is sum of discount^j r_{t+j} over j < m, and the discount of the next
     state's value discount^m (1 - terminated), as in Sutton and Barto, "Reinforcement Learning",
-    eq. 7.1, cut at the episode's end.
+    eq. 7.1, cut at the episode's end and, for an action of the policy, at a take-over.
 
     Args:
         scalars: Shape (rows,), dtype `SCALARS`.
@@ -291,9 +292,13 @@ def make_windows(
     last_rows = np.flatnonzero(scalars["is_last"])
     # Row count + n_step stands for an end that is not there yet: such windows take n steps.
     ends = np.append(last_rows, count + n_step)[np.searchsorted(last_rows, rows)]
+    ends = np.minimum(ends, _take_overs(scalars["source"], count + n_step))
     steps = np.minimum(n_step, ends - rows)
     following = rows + steps
-    start = (steps > 0) & (following < count)
+    # Windows come in order: one that is complete waits for those before it.
+    waiting = (steps > 0) & (following >= count)
+    done = int(np.argmax(waiting)) if waiting.any() else count
+    start = (steps > 0) & (rows < done)
     index = rows[start]
     windows = np.zeros(len(index), WINDOW)
     windows["sequence"] = index
@@ -309,7 +314,13 @@ def make_windows(
     windows["reward"] = total
     terminated = scalars["terminated"][following[start] - 1]
     windows["discount"] = np.where(terminated, 0.0, discount ** windows["steps"].astype(float))
-    # Windows become complete in order, so what is left is a tail.
-    waiting = (steps > 0) & (following >= count)
-    done = int(np.argmax(waiting)) if waiting.any() else count
     return windows, done
+
+
+def _take_overs(sources: npt.NDArray[np.uint8], never: int) -> npt.NDArray[np.int64]:
+    """For each row of the policy where an operator takes over next; `never` for all others."""
+    rows = np.arange(len(sources))
+    policy = sources == SOURCE_POLICY
+    taken = np.flatnonzero(policy[:-1] & (sources[1:] == SOURCE_INTERVENTION)) + 1
+    following = np.append(taken, never)[np.searchsorted(taken, rows, side="right")]
+    return np.where(policy, following, never)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from robot_rl.data.schema import Field, row_schema
+from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Field, row_schema
 from robot_rl.replay import NotEnoughData, Prefetcher, ReplayError, ReplaySampler, StoreError
 from robot_rl.replay.windows import SCALARS, WindowIndex
 
@@ -272,6 +272,7 @@ def test_a_failure_of_the_prefetching_thread_surfaces(client, schema, make_episo
     assert not any(t.name == "replay-prefetch" for t in threading.enumerate())
 
 
+TAKE_OVER = (SOURCE_POLICY, SOURCE_INTERVENTION)
 episodes = st.lists(
     st.tuples(st.integers(1, 7), st.sampled_from(["terminated", "truncated", "open"])),
     min_size=1,
@@ -286,9 +287,9 @@ def test_windows_agree_with_the_definition_however_rows_arrive(plan, n_step, lim
     for steps, end in plan:
         for step in range(steps):
             last = step == steps - 1
-            rows.append(
-                (len(rows) + 1, end == "terminated" and last, end == "truncated" and last, False, 1)
-            )
+            ended = (end == "terminated" and last, end == "truncated" and last)
+            source = random.choice([SOURCE_POLICY, SOURCE_POLICY, SOURCE_INTERVENTION])
+            rows.append((len(rows) + 1, *ended, False, source))
         rows.append((0, False, False, True, 1))
     # The last episode may still be open.
     rows = rows[: len(rows) - random.randint(0, plan[-1][0])]
@@ -315,11 +316,14 @@ def test_windows_agree_with_the_definition_however_rows_arrive(plan, n_step, lim
             continue
         m = 1
         while m < n_step and t + m < len(scalars) and not scalars["is_last"][t + m]:
+            if (scalars["source"][t], scalars["source"][t + m]) == TAKE_OVER:
+                break
             m += 1
-        if t + m < len(scalars) and visible(t) and visible(t + m):
-            total = sum(DISCOUNT**j * float(scalars["reward"][t + j]) for j in range(m))
-            factor = 0.0 if scalars["terminated"][t + m - 1] else DISCOUNT**m
-            expected.append((t, m, total, factor))
+        if t + m >= len(scalars) or not (visible(t) and visible(t + m)):
+            break  # windows come in order
+        total = sum(DISCOUNT**j * float(scalars["reward"][t + j]) for j in range(m))
+        factor = 0.0 if scalars["terminated"][t + m - 1] else DISCOUNT**m
+        expected.append((t, m, total, factor))
     windows = index.online.windows[: index.online.visible(limit)]
     assert [(w["sequence"], w["steps"]) for w in windows] == [(t, m) for t, m, _, _ in expected]
     np.testing.assert_allclose(windows["reward"], [r for _, _, r, _ in expected], rtol=1e-5)
