@@ -3,8 +3,9 @@
 Pure arithmetic on the scalars of rows, without a store. A window that starts at row t covers
 m <= n steps: it stops at the episode's end, and its next observation is row t + m. One of the
 policy's stops where an operator takes over as well: what they reach is no return of the policy's
-action, which would look the better the more often it has to be rescued. Termination gives discount 0; truncation bootstraps from the stored last observation. In an episode that was
-cut short the last row serves as the last observation, unless it is terminated.
+action, which would look the better the more often it has to be rescued. Termination gives
+discount 0; truncation bootstraps from the stored last observation. In an episode that was cut
+short the last row serves as the last observation, unless it is terminated.
 """
 
 from __future__ import annotations
