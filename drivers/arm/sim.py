@@ -182,7 +182,6 @@ class SimArm:
             self._world.set_finger_opening(self.task.finger_opening)
             self._wrenches.clear()
             self.fault, self._stopped = None, False
-            self._world.set_braking(False)
             self._measure(np.zeros(6))
         return start_pose
 

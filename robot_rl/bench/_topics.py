@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from robot_rl.bench._training import START_SECONDS, BenchFailed, processes, training
+from robot_rl.bench._training import START_SECONDS, BenchFailed, chosen, processes, training
 from robot_rl.config import compose
 from robot_rl.ros.environment import DISCOVERY, prepare_environment
 from robot_rl.ros.errors import RosUnavailable
@@ -59,8 +59,8 @@ def own_domain() -> Iterator[None]:
 
 def over_topics(config: DictConfig, *overrides: str) -> DictConfig:
     """The configuration of the simulated robot behind topics, with the task that was chosen."""
-    chosen = [f"task={config.choices.task}", f"seed={config.seed}"]
-    return compose(["robot=ros_sim", f"robot.namespace={NAMESPACE}", *chosen, *overrides])
+    place = ["robot=ros_sim", f"robot.namespace={NAMESPACE}"]
+    return compose([*place, *chosen(config), *overrides])
 
 
 def shared_memory() -> dict[str, float]:

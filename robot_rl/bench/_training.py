@@ -31,6 +31,11 @@ class BenchFailed(RobotRLError):
     """What was to be measured did not happen."""
 
 
+def chosen(config: DictConfig) -> list[str]:
+    """The overrides that what a bench starts takes over: the task and the seed."""
+    return [f"task={config.choices.task}", f"seed={config.seed}"]
+
+
 def demonstrated(
     config: DictConfig, folder: str, *overrides: str
 ) -> tuple[DictConfig, RunDirectory]:
@@ -44,8 +49,8 @@ def demonstrated(
     Returns:
         The configuration and the run directory that they are in.
     """
-    chosen = [f"task={config.choices.task}", f"seed={config.seed}", *overrides]
-    settings = compose([*chosen, f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"])
+    place = [f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"]
+    settings = compose([*chosen(config), *overrides, *place])
     run = RunDirectory.create(str(settings.task.name), folder)
     with WorkProgress(_DEMONSTRATIONS, "demonstrations") as progress:
         collect(settings, run, progress)
@@ -69,8 +74,7 @@ def training(
     """
     _, shown = demonstrated(config, folder, *seen)
     overrides = [
-        f"task={config.choices.task}",
-        f"seed={config.seed}",
+        *chosen(config),
         f"dataset={shown.demonstrations}",
         f"runs_directory={folder}",
         *words,

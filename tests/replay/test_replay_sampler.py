@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Field, row_schema
@@ -280,7 +280,7 @@ episodes = st.lists(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=150)
 @given(episodes, st.integers(1, 5), st.integers(0, 60), st.randoms(use_true_random=False))
 def test_windows_agree_with_the_definition_however_rows_arrive(plan, n_step, limit, random):
     rows = []
