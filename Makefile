@@ -64,10 +64,11 @@ train: system
 	@$(BIN)/robot-rl train $(ARGS)
 
 # One thread: a test shares the machine with the processes that it starts. One worker per core;
-# the tests of a file stay together, for some share a run that takes seconds to make.
+# the tests of a file stay together, for some share a run that takes seconds to make. A worker that
+# dies ends all of them: where one is replaced, the rest may wait for ever (pytest-xdist issue 1378).
 test: export OMP_NUM_THREADS := 1
 test: system lint
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --durations 12 -m "not slow and not faults and not browser"
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile --max-worker-restart 0 --no-loadscope-reorder --durations 12 -m "not slow and not faults and not browser"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

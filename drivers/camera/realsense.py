@@ -131,6 +131,7 @@ class RealSenseCamera:
         pipeline, self._pipeline, self._queue = self._pipeline, None, None
         if pipeline is not None:
             try:
+                _pause(pipeline.get_active_profile().get_device())
                 pipeline.stop()
             except RuntimeError:
                 return  # it was unplugged: nothing is left to stop
@@ -243,6 +244,16 @@ class RealSenseCamera:
                     if limits is None
                     else f"{limits.min:g} to {limits.max:g} in steps of {limits.step:g}",
                 ) from error
+
+
+def _pause(device: Any) -> None:
+    """Let a recording come to rest before it is stopped.
+
+    The library stops it in the caller's thread while its own thread may still read, which now and
+    then ends the process (librealsense issue 9446). That thread ends at a pause.
+    """
+    if device.is_playback():
+        device.as_playback().pause()
 
 
 def load_library() -> ModuleType:
