@@ -199,7 +199,7 @@ def _load(target: str) -> Callable[..., Any]:
 
 
 def _nearest(name: str, choices: Iterable[str]) -> str | None:
-    from robot_rl.config import nearest
+    from robot_rl.config_overrides import nearest
 
     return nearest(name, choices)
 

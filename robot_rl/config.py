@@ -8,7 +8,6 @@ type of its default, and a run directory's configuration is compared with what t
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +16,19 @@ from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from robot_rl.errors import RobotRLError
+from robot_rl.config_overrides import (
+    ConfigError,
+    check_choice,
+    check_key,
+    check_value,
+    keep_type,
+    parse,
+    text_of,
+)
 from robot_rl.resources import find_resource
 
 CONFIG_NAME = "config.yaml"
@@ -61,10 +66,6 @@ OF_ROBOT = (
 _NO_VALUE = object()
 
 
-class ConfigError(RobotRLError):
-    """An override, a configuration file or a run's configuration that cannot be used."""
-
-
 def group_choices() -> dict[str, tuple[str, ...]]:
     """Return the valid choices of each configuration group, for example of `task`."""
     folders = sorted(path for path in find_resource("configs").iterdir() if path.is_dir())
@@ -95,23 +96,23 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 def _composed(overrides: Sequence[str]) -> DictConfig:
     """As `compose`, but values that must be given may be missing."""
     groups = group_choices()
-    parsed = [_parse(text) for text in overrides]
+    parsed = [parse(text) for text in overrides]
     for override in parsed:
         if override.key_or_group in groups:
-            _check_choice(override, groups[override.key_or_group])
+            check_choice(override, groups[override.key_or_group])
     chosen = [o for o in parsed if o.key_or_group in groups]
-    defaults = _resolved(_compose([_text(o) for o in chosen]))
+    defaults = _resolved(_compose([text_of(o) for o in chosen]))
     del defaults["choices"]
     values = [o for o in parsed if o.key_or_group not in groups]
     for override in values:
         if not (override.is_add() or override.is_force_add() or override.is_delete()):
-            _check_key(override.key_or_group, override.value(), defaults)
-    config = _compose(overrides) if values else _compose([_text(o) for o in chosen])
+            check_key(override.key_or_group, override.value(), defaults)
+    config = _compose(overrides) if values else _compose([text_of(o) for o in chosen])
     resolved = _resolved(config)
     for override in values:
-        _keep_type(override.key_or_group, defaults, resolved)
+        keep_type(override.key_or_group, defaults, resolved)
     for key, names in VALUES.items():
-        _check_value(key, resolved.get(key), names)
+        check_value(key, resolved.get(key), names)
     result = OmegaConf.create(resolved)
     OmegaConf.set_struct(result, True)
     return result
@@ -130,7 +131,7 @@ def compose_for_run(
     Raises:
         ConfigError: As `compose`, and an override that would make it another run.
     """
-    given = [_parse(text).key_or_group for text in overrides]
+    given = [parse(text).key_or_group for text in overrides]
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
     # What must be given was given when the run was made; it is not asked for again.
     composed = _composed([*(text for g, text in choices.items() if g not in given), *overrides])
@@ -260,12 +261,6 @@ def load_resolved(run: Path) -> DictConfig:
     return config
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is spelled most like a name; None without choices."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
-    return close[0] if close else None
-
-
 def _on_clock(config: DictConfig, clock: str) -> DictConfig:
     changed = OmegaConf.merge(config, {"clock": clock})
     assert isinstance(changed, DictConfig)
@@ -311,73 +306,6 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in dict(plain).items()}  # type: ignore[arg-type]
 
 
-def _parse(text: str) -> Override:
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise ConfigError(
-            f"the override {text!r} cannot be read",
-            got=" ".join(str(error).split()),
-            expected="key=value",
-            hint=f"put a value that holds spaces, = or , in two pairs of quotes: {_quoted(text)}",
-        ) from error
-    if override.is_sweep_override():
-        raise ConfigError(
-            f"the override {text!r} gives several values",
-            expected="one value",
-            hint="start one run for each value",
-        )
-    return override
-
-
-def _quoted(text: str) -> str:
-    key, equal, value = text.partition("=")
-    return f"\"{key}='{value}'\"" if equal else "\"key='value'\""
-
-
-def _text(override: Override) -> str:
-    return str(override.input_line)
-
-
-def _check_choice(override: Override, choices: tuple[str, ...]) -> None:
-    if not override.is_delete():
-        _check_value(override.key_or_group, override.value(), choices)
-
-
-def _check_value(key: str, value: object, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise ConfigError(
-            f"unknown {key} {value!r}",
-            got=f"{key}={value}",
-            expected=f"one of {', '.join(valid)}",
-            hint=f"did you mean {key}={nearest(str(value), valid)}?",
-        )
-
-
-def _check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
-    """Walk down a dotted key and name the valid ones where it leaves the configuration."""
-    level: Any = defaults
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if not isinstance(level, Mapping) or part not in level:
-            above = ".".join(parts[:depth])
-            names = sorted(level) if isinstance(level, Mapping) else []
-            close = nearest(part, names)
-            suggestion = ".".join([*parts[:depth], close or ""])
-            raise ConfigError(
-                f"unknown override {key!r}",
-                got=part if names else f"{above} is one value and has no parts",
-                expected=f"{f'below {above}, ' if above else ''}one of {', '.join(names)}"
-                if names
-                else None,
-                hint=f"did you mean {suggestion}?" if close else None,
-            )
-        level = level[part]
-    if isinstance(value, Mapping) and isinstance(level, Mapping):
-        for name, item in value.items():
-            _check_key(f"{key}.{name}", item, defaults)
-
-
 def _check_missing(config: DictConfig) -> None:
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
@@ -385,47 +313,3 @@ def _check_missing(config: DictConfig) -> None:
             f"these values have no default and must be given: {', '.join(missing)}",
             hint=f"add {missing[0]}=VALUE",
         )
-
-
-def _keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -> None:
-    """Check that an overridden value has its default's type; whole numbers serve as float."""
-    *path, last = key.split(".")
-    old: Any = defaults
-    new: Any = resolved
-    for part in path:
-        old = old.get(part) if isinstance(old, Mapping) else None
-        new = new.get(part) if isinstance(new, dict) else None
-    if isinstance(old, Mapping) and last in old and isinstance(new, dict) and last in new:
-        new[last] = _of_same_type(key, old[last], new[last])
-
-
-def _of_same_type(key: str, default: Any, value: Any) -> Any:
-    if default is None or default == "???":
-        return value
-    if isinstance(default, Mapping) and isinstance(value, Mapping):
-        return {k: _of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
-    if isinstance(default, list) and isinstance(value, list):
-        same = len({type(item) for item in default}) == 1
-        first = default[0] if same else None
-        return [_of_same_type(f"{key}[{i}]", first, item) for i, item in enumerate(value)]
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    if type(value) is type(default):
-        return value
-    composite = isinstance(default, Mapping | list)
-    hint = None
-    if type(default) is int and isinstance(value, float) and value.is_integer():
-        hint = f"write {key}={int(value)}"
-    elif isinstance(default, str) and value is not None:
-        hint = f"put it in two pairs of quotes: \"{key}='{value}'\""
-    raise ConfigError(
-        f"{key} has another type than its default",
-        got=f"{'null' if value is None else value} ({_type_name(value)})",
-        expected=_type_name(default) + ("" if composite else f", as in {key}={default}"),
-        hint=hint,
-    )
-
-
-def _type_name(value: object) -> str:
-    names = {dict: "mapping", type(None): "null"}
-    return names.get(type(value), type(value).__name__)

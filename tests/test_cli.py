@@ -16,7 +16,6 @@ from rich.console import Console
 
 from robot_rl import cli
 from robot_rl.config import (
-    ConfigError,
     compare_run,
     compose,
     compose_for_run,
@@ -25,6 +24,7 @@ from robot_rl.config import (
     load_resolved,
     save_resolved,
 )
+from robot_rl.config_overrides import ConfigError
 from robot_rl.devices import DeviceError, make
 from robot_rl.errors import RobotRLError
 from robot_rl.machine import describe_machine

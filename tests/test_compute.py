@@ -7,7 +7,8 @@ import torch
 from omegaconf import OmegaConf
 
 from robot_rl.compute import CPU, ComputeError, compute_device, explained_memory
-from robot_rl.config import ConfigError, compose
+from robot_rl.config import compose
+from robot_rl.config_overrides import ConfigError
 
 
 def test_auto_takes_a_card_only_where_there_is_one(monkeypatch):

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.compute import compute_device
-from robot_rl.config import ConfigError
+from robot_rl.config_overrides import ConfigError
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter

@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.algorithms.encoding import trains_on
 from robot_rl.blocks import Blocks
-from robot_rl.config import ConfigError, save_resolved
+from robot_rl.config import save_resolved
+from robot_rl.config_overrides import ConfigError
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tiny_runs import TINY
 
-from robot_rl.config import ConfigError, compose, save_resolved
+from robot_rl.config import compose, save_resolved
+from robot_rl.config_overrides import ConfigError
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.progress import WorkProgress
 from robot_rl.run import CLONED, RunDirectory
