@@ -339,7 +339,8 @@ class ArmGuard:
         """The target after `elapsed` seconds of motion towards the goal.
 
         An arm that holds outside the workspace comes back at its speed limit, never in a jump:
-        the bounds reach as far as the target is now, and shrink with it.
+        the bounds reach as far as the target is now, and shrink with it. One that is pushed out
+        takes its target along: the lead, and with it the force, is bounded wherever it is.
         """
         assert self.target is not None
         assert self.goal is not None
@@ -352,15 +353,15 @@ class ArmGuard:
         turn, slowed_turn = within_angle(self.goal[3:], self.target[3:], turning * elapsed)
         if (slowed or slowed_turn) and self.mode is Mode.FOLLOW:
             self._count_once("speed")
-        position = np.clip(position, self._pose[:3] - self._lead, self._pose[:3] + self._lead)
         position = np.clip(
             position,
             np.minimum(self._low, self.target[:3]),
             np.maximum(self._high, self.target[:3]),
         )
-        turn, _ = within_angle(turn, self._pose[3:], limits.max_lead_rotation)
+        position = np.clip(position, self._pose[:3] - self._lead, self._pose[:3] + self._lead)
         tilt = max(limits.max_tilt, _angle(self.target[3:], limits.reference))
         turn, _ = within_angle(turn, limits.reference, tilt)
+        turn, _ = within_angle(turn, self._pose[3:], limits.max_lead_rotation)
         return np.concatenate([position, rotations.normalize(turn)])
 
     def _stay(self) -> None:

@@ -176,10 +176,9 @@ class Trial:
         least = arm[:3] if self.before is None else self.before[:3]
         allowed = np.maximum(outside(arm[:3]), outside(least))
         assert np.all(outside(target[:3]) <= allowed + SMALL)
-        # Ahead of the arm by at most the lead, but for an arm outside the workspace.
-        inner = np.clip(arm[:3], LIMITS.workspace_low, LIMITS.workspace_high)
-        ahead = np.minimum(np.abs(target[:3] - arm[:3]), np.abs(target[:3] - inner))
-        assert np.all(ahead <= LIMITS.max_lead_translation + SMALL)
+        # Ahead of the arm by at most the lead, also of one that is pushed out of the workspace.
+        assert np.all(np.abs(target[:3] - arm[:3]) <= LIMITS.max_lead_translation + SMALL)
+        assert angle(target[3:], arm[3:]) <= LIMITS.max_lead_rotation + 1e-6
         if self.before is None:
             return
         # At most at its speed, or towards an arm that is elsewhere by itself.
@@ -429,3 +428,16 @@ def test_contact_needs_an_arm_that_yields_or_a_wrench_limit():
     refuse_stiff_contact("position", LIMITS)
     refuse_stiff_contact("force_mode", blind)
     refuse_stiff_contact("impedance", blind)
+
+
+def test_who_pushes_a_held_arm_out_of_the_workspace_meets_a_bounded_force():
+    bench = Bench(pose=np.array([0.64, 0.0, 0.2, *DOWN]))
+    pushed = np.array([0.76, 0.0, 0.2, *DOWN])
+    bench.arm.tcp_pose = pushed.copy()
+    target = bench.guard.tick(bench.now + 0.01, bench.arm)
+    assert pushed[0] - target[0] == pytest.approx(LIMITS.max_lead_translation)
+    # Let go, it comes back into the workspace at its speed limit.
+    bench.now += 0.01
+    path = [bench.tick()[0] for _ in range(200)]
+    assert np.all(np.abs(np.diff(path)) <= 0.01 * LIMITS.max_speed_translation + SMALL)
+    assert path[-1] == pytest.approx(0.64)
