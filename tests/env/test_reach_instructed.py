@@ -39,14 +39,33 @@ def test_the_other_marker_is_not_rewarded_and_nothing_observed_tells_which():
     same = env.task.observe()
     for name, value in same.items():
         np.testing.assert_array_equal(value, observation[name])
-    succeeded = []
-    for _ in range(env.task.time_limit_steps - 1):
+    while True:
         action = expert.act(np.random.default_rng(0))
-        succeeded.append((env.step(action)[2], other.step(action)[2]))
-        if succeeded[-1][0]:
+        (_, reward, right, late, _), elsewhere = env.step(action), other.step(action)
+        assert not late
+        if right:
             break
-    assert succeeded[-1] == (True, False)
-    assert not any(right for _, right in succeeded)
+        assert not elsewhere[2]
+    assert reward == 1.0
+    # The same motion is a failure where the other marker was named, and ends the episode.
+    assert elsewhere[1:4] == (0.0, True, False)
+    assert not elsewhere[4]["success"]
+
+
+def test_who_tries_both_markers_fails_as_often_as_who_guesses():
+    env = environment(TASK, *PERFECT)
+    succeeded = []
+    for seed in range(20):
+        observation, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            ways = observation["state/relative_positions"]
+            nearest = ways[np.linalg.norm(ways, axis=1).argmin()]
+            action = np.concatenate([np.clip(nearest / 0.01, -1, 1), np.zeros(3)])
+            observation, _, ended, late, info = env.step(action.astype(np.float32))
+            over = ended or late
+        succeeded.append(info["success"])
+    assert 5 <= sum(succeeded) <= 15
 
 
 def test_each_demonstration_keeps_its_own_instruction(tmp_path):

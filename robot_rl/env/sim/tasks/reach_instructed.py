@@ -12,6 +12,7 @@ from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.env.sim.task import SimTask, Vector
 from robot_rl.env.sim.tasks.reach import HOME
+from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 
 _MARKERS = 2
@@ -39,7 +40,8 @@ class ReachInstructed(SimTask):
     """Reach the named marker within `tolerance` [m], in any orientation.
 
     Both markers are observed, always in the order of `colours`; which one is wanted is drawn with
-    the episode, and nothing but `instruction` tells it.
+    the episode, and nothing but `instruction` tells it. Who comes to the other one has failed: the
+    episode ends, so that trying both does not pass for following the instruction.
 
     Args:
         name: See `SimTask`.
@@ -48,6 +50,7 @@ class ReachInstructed(SimTask):
         colours: Name → RGB in 0 ... 1 of each of the two markers.
         position_range: Half width of the cube of markers about the home position [m].
         separation: Smallest distance between the markers [m].
+        clearance: Smallest distance of a marker from the straight way to the other [m].
         tolerance: Distance that counts as reached [m].
 
     Raises:
@@ -62,6 +65,7 @@ class ReachInstructed(SimTask):
         colours: Mapping[str, Sequence[float]],
         position_range: float,
         separation: float,
+        clearance: float,
         tolerance: float,
     ) -> None:
         """See the class."""
@@ -77,6 +81,7 @@ class ReachInstructed(SimTask):
         super().__init__(name, self._instructions[0], time_limit_steps, ReachInstructedView())
         self._position_range = position_range
         self._separation = separation
+        self._clearance = clearance
         self._tolerance = tolerance
         self._positions = np.tile(HOME[:3], (_MARKERS, 1))
         self._wanted = 0
@@ -98,7 +103,8 @@ class ReachInstructed(SimTask):
         span = self._position_range
         while True:
             offsets = rng.uniform(-span, span, (_MARKERS, 3))
-            if np.linalg.norm(offsets[0] - offsets[1]) >= self._separation:
+            apart = np.linalg.norm(offsets[0] - offsets[1]) >= self._separation
+            if apart and _distance_from_way(offsets) >= self._clearance:
                 break
         self._positions = HOME[:3] + offsets
         for colour, position in zip(self._colours, self._positions, strict=True):
@@ -117,8 +123,24 @@ class ReachInstructed(SimTask):
 
     def succeeded(self) -> bool:
         """Within the tolerance of the named marker."""
-        way = self._positions[self._wanted] - self.world.tcp_pose()[:3]
+        return self._reached(self._wanted)
+
+    def outcome(self) -> Outcome:
+        """Reward 1 at the named marker; the other one ends the episode without."""
+        missed = any(self._reached(marker) for marker in range(_MARKERS) if marker != self._wanted)
+        outcome = super().outcome()
+        return outcome._replace(terminated=outcome.terminated or missed)
+
+    def _reached(self, marker: int) -> bool:
+        way = self._positions[marker] - self.world.tcp_pose()[:3]
         return bool(np.linalg.norm(way) <= self._tolerance)
+
+
+def _distance_from_way(ends: Vector) -> float:
+    """The least distance [m] of one of two points (2, 3) from the line from 0 to the other."""
+    squares = np.einsum("ij,ij->i", ends, ends)
+    along = np.clip((ends[0] @ ends[1]) / squares, 0.0, 1.0)
+    return float(np.linalg.norm(ends[::-1] - along[:, None] * ends, axis=1).min())
 
 
 def _pose(position: Vector) -> Vector:
