@@ -75,7 +75,8 @@ class ImageEncoder(nn.Module):
         self.motion_scale = [float(value) for value in motion_scale]
         self.fine_scale = float(fine_scale)
         self.backbone = build_backbone(backbone, generator)
-        self._backbone_config = dict(backbone)
+        # Loaded weights are weights like others: a checkpoint must not need the file again.
+        self._backbone_config = {key: v for key, v in backbone.items() if key != "weights"}
         joined = self.backbone.features * len(self.cameras)
         self.join = nn.Sequential(linear(joined, self.hidden, generator), nn.ReLU())
         self.summary = nn.Sequential(

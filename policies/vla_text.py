@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from policies.errors import PolicyError
 from policies.extras import require
 
+_BEGIN = "<bos>"
+
 
 class InstructionTokenizer(nn.Module):
     """Turns texts into token ids of a fixed number, each text once.
@@ -44,8 +46,8 @@ class InstructionTokenizer(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids."""
-        return int(self._loaded().get_vocab_size())
+        """Number of token ids that text can have; what was added stands for images and the like."""
+        return int(self._loaded().get_vocab_size(with_added_tokens=False))
 
     def forward(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Tokenise B instructions.
@@ -54,7 +56,8 @@ class InstructionTokenizer(nn.Module):
             Token ids (B, L) int64 and mask (B, L) bool, false at padding.
 
         Raises:
-            PolicyError: An instruction is empty, or has more than L tokens.
+            PolicyError: An instruction is empty, has more than L tokens or one that is no text, or
+                the tokeniser has no begin token.
         """
         tokens = np.zeros((len(instructions), self.length), np.int64)
         mask = np.zeros(tokens.shape, np.bool_)
@@ -75,8 +78,19 @@ class InstructionTokenizer(nn.Module):
                 expected="what the robot is to do, in words",
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
-        # The models were trained on instructions that end with a line break.
-        ids = [int(i) for i in self._loaded().encode(text if text[-1] == "\n" else f"{text}\n").ids]
+        # The models were trained on a begin token, which not every file adds by itself, and on
+        # instructions that end with a line break.
+        line = text if text[-1] == "\n" else f"{text}\n"
+        encoded = self._loaded().encode(line, add_special_tokens=False)
+        ids = [self._begin(), *map(int, encoded.ids)]
+        if max(ids) >= self.vocabulary:
+            added = [t for t, i in zip(encoded.tokens, encoded.ids, strict=True) if i == max(ids)]
+            raise PolicyError(
+                f"the instruction {text!r} holds a token that is no text",
+                got=added[0],
+                expected="words",
+                hint="write it in other words",
+            )
         if len(ids) > self.length:
             raise PolicyError(
                 f"the instruction {text!r} is too long",
@@ -85,6 +99,16 @@ class InstructionTokenizer(nn.Module):
                 hint="shorten it, or train with more instruction_tokens",
             )
         return ids
+
+    def _begin(self) -> int:
+        found = self._loaded().token_to_id(_BEGIN)
+        if found is None:
+            raise PolicyError(
+                "the tokeniser has no begin token",
+                expected=_BEGIN,
+                hint="name the model's own with policy.tokenizer=PATH",
+            )
+        return int(found)
 
     def _loaded(self) -> Any:
         if self._tokenizer is None:  # the file arrives after the module is made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,19 @@ def test_local_weights_are_loaded_and_wrong_ones_refused(tmp_path):
         ResNet18(str(path), generator=seeded(6))
     with pytest.raises(PolicyError, match="cannot be read"):
         ResNet18(str(tmp_path / "absent"), generator=seeded(6))
+
+
+def test_an_encoder_with_local_weights_is_made_again_without_their_file(tmp_path):
+    source = ResNet18(generator=seeded(5))
+    tensors = {n: t for n, t in source.state_dict().items() if not n.startswith("pool.")}
+    path = tmp_path / "resnet.safetensors"
+    save_file(tensors, path)
+    made = encoder(backbone={"kind": "resnet18", "weights": str(path)})
+    path.unlink()
+    again = ImageEncoder.from_config(json.loads(json.dumps(made.config)))
+    again.load_state_dict(made.state_dict())
+    assert again.identifier == made.identifier
+    assert again.features == made.features
 
 
 def test_a_shift_moves_the_image_and_repeats_its_edge():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -407,3 +408,31 @@ def test_an_episode_without_instruction_is_refused(folder):
         runner.act(observations(1))
     with pytest.raises(PolicyError, match="one instruction per slot"):
         runner.reset(seeds=[0], instructions=[])
+
+
+def test_the_published_form_of_a_tokeniser_is_understood(folder, tmp_path):
+    """Its image token is one past the embedded ones, and it adds no begin token by itself."""
+    config = tiny_config(**SMALL)
+    config["vlm_config"]["text_config"]["vocab_size"] = config["vlm_config"]["image_token_id"]
+    make_model(config, seed=3).save_pretrained(tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_buffer(byte_tokenizer())
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="$A")
+    tokenizer.add_special_tokens(["<image>"])
+    assert tokenizer.token_to_id("<image>") == config["vlm_config"]["image_token_id"]
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    vla = policy(tmp_path)
+    ids, _ = vla.tokenizer([RED])
+    expected, _ = policy(folder).tokenizer([RED])
+    assert torch.equal(ids, expected)
+    assert int(ids[0, 0]) == 0
+    assert torch.isfinite(planned(vla)).all()
+    with pytest.raises(PolicyError, match="token that is no text; got: <image>"):
+        vla.tokenizer(["take the <image>"])
+
+
+def test_a_tokeniser_without_a_begin_token_is_refused(folder, tmp_path):
+    model = tokenizers.models.WordLevel({"go": 0, "[UNK]": 1}, unk_token="[UNK]")
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model/tokenizer.json").write_text(tokenizers.Tokenizer(model).to_str())
+    with pytest.raises(PolicyError, match="no begin token; expected: <bos>"):
+        policy(tmp_path / "model").tokenizer(["go"])
