@@ -102,14 +102,23 @@ class OperatorInbox:
         self._events: deque[OperatorEvent] = deque()
         self._grippers: deque[float] = deque()
         self._jogs: dict[str, _Jog] = {}
+        self._listeners: tuple[Callable[[OperatorEvent], None], ...] = ()
         self.gripper = -1.0
 
+    def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
+        """Let every event that is posted be told at once too, before the loop polls.
+
+        Args:
+            listener: Called in the writer's thread; must neither wait nor raise.
+        """
+        self._listeners = (*self._listeners, listener)
+
     def post(self, event: str) -> None:
-        """Say something to the loop.
+        """Say something to the loop, and to those who `listen`.
 
         Raises:
-            OperatorError: There is no such event, or so many are unread that no loop can be
-                listening.
+            OperatorError: There is no such event; or so many are unread that no loop can be
+                listening. Those who `listen` have heard it even then.
         """
         try:
             known = OperatorEvent(event)
@@ -117,13 +126,19 @@ class OperatorInbox:
             raise OperatorError(
                 "there is no such operator event", got=event, expected=[*map(str, OperatorEvent)]
             ) from error
-        if len(self._events) >= _MOST_UNREAD:
-            raise OperatorError(
-                "nobody reads what the operator says",
-                got=f"{len(self._events)} events unread, then {known}",
-                hint="see whether the actor or collect still runs",
-            )
-        self._events.append(known)
+        for listener in self._listeners:
+            listener(known)
+        self._append(known)
+
+    def note_stopped(self, *, stopped: bool) -> None:
+        """Let the loop hear of a stop that the robot itself has noticed, or of the end of one.
+
+        Those who `listen` are not told: they would pass it on to the robot once more.
+
+        Raises:
+            OperatorError: As `post`.
+        """
+        self._append(OperatorEvent.STOP if stopped else OperatorEvent.CLEAR_ERRORS)
 
     def jog(
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "operator"
@@ -167,6 +182,15 @@ class OperatorInbox:
             grippers[-1] if grippers else None,
             bool(grippers) or bool(motion.any()),
         )
+
+    def _append(self, event: OperatorEvent) -> None:
+        if len(self._events) >= _MOST_UNREAD:
+            raise OperatorError(
+                "nobody reads what the operator says",
+                got=f"{len(self._events)} events unread, then {event}",
+                hint="see whether the actor or collect still runs",
+            )
+        self._events.append(event)
 
     def _newest_motion(self) -> Motion:
         oldest = self._clock() - self._timeout

@@ -108,6 +108,22 @@ def test_events_that_nobody_reads_are_an_error_of_the_writer(inbox):
     assert inbox.poll().events == ("stop",)
 
 
+def test_a_stop_is_told_at_once_to_what_can_stop_by_itself_even_if_no_loop_reads(inbox):
+    told = []
+    inbox.listen(told.append)
+    inbox.post("stop")
+    assert told == ["stop"]
+    with pytest.raises(OperatorError, match="nobody reads"):  # noqa: PT012
+        for _ in range(257):
+            inbox.post("stop")
+    assert len(told) == 257
+    inbox.poll()
+    inbox.note_stopped(stopped=True)
+    inbox.note_stopped(stopped=False)
+    assert inbox.poll().events == ("stop", "clear_errors")
+    assert len(told) == 257
+
+
 def test_nothing_is_lost_while_several_threads_write():
     inbox = OperatorInbox()
     count = 40

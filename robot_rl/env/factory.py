@@ -93,8 +93,6 @@ def make_intervention(
             one, and the task has no scripted expert.
     """
     operator = config["operator"]
-    if isinstance(env.robot, OperatorServer):
-        env.robot.serve_operator(inbox)
     attendants: list[Attendant] = []
     if operator["simulated"] is not None:
         imperfections = devices.make(operator["imperfections"])
@@ -114,7 +112,10 @@ def make_intervention(
                 hint="add clock=realtime",
             )
         attendants.append(DeviceAttendant(devices.make(config["teleop"]["device"]), inbox))
-    return Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
+    operated = Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
+    if isinstance(env.robot, OperatorServer):
+        env.robot.serve_operator(inbox, operated.attend)
+    return operated
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:

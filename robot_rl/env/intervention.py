@@ -63,7 +63,8 @@ class Intervention(RobotEnvWrapper):
 
     `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
     robot holds where it is. After `stop` nothing moves before `clear_errors`, after `pause`
-    nothing before `resume`: see `wait_until_free`.
+    nothing before `resume`: see `wait_until_free`. A reset ends with either, too: said before it or
+    while it moves the robot, and even if it was taken back meanwhile.
 
     The info of a step has ``intervened``, whether the operator decided, and ``operator``, the
     `OperatorInput` of that step, for wrappers around this one: a human label, for example. What is
@@ -109,21 +110,29 @@ class Intervention(RobotEnvWrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode with the policy acting."""
+        """Begin an episode with the policy acting.
+
+        Raises:
+            RobotInterrupted: The operator has halted the robot, which holds still.
+        """
         in_place = options == IN_PLACE
+        self.overhear()
+        self.check_free()
         observation, info = super().reset(seed=seed, options=options)
         self._observation = observation
         for attendant in self._attendants:
             attendant.begin(0 if seed is None else seed)
         said = self._inbox.poll()
         self._note_halts(said.events)
-        events = (*self._unread, *said.events)
+        self._unread += said.events
+        self.check_free(said.events)
+        said = said._replace(events=tuple(self._unread))
         self._unread.clear()
         self.let_go()
         if not in_place:
             self._tell_gripper(_OPEN)
         self.ended_by = None
-        return observation, {**info, "intervened": False, "operator": said._replace(events=events)}
+        return observation, {**info, "intervened": False, "operator": said}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Send the operator's action, if there is one, else the policy's."""
@@ -177,6 +186,31 @@ class Intervention(RobotEnvWrapper):
         said = self.hear()
         self._unread += said.events
         return said
+
+    def attend(self) -> None:
+        """While the robot is moved between episodes, not by `move`: hear the operator.
+
+        Raises:
+            RobotInterrupted: The operator has halted the robot.
+        """
+        self.check_free(self.overhear().events)
+
+    def check_free(self, heard: Sequence[OperatorEvent] = ()) -> None:
+        """Look whether the robot may move.
+
+        Args:
+            heard: Events of which a halt counts even if it was taken back since.
+
+        Raises:
+            RobotInterrupted: The operator has halted the robot.
+        """
+        if self._waits_for or any(event in _HALTS for event in heard):
+            raise RobotInterrupted(
+                "the operator has halted the robot",
+                hint=f"to go on say {' and '.join(sorted(self._waits_for))}"
+                if self._waits_for
+                else "it was taken back: what was interrupted begins anew",
+            )
 
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
         """Wait, between episodes, while the operator has paused or stopped the robot.

@@ -162,8 +162,4 @@ class BackwardReset(RobotEnvWrapper):
     def _check_free(self) -> None:
         if self._operated.waits_for:
             self._operated.overhear()
-        if self._operated.waits_for:
-            raise RobotInterrupted(
-                "the operator has halted the robot",
-                hint=f"to go on say {' and '.join(sorted(self._operated.waits_for))}",
-            )
+        self._operated.check_free()

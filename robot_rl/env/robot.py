@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -73,7 +74,16 @@ class Robot(Protocol):
 
 @runtime_checkable
 class OperatorServer(Protocol):
-    """A robot through which an operator can be heard too: one on topics offers services there."""
+    """A robot through which an operator can be heard too: one on topics offers services there.
 
-    def serve_operator(self, inbox: OperatorInbox) -> None:
-        """Let what is said there be written to an inbox, from now on."""
+    It also has a stop of its own, so that an operator's stop need not wait for the loop.
+    """
+
+    def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
+        """From now on write to `inbox` what is said there, and obey a stop that is posted to it.
+
+        Args:
+            inbox: Of the loop that moves the robot.
+            attend: Called in that loop's thread, again and again while `Robot.reset` moves the
+                robot; raises `RobotInterrupted` where the operator has halted it.
+        """

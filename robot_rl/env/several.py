@@ -89,11 +89,11 @@ class SeveralArms:
         for arm in self.arms.values():
             arm.close()
 
-    def serve_operator(self, inbox: OperatorInbox) -> None:
+    def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
         """Let an operator be heard through each arm that can; see `OperatorServer`."""
         for arm in self.arms.values():
             if isinstance(arm, OperatorServer):
-                arm.serve_operator(inbox)
+                arm.serve_operator(inbox, attend)
 
     def _or_hold(self, act: Callable[[], _T]) -> _T:
         try:

@@ -6,9 +6,11 @@ import atexit
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import rclpy
+from rclpy.client import Client
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import Trigger
@@ -17,6 +19,10 @@ from robot_rl.ros.errors import RosUnavailable, ServiceFailed
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
+
+
+def _nothing() -> None:
+    """Nobody has anything to do while a service is waited for."""
 
 
 class RosClient:
@@ -67,8 +73,40 @@ class RosClient:
         """The full name of a topic or service, remappings included."""
         return str(self.node.resolve_topic_name(name))
 
-    def call(self, kind: Any, name: str, request: Any, timeout_s: float) -> Any:
+    def wait_for(
+        self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = _nothing
+    ) -> None:
+        """Wait until somebody serves what a ROS service client calls: not inside the control loop.
+
+        Raises:
+            ServiceFailed: Nobody does within `timeout_s` [s].
+        """
+        deadline = time.monotonic() + timeout_s
+        while not server.service_is_ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ServiceFailed(
+                    f"nobody serves {server.service_name}", hint="is the arm's node running?"
+                )
+            meanwhile()
+            time.sleep(_POLL_SECONDS)
+
+    def call(
+        self,
+        kind: Any,
+        name: str,
+        request: Any,
+        timeout_s: float,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> Any:
         """Call a service and wait for its answer: not inside the control loop.
+
+        Args:
+            kind: Type of the service.
+            name: Of the service.
+            request: Of that type.
+            timeout_s: For the server to be there, and for its answer from now on [s].
+            meanwhile: Called again and again; what it raises ends the waiting, not the service.
 
         Raises:
             ServiceFailed: No server, or no answer in time.
@@ -76,13 +114,11 @@ class RosClient:
         client = self.node.create_client(kind, name)
         try:
             deadline = time.monotonic() + timeout_s
-            if not client.wait_for_service(timeout_sec=timeout_s):
-                raise ServiceFailed(
-                    f"nobody serves {self.topic(name)}", hint="is the arm's node running?"
-                )
+            self.wait_for(client, timeout_s, meanwhile)
             future = client.call_async(request)
             while not future.done():
                 self.check()
+                meanwhile()
                 if time.monotonic() > deadline:
                     client.remove_pending_request(future)
                     raise ServiceFailed(
@@ -95,13 +131,15 @@ class RosClient:
         finally:
             self.node.destroy_client(client)
 
-    def trigger(self, name: str, timeout_s: float) -> None:
-        """Call a `std_srvs/Trigger` service.
+    def trigger(
+        self, name: str, timeout_s: float, meanwhile: Callable[[], None] = _nothing
+    ) -> None:
+        """Call a `std_srvs/Trigger` service, as `call`.
 
         Raises:
             ServiceFailed: It does not answer, or says no.
         """
-        answer = self.call(Trigger, name, Trigger.Request(), timeout_s)
+        answer = self.call(Trigger, name, Trigger.Request(), timeout_s, meanwhile)
         if not answer.success:
             raise ServiceFailed(f"{self.topic(name)} was refused", got=answer.message)
 

@@ -94,7 +94,7 @@ class ScriptedEpisodes:
             ResetFailed: The arm did not arrive in two attempts; a person has to look.
         """
         for _ in range(_ATTEMPTS):
-            robot.client.trigger(self._service, self._timeout)
+            robot.client.trigger(self._service, self._timeout, robot.attend)
             left = self._approach(robot, start_pose)
             if all(rest <= most for rest, most in zip(left, self._tolerances, strict=True)):
                 return

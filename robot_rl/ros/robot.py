@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,8 @@ class RosRobot:
         self.observation_fields = self.measurements.fields
         self._applied = AppliedTarget(client)
         self.clamped = False
+        self._operator: OperatorServices | None = None
+        self._attend: Callable[[], None] = lambda: None
         task.attach(self)
         self._monitor = SensorMonitor(self.all_sensors, self._interrupt)
 
@@ -107,7 +109,8 @@ class RosRobot:
         """Bring the arm to where the episode starts, and wait for fresh measurements.
 
         Raises:
-            RobotInterrupted: Something is missing; it may be tried again.
+            RobotInterrupted: Something is missing, or the operator has halted the robot; it may
+                be tried again, and then begins anew.
             ResetFailed: The arm does not arrive; a person has to look.
         """
         self._monitor.disarm()
@@ -116,8 +119,15 @@ class RosRobot:
         self.client.check()
         self._check_alone()
         self.wait_until_fresh()
-        self._episodes.perform(self, start_pose, rng)
-        self.wait_until_fresh()
+        if self._operator is not None:
+            self._operator.check_stop(self.limits.start_timeout_s)
+        try:
+            self._episodes.perform(self, start_pose, rng)
+            self.wait_until_fresh()
+            self.attend()
+        except BaseException:
+            self.hold()
+            raise
         self.limiter.reset(self.tcp_pose())
         self._monitor.arm()
 
@@ -181,9 +191,9 @@ class RosRobot:
         self._monitor.close()
         self.client.close()
 
-    def serve_operator(self, inbox: OperatorInbox) -> None:
+    def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
         """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
-        OperatorServices(self.client, inbox)
+        self._operator, self._attend = OperatorServices(self.client, inbox), attend
 
     # -- for tasks, and for what brings the arm to its start --------------------------------------
 
@@ -208,8 +218,21 @@ class RosRobot:
         """
         return self.measurements.tcp_pose()
 
+    def attend(self) -> None:
+        """Called again and again while the arm is moved to where an episode starts.
+
+        Raises:
+            RobotInterrupted: The operator has halted the robot.
+        """
+        self._attend()
+
     def move_target(self, target: Vector) -> None:
-        """Publish a target (7,): for motion outside of episodes."""
+        """Publish a target (7,): for motion outside of episodes.
+
+        Raises:
+            RobotInterrupted: As `attend`; nothing was published.
+        """
+        self.attend()
         with self._lock:
             self._target.publish(messages.pose_message(target, time.time_ns()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scenes import configuration, environment
+from scenes import assert_identical, configuration, environment
 
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
@@ -15,6 +15,7 @@ from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertDecision
 from robot_rl.env.factory import make_env, make_intervention
 from robot_rl.env.intervention import Intervention, action_of_motion
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.operator import OperatorError, OperatorInbox
 
@@ -123,6 +124,28 @@ def test_a_halt_holds_the_arm_ends_the_episode_and_lasts(operated, inbox, event,
     assert "go on" in notes[-1]
     inbox.jog((0.0,) * 6)
     operated.reset(seed=4)
+    assert not said(operated)[0]
+
+
+@pytest.mark.parametrize(("event", "way_on"), [("stop", "clear_errors"), ("pause", "resume")])
+def test_a_halt_between_two_episodes_lets_no_reset_begin(operated, inbox, event, way_on):
+    before = operated.robot.observe()
+    inbox.post(event)
+    for _ in range(2):
+        with pytest.raises(RobotInterrupted, match=way_on):
+            operated.reset(seed=5)
+    assert_identical([operated.robot.observe()], [before])
+    inbox.post(way_on)
+    assert operated.reset(seed=5)[1]["operator"].events == (event, way_on)
+    assert not said(operated)[0]
+
+
+def test_a_halt_during_a_reset_ends_it_even_if_it_is_taken_back(operated, inbox):
+    inbox.post("stop")
+    inbox.post("clear_errors")
+    with pytest.raises(RobotInterrupted, match="begins anew"):
+        operated.attend()  # as a robot does that is being moved
+    operated.reset(seed=5)
     assert not said(operated)[0]
 
 

@@ -31,7 +31,7 @@ CONFIG = compose(
 
 
 class Scripted(OperatorInbox):
-    """Says something at some ticks: an episode has one at its reset and one at each step."""
+    """Says something at some ticks: an episode has two at its reset and one at each step."""
 
     def __init__(self, says):
         super().__init__(float("inf"))
@@ -47,8 +47,8 @@ class Scripted(OperatorInbox):
 def test_the_operators_word_is_the_label_and_discarded_episodes_are_not_kept(tmp_path):
     run = RunDirectory.create("reach", tmp_path)
     save_resolved(CONFIG, run.path)
-    # Steps 1 to 6 (the success and two more frames), 8 and 9, 11 to 13, 15 to 17 (one more).
-    said = Scripted({4: "success", 9: "discard", 13: "failure", 16: "success"})
+    # Steps 2 to 7 (the success and two more frames), 10 and 11, 14 to 16, 19 to 21 (one more).
+    said = Scripted({5: "success", 11: "discard", 16: "failure", 20: "success"})
     with WorkProgress(0, console=Console(file=io.StringIO())) as progress:
         recorded = collect_by_operator(CONFIG, run, said, progress)
     assert recorded.successes.tolist() == [True, False, True]

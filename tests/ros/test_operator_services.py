@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -10,11 +11,21 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from listening import Listener
+from std_msgs.msg import String
 from test_ros_robot import arm_node, configuration
 
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.intervention import Intervention
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.ros import qos
 
 NAMESPACE = "/served"
+SCRIPTED = (
+    "~robot.episodes",
+    "+robot.episodes={_target_:robot_rl.ros.episodes.ScriptedEpisodes,service:reset,"
+    "timeout_s:60.0,speed:0.2,turn_speed:0.5,tolerance:0.01,turn_tolerance:0.1}",
+)
+FAR = [0.40, -0.10, 0.35, 1.0, 0.0, 0.0, 0.0]  # from where the episodes of `reach` start
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +87,93 @@ def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_i
     assert not env.waits_for
     env.reset(seed=1)
     assert not step(env)[0]
+
+
+class Resetting:
+    """An arm that moves to each episode's start by itself, slowly, and an operator's inbox."""
+
+    def __init__(self, namespace, attendants=()):
+        config = configuration(namespace, *SCRIPTED)
+        self.arm = arm_node(config, {"reset.pose": FAR, "reset.speed_translation": 0.25})
+        self.listener = Listener(namespace)
+        self.modes = self.listener.hear("mode", String, qos.latched())
+        self.inbox = make_inbox(config)
+        env = make_env(config)
+        self.env = Intervention(env, self.inbox, 0.5, attendants)
+        env.robot.serve_operator(self.inbox, self.env.attend)
+
+    def mode(self):
+        return self.modes[-1].data if self.modes else ""
+
+    def pose(self):
+        robot = self.env.robot
+        robot.measurements.wait_until_fresh()
+        return robot.tcp_pose()
+
+    def when(self, words, act):
+        """Act from another thread as soon as the arm's mode begins with these words."""
+
+        def wait_and_act():
+            self.listener.until(lambda: self.mode().startswith(words))
+            act()
+
+        thread = threading.Thread(target=wait_and_act)
+        thread.start()
+        return thread
+
+    def stays(self, seconds=1.0):
+        before = self.pose()
+        time.sleep(seconds)
+        return np.abs(self.pose()[:3] - before[:3]).max() < 0.003
+
+    def close(self):
+        self.env.close()
+        self.listener.close()
+        self.arm.close()
+
+
+class KeyPressed:
+    """Stands in for a keyboard: it is heard when the loop reads it."""
+
+    def __init__(self):
+        self.inbox = None
+        self.said = []
+
+    def begin(self, seed):
+        pass
+
+    def listen(self, observation):
+        while self.said:
+            self.inbox.post(self.said.pop())
+
+    watch = listen
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("source", "motion"), [("console", "reset"), ("keyboard", "follow")])
+def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(source, motion):
+    key = KeyPressed()
+    cell = Resetting(f"/stopped_{source}_{motion}", [key])
+    key.inbox = cell.inbox
+    say = cell.inbox.post if source == "console" else key.said.append
+    try:
+        thread = cell.when(motion, lambda: say("stop"))
+        with pytest.raises(RobotInterrupted, match="the operator has halted the robot"):
+            cell.env.reset(seed=1)
+        thread.join()
+        cell.listener.until(lambda: cell.mode().startswith("stopped"))
+        for _ in range(3):  # as the loop does: it tries again and again
+            with pytest.raises(RobotInterrupted, match="clear_errors"):
+                cell.env.reset(seed=1)
+        assert cell.stays()
+        say("clear_errors")
+        cell.env.overhear()
+        cell.listener.until(lambda: cell.mode().startswith("hold"))
+        assert cell.stays()
+        assert not cell.env.waits_for
+        cell.env.reset(seed=1)
+        assert not step(cell.env)[0]
+    finally:
+        cell.close()

@@ -39,12 +39,12 @@ def configuration(namespace, *overrides):
     return compose([*words, *PATIENT, *overrides])
 
 
-def arm_node(config, **changed_limits):
+def arm_node(config, further=None, **changed_limits):
     parameters = OmegaConf.to_container(config.nodes.arm.parameters, resolve=True)
     limits = {f"limits.{name}": value for name, value in parameters.pop("limits").items()}
     limits |= {f"limits.{name}": value for name, value in changed_limits.items()}
     driver = parameters.pop("driver")
-    return Running(SimArmNode, config.robot.namespace, driver, **limits, **REST)
+    return Running(SimArmNode, config.robot.namespace, driver, **limits, **REST, **(further or {}))
 
 
 @pytest.fixture
