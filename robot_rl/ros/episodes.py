@@ -12,6 +12,7 @@ from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 
 from robot_rl.env import rotations
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.errors import ResetFailed, ServiceFailed
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class SimulatedEpisodes:
 class ScriptedEpisodes:
     """Lets the arm's node perform its reset motion, then moves slowly to the episode's start.
 
-    Both are under the safety of the arm's node, and end when somebody stops the arm.
+    Both are under the safety of the arm's node, and end when somebody stops the arm; the latter
+    when a measurement is late, too. What was cut is not gone on with: it all begins anew.
 
     Args:
         service: Reset service of the arm's node.
@@ -87,15 +89,19 @@ class ScriptedEpisodes:
         self._tolerances = (tolerance, turn_tolerance)
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Move there; a motion that does not arrive is tried once more.
+        """Move there; a motion that does not arrive is tried once more, one that is cut is not.
 
         Raises:
-            RobotInterrupted: The pose is not measured, or a service does not answer.
+            RobotInterrupted: See `RosRobot.move_target`, or a service does not answer.
             ResetFailed: The arm did not arrive in two attempts; a person has to look.
         """
         for _ in range(_ATTEMPTS):
             robot.client.trigger(self._service, self._timeout, robot.attend)
-            left = self._approach(robot, start_pose)
+            try:
+                left = self._approach(robot, start_pose)
+            except RobotInterrupted:
+                robot.hold()
+                raise
             if all(rest <= most for rest, most in zip(left, self._tolerances, strict=True)):
                 return
         raise ResetFailed(

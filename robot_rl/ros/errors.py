@@ -61,6 +61,10 @@ class ServiceFailed(RobotInterrupted):
     """A service that does not answer, or says no."""
 
 
+class ArmStopped(RobotInterrupted):
+    """The arm is stopped, or was stopped while it moved; a person clears it."""
+
+
 class ResetFailed(RobotRLError):
     """The arm does not come to where an episode starts."""
 

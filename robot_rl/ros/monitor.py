@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.errors import RosUnavailable
-from robot_rl.ros.sensors import Sensor
+from robot_rl.ros.sensors import Sensor, first_late
 
 _PERIOD_SECONDS = 0.01
 
@@ -65,7 +65,7 @@ class SensorMonitor:
             self._problem = problem
 
     def _look(self) -> None:
-        problem = next((late for s in self._sensors if (late := s.late())), None)
+        problem = first_late(self._sensors)
         if problem is not None and self._armed.is_set():
             self._armed.clear()
             self._on_late(problem)

@@ -14,11 +14,10 @@ from functools import partial
 
 from rclpy.exceptions import InvalidHandle
 from rclpy.task import Future
-from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from robot_rl.operator import OperatorError, OperatorEvent, OperatorInbox
-from robot_rl.ros import qos
+from robot_rl.ros.arm_mode import ArmMode
 from robot_rl.ros.client import RosClient
 
 _OF_THE_ARM = (OperatorEvent.STOP, OperatorEvent.CLEAR_ERRORS)
@@ -31,13 +30,14 @@ class OperatorServices:
     Args:
         client: The node that serves, in the arm's namespace.
         inbox: Of the loop that moves the robot.
+        mode: Of the arm.
     """
 
-    def __init__(self, client: RosClient, inbox: OperatorInbox) -> None:
+    def __init__(self, client: RosClient, inbox: OperatorInbox, mode: ArmMode) -> None:
         """See the class."""
         self._client = client
         self._inbox = inbox
-        self._stopped = False
+        self._mode = mode
         for event in OperatorEvent:
             if event not in _OF_THE_ARM:
                 name = _NAMES.get(event, str(event))
@@ -45,7 +45,7 @@ class OperatorServices:
         self._of_the_arm = {
             event: client.node.create_client(Trigger, str(event)) for event in _OF_THE_ARM
         }
-        client.node.create_subscription(String, "mode", self._take_mode, qos.latched())
+        mode.listen(lambda stopped: inbox.note_stopped(stopped=stopped))
         inbox.listen(self._pass_on)
 
     def check_stop(self, timeout_s: float) -> None:
@@ -70,7 +70,9 @@ class OperatorServices:
     def _pass_on(self, event: OperatorEvent) -> None:
         """Call the arm's service, in the thread of whoever posts; its answer comes in another."""
         # An arm that is not stopped has nothing to be cleared of, and may be moving.
-        if event is OperatorEvent.STOP or (event is OperatorEvent.CLEAR_ERRORS and self._stopped):
+        if event is OperatorEvent.STOP or (
+            event is OperatorEvent.CLEAR_ERRORS and self._mode.stopped
+        ):
             with contextlib.suppress(InvalidHandle):  # closed: this process moves nothing any more
                 answer = self._of_the_arm[event].call_async(Trigger.Request())
                 answer.add_done_callback(partial(self._report, event))
@@ -80,9 +82,3 @@ class OperatorServices:
         if not answer.success:
             service = self._client.topic(str(event))
             self._client.node.get_logger().error(f"{service} was refused: {answer.message}")
-
-    def _take_mode(self, message: String) -> None:
-        stopped = message.data.startswith("stopped")
-        if stopped != self._stopped:
-            self._stopped = stopped
-            self._inbox.note_stopped(stopped=stopped)

@@ -45,9 +45,9 @@ def command_subscription() -> QoSProfile:
     return _profile(1, ReliabilityPolicy.RELIABLE)
 
 
-def latched() -> QoSProfile:
+def latched(depth: int = 1) -> QoSProfile:
     """Of what changes rarely and must reach those who come later, on both sides."""
-    return _profile(1, ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    return _profile(depth, ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 def _profile(depth: int, reliability: ReliabilityPolicy, **more: Any) -> QoSProfile:

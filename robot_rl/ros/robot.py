@@ -23,12 +23,14 @@ from robot_rl.env.tracked import Tracked
 from robot_rl.operator import OperatorInbox
 from robot_rl.ros import messages, qos
 from robot_rl.ros.applied_target import AppliedTarget
+from robot_rl.ros.arm_mode import ArmMode
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import CommandConflict
 from robot_rl.ros.measurements import CameraTopic, Measurements, SensorLimits
 from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
 from robot_rl.ros.operator_services import OperatorServices
+from robot_rl.ros.sensors import first_late
 from robot_rl.safety import CartesianLimiter
 
 Vector = npt.NDArray[np.float64]
@@ -98,6 +100,8 @@ class RosRobot:
         self.observation_fields = self.measurements.fields
         self._applied = AppliedTarget(client)
         self.clamped = False
+        self._mode = ArmMode(client)
+        self._stops = 0  # of the arm, when the reset began
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
         task.attach(self)
@@ -109,25 +113,23 @@ class RosRobot:
         """Bring the arm to where the episode starts, and wait for fresh measurements.
 
         Raises:
-            RobotInterrupted: Something is missing, or the operator has halted the robot; it may
-                be tried again, and then begins anew.
+            RobotInterrupted: Something is missing, the operator has halted the robot, or the arm
+                is stopped or was meanwhile; it may be tried again, and then begins anew.
             ResetFailed: The arm does not arrive; a person has to look.
         """
         self._monitor.disarm()
         with self._lock:
             self._problem = None
         self.client.check()
+        self._stops = self._mode.stops
+        self._mode.check()
         self._check_alone()
         self.wait_until_fresh()
         if self._operator is not None:
             self._operator.check_stop(self.limits.start_timeout_s)
-        try:
-            self._episodes.perform(self, start_pose, rng)
-            self.wait_until_fresh()
-            self.attend()
-        except BaseException:
-            self.hold()
-            raise
+        self._episodes.perform(self, start_pose, rng)
+        self.wait_until_fresh()
+        self.attend()
         self.limiter.reset(self.tcp_pose())
         self._monitor.arm()
 
@@ -193,7 +195,7 @@ class RosRobot:
 
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
         """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
-        self._operator, self._attend = OperatorServices(self.client, inbox), attend
+        self._operator, self._attend = OperatorServices(self.client, inbox, self._mode), attend
 
     # -- for tasks, and for what brings the arm to its start --------------------------------------
 
@@ -222,17 +224,23 @@ class RosRobot:
         """Called again and again while the arm is moved to where an episode starts.
 
         Raises:
-            RobotInterrupted: The operator has halted the robot.
+            RobotInterrupted: The operator has halted the robot, or the arm is stopped, or was
+                since the reset began.
         """
+        self.client.check()
         self._attend()
+        self._mode.check(self._stops)
 
     def move_target(self, target: Vector) -> None:
         """Publish a target (7,): for motion outside of episodes.
 
         Raises:
-            RobotInterrupted: As `attend`; nothing was published.
+            RobotInterrupted: As `attend`, or a measurement is late; nothing was published.
         """
         self.attend()
+        late = first_late(self.all_sensors)
+        if late is not None:
+            raise late
         with self._lock:
             self._target.publish(messages.pose_message(target, time.time_ns()))
 

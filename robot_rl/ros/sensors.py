@@ -131,6 +131,11 @@ class Sensor:
             self.count += 1
 
 
+def first_late(sensors: Iterable[Sensor]) -> SensorLate | None:
+    """The error of the first of these topics that is silent for too long, or None."""
+    return next((late for sensor in sensors if (late := sensor.late())), None)
+
+
 def together(
     aligned: Iterable[Sensor], newest: Iterable[Sensor], max_skew_s: float
 ) -> dict[Sensor, Received]:

@@ -12,7 +12,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from listening import Listener
 from std_msgs.msg import String
-from test_ros_robot import arm_node, configuration
+from test_ros_robot import FAR, SCRIPTED, arm_node, configuration
 
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
@@ -20,12 +20,6 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros import qos
 
 NAMESPACE = "/served"
-SCRIPTED = (
-    "~robot.episodes",
-    "+robot.episodes={_target_:robot_rl.ros.episodes.ScriptedEpisodes,service:reset,"
-    "timeout_s:60.0,speed:0.2,turn_speed:0.5,tolerance:0.01,turn_tolerance:0.1}",
-)
-FAR = [0.40, -0.10, 0.35, 1.0, 0.0, 0.0, 0.0]  # from where the episodes of `reach` start
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +88,7 @@ class Resetting:
 
     def __init__(self, namespace, attendants=()):
         config = configuration(namespace, *SCRIPTED)
-        self.arm = arm_node(config, {"reset.pose": FAR, "reset.speed_translation": 0.25})
+        self.arm = arm_node(config, FAR)
         self.listener = Listener(namespace)
         self.modes = self.listener.hear("mode", String, qos.latched())
         self.inbox = make_inbox(config)

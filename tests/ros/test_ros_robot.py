@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
-from listening import Running
+from listening import Listener, Running
 from omegaconf import OmegaConf
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Bool
+from std_msgs.msg import Bool, String
 
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
@@ -21,17 +22,31 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rate import ClockError
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import BadMeasurement, CommandConflict, SensorLate, SensorsApart
+from robot_rl.ros.errors import (
+    ArmStopped,
+    BadMeasurement,
+    CommandConflict,
+    SensorLate,
+    SensorsApart,
+)
 from robot_rl.stages.collect import ExpertController
 
 # A busy machine is late by chance; what is said of lateness is tested with nodes that are gone.
 PATIENT = [f"robot.sensors.{name}_s=3.0" for name in ("arm", "image", "gripper", "tracker", "skew")]
 PATIENT.append("robot.sensors.start_timeout_s=10.0")
 REST = {"rate_hz": 60.0}
+SCRIPTED = (
+    "~robot.episodes",
+    "+robot.episodes={_target_:robot_rl.ros.episodes.ScriptedEpisodes,service:reset,"
+    "timeout_s:60.0,speed:0.2,turn_speed:0.5,tolerance:0.01,turn_tolerance:0.1}",
+)
+# From where the episodes of `reach` start.
+FAR = {"reset.pose": [0.40, -0.10, 0.35, 1.0, 0.0, 0.0, 0.0], "reset.speed_translation": 0.25}
 
 
 def configuration(namespace, *overrides):
@@ -167,6 +182,53 @@ def test_other_joints_than_the_arm_has_are_named():
             env.reset(seed=1)
     finally:
         env.close()
+        arm.close()
+
+
+def until_begun(env, seed):
+    """Begin an episode as the loop does, which asks until the robot can."""
+    deadline = time.monotonic() + 30.0
+    while True:
+        try:
+            return env.reset(seed=seed)
+        except RobotInterrupted:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_stop_cuts_the_motion_to_the_start_and_clearing_it_does_not_take_it_up_again():
+    config = configuration("/cut", *SCRIPTED)
+    arm, env = arm_node(config, FAR), make_env(config)
+    person, moving = Listener("/cut"), threading.Event()
+
+    def follow(message):
+        if message.data.startswith("follow"):
+            moving.set()
+
+    def stop_and_clear():
+        assert moving.wait(60.0)
+        assert person.trigger("stop")[0]
+        assert person.trigger("clear_errors")[0]
+
+    person.client.node.create_subscription(String, "mode", follow, qos.latched())
+    clearing = threading.Thread(target=stop_and_clear)
+    clearing.start()
+    try:
+        with pytest.raises(ArmStopped, match=r"the arm (is|was) stopped"):
+            env.reset(seed=1)
+        clearing.join()
+        before = env.robot.tcp_pose()
+        time.sleep(0.7)  # it comes to rest, and does not go on
+        np.testing.assert_allclose(env.robot.tcp_pose()[:3], before[:3], atol=0.015)
+
+        person.trigger("stop")
+        with pytest.raises(RobotInterrupted, match="stopped"):
+            env.reset(seed=1)
+        person.trigger("clear_errors")
+        until_begun(env, seed=1)
+    finally:
+        env.close()
+        person.close()
         arm.close()
 
 
