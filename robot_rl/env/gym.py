@@ -168,6 +168,9 @@ class GymRobot:
             self.last_observation, _ = self._env.reset(seed=seed)
         self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
 
+    def resume(self) -> None:
+        """Nothing moves between steps."""
+
     def apply(self, action: Action) -> Action:
         """Take an action (d,) in [-1, 1] for the coming step."""
         self._action[self._used] = action

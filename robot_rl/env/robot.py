@@ -52,6 +52,13 @@ class Robot(Protocol):
             rng: Source of whatever is random about the robot until the next reset.
         """
 
+    def resume(self) -> None:
+        """Hold, and be ready for an episode that begins where the robot is.
+
+        Raises:
+            RobotInterrupted: It cannot begin yet, for example without a fresh measurement.
+        """
+
     def apply(self, action: Action) -> Action:
         """Send a checked action (d,) in [-1, 1]; does not wait for the motion.
 

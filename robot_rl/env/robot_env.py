@@ -87,7 +87,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         super().reset(seed=seed)
         if options == IN_PLACE:
             self.task.resume(self.np_random)
-            self.robot.hold()
+            self.robot.resume()
         else:
             self.robot.reset(self.task.reset(self.np_random), self.np_random)
         self.clock.start()

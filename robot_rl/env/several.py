@@ -52,6 +52,10 @@ class SeveralArms:
 
         self._or_hold(reset_all)
 
+    def resume(self) -> None:
+        """Let each be ready where it is."""
+        self._or_hold(lambda: [arm.resume() for arm in self.arms.values()])
+
     @property
     def clamped(self) -> bool:
         """Whether a limit changed what any of them was asked for."""

@@ -117,21 +117,20 @@ class RosRobot:
                 is stopped or was meanwhile; it may be tried again, and then begins anew.
             ResetFailed: The arm does not arrive; a person has to look.
         """
-        self._monitor.disarm()
-        with self._lock:
-            self._problem = None
-        self.client.check()
-        self._stops = self._mode.stops
-        self._mode.check()
-        self._check_alone()
-        self.wait_until_fresh()
-        if self._operator is not None:
-            self._operator.check_stop(self.limits.start_timeout_s)
+        self._prepare()
         self._episodes.perform(self, start_pose, rng)
         self.wait_until_fresh()
-        self.attend()
-        self.limiter.reset(self.tcp_pose())
-        self._monitor.arm()
+        self._begin()
+
+    def resume(self) -> None:
+        """Hold where the arm is, which may move again after whatever kept it from doing so.
+
+        Raises:
+            RobotInterrupted: As `reset`.
+        """
+        self._prepare()
+        self.hold()
+        self._begin()
 
     def apply(self, action: Action) -> Action:
         """Publish the target that an action (d,) in [-1, 1] leads to, and the gripper's.
@@ -254,6 +253,25 @@ class RosRobot:
         self._assembled()
 
     # -- how --------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Forget what ended the last episode; nothing moves before all is there that must be."""
+        self._monitor.disarm()
+        with self._lock:
+            self._problem = None
+        self.client.check()
+        self._stops = self._mode.stops
+        self._mode.check()
+        self._check_alone()
+        self.wait_until_fresh()
+        if self._operator is not None:
+            self._operator.check_stop(self.limits.start_timeout_s)
+
+    def _begin(self) -> None:
+        """From now on the arm may move, and its sensors are watched."""
+        self.attend()
+        self.limiter.reset(self.tcp_pose())
+        self._monitor.arm()
 
     def _assembled(self) -> Observation:
         seen = self.measurements.observe(self.limiter.target)

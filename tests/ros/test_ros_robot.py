@@ -23,6 +23,7 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rate import ClockError
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.robot_env import IN_PLACE
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos
@@ -183,6 +184,28 @@ def test_other_joints_than_the_arm_has_are_named():
     finally:
         env.close()
         arm.close()
+
+
+def test_an_episode_in_place_begins_after_an_interruption_and_is_watched_like_any_other(cell):
+    _, _, env = cell
+    still = np.zeros(6, np.float32)
+    env.reset(seed=5)
+    late = env.robot.measurements.success
+    late.limit_s = 0.0
+    with pytest.raises(SensorLate, match="task/success"):
+        env.step(still)
+    with pytest.raises(RobotInterrupted):
+        env.reset(options=IN_PLACE)
+
+    late.limit_s = 3.0
+    env.reset(options=IN_PLACE)
+    env.step(still)
+    late.limit_s = 0.0  # commands do not look at this topic: who watches it must
+    deadline = time.monotonic() + 20.0
+    with pytest.raises(SensorLate, match="task/success"):  # noqa: PT012
+        while time.monotonic() < deadline:
+            env.robot.apply(still)
+            time.sleep(0.02)
 
 
 def until_begun(env, seed):

@@ -92,6 +92,10 @@ class SimRobot:
         for camera in self.cameras:
             camera.reset(rng)
 
+    def resume(self) -> None:
+        """Go on from where the arm is: it holds."""
+        self.hold()
+
     def apply(self, action: Action) -> Action:
         """Move the impedance target by an action (d,), see `CartesianLimiter`, and the gripper."""
         motion = np.zeros(len(ARM_ACTIONS))
