@@ -7,6 +7,7 @@ from their own threads; the loop that moves the robot polls it once a tick and n
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -103,6 +104,8 @@ class OperatorInbox:
         self._grippers: deque[float] = deque()
         self._jogs: dict[str, _Jog] = {}
         self._listeners: tuple[Callable[[OperatorEvent], None], ...] = ()
+        self._stopped: set[str] = set()  # arms
+        self._noting = threading.Lock()  # among arms: who reads takes none
         self.gripper = -1.0
 
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
@@ -130,15 +133,24 @@ class OperatorInbox:
             listener(known)
         self._append(known)
 
-    def note_stopped(self, *, stopped: bool) -> None:
-        """Let the loop hear of a stop that the robot itself has noticed, or of the end of one.
+    def note_stopped(self, arm: str, *, stopped: bool) -> None:
+        """Let the loop hear that an arm has been stopped, or, after the last of them, cleared.
 
-        Those who `listen` are not told: they would pass it on to the robot once more.
+        Those who `listen` are not told: they would pass it on to this or another arm.
+
+        Args:
+            arm: Which one.
+            stopped: Whether it is stopped now.
 
         Raises:
             OperatorError: As `post`.
         """
-        self._append(OperatorEvent.STOP if stopped else OperatorEvent.CLEAR_ERRORS)
+        with self._noting:
+            (self._stopped.add if stopped else self._stopped.discard)(arm)
+            if stopped:
+                self._append(OperatorEvent.STOP)
+            elif not self._stopped:
+                self._append(OperatorEvent.CLEAR_ERRORS)
 
     def jog(
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "operator"

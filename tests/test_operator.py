@@ -118,10 +118,19 @@ def test_a_stop_is_told_at_once_to_what_can_stop_by_itself_even_if_no_loop_reads
             inbox.post("stop")
     assert len(told) == 257
     inbox.poll()
-    inbox.note_stopped(stopped=True)
-    inbox.note_stopped(stopped=False)
+    inbox.note_stopped("arm", stopped=True)
+    inbox.note_stopped("arm", stopped=False)
     assert inbox.poll().events == ("stop", "clear_errors")
     assert len(told) == 257
+
+
+def test_of_several_stopped_arms_the_last_one_to_be_cleared_ends_the_stop(inbox):
+    inbox.note_stopped("left", stopped=True)
+    inbox.note_stopped("right", stopped=True)
+    inbox.note_stopped("left", stopped=False)
+    assert inbox.poll().events == ("stop", "stop")
+    inbox.note_stopped("right", stopped=False)
+    assert inbox.poll().events == ("clear_errors",)
 
 
 def test_nothing_is_lost_while_several_threads_write():

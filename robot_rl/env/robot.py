@@ -80,6 +80,18 @@ class Robot(Protocol):
 
 
 @runtime_checkable
+class Stoppable(Protocol):
+    """A robot with a stop of its own, which others may have used."""
+
+    def check_free(self) -> None:
+        """Look whether it may move; nothing moves.
+
+        Raises:
+            RobotInterrupted: It is stopped; says what a person has to do.
+        """
+
+
+@runtime_checkable
 class OperatorServer(Protocol):
     """A robot through which an operator can be heard too: one on topics offers services there.
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import Action, OperatorServer, Robot
+from robot_rl.env.robot import Action, OperatorServer, Robot, Stoppable
 from robot_rl.env.task import Outcome, Task
 from robot_rl.operator import OperatorInbox
 
@@ -42,7 +42,12 @@ class SeveralArms:
         self._ends = ends[:-1]
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Bring each arm to its part of `start_pose` (7 · arms,), with randomness of its own."""
+        """Bring each arm to its part of `start_pose` (7 · arms,), with randomness of its own.
+
+        Raises:
+            RobotInterrupted: One of them cannot move: none does, where it says so before.
+        """
+        self._check_free()
         poses = start_pose.reshape(len(self.arms), _POSE)
         children = rng.spawn(len(self.arms))
 
@@ -54,6 +59,7 @@ class SeveralArms:
 
     def resume(self) -> None:
         """Let each be ready where it is."""
+        self._check_free()
         self._or_hold(lambda: [arm.resume() for arm in self.arms.values()])
 
     @property
@@ -98,6 +104,11 @@ class SeveralArms:
         for arm in self.arms.values():
             if isinstance(arm, OperatorServer):
                 arm.serve_operator(inbox, attend)
+
+    def _check_free(self) -> None:
+        for arm in self.arms.values():
+            if isinstance(arm, Stoppable):
+                arm.check_free()
 
     def _or_hold(self, act: Callable[[], _T]) -> _T:
         try:

@@ -45,7 +45,7 @@ class OperatorServices:
         self._of_the_arm = {
             event: client.node.create_client(Trigger, str(event)) for event in _OF_THE_ARM
         }
-        mode.listen(lambda stopped: inbox.note_stopped(stopped=stopped))
+        mode.listen(lambda stopped: inbox.note_stopped(client.namespace, stopped=stopped))
         inbox.listen(self._pass_on)
 
     def check_stop(self, timeout_s: float) -> None:

@@ -187,6 +187,14 @@ class RosRobot:
         with self._lock:
             self._publish_hold()
 
+    def check_free(self) -> None:
+        """Look whether the arm's node says that the arm is stopped.
+
+        Raises:
+            ArmStopped: It is.
+        """
+        self._mode.check()
+
     def close(self) -> None:
         """Leave ROS."""
         self._monitor.close()
@@ -261,7 +269,7 @@ class RosRobot:
             self._problem = None
         self.client.check()
         self._stops = self._mode.stops
-        self._mode.check()
+        self.check_free()
         self._check_alone()
         self.wait_until_fresh()
         if self._operator is not None:

@@ -22,10 +22,11 @@ from robot_rl.ros.nodes import node_table
 ARMS = ("left", "right")
 
 
-def two_arms():
+def two_arms(namespace="two"):
     patient = ["arm_s=3.0", "tracker_s=3.0", "skew_s=3.0", "start_timeout_s=10.0"]
     return compose(
-        ["robot=ros_sim_two", "task=reach", "robot.gripper=false", "robot.namespace=two"]
+        ["robot=ros_sim_two", "task=reach", "robot.gripper=false"]
+        + [f"robot.namespace={namespace}"]
         + [f"robot.sensors.{limit}" for limit in patient]
     )
 
@@ -44,9 +45,9 @@ def test_an_operator_is_heard_at_each_of_two_arms():
         env.close()
 
 
-def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_together():
-    config = two_arms()
-    nodes = {
+def arm_nodes(config):
+    """Namespace → the running node of an arm."""
+    return {
         node.namespace: Running(
             SimArmNode,
             node.namespace,
@@ -56,6 +57,61 @@ def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_togeth
         for node in node_table(config)
         if node.name == "arm"
     }
+
+
+def test_clearing_one_of_two_stopped_arms_moves_neither():
+    config = two_arms("stopped_two")
+    nodes = arm_nodes(config)
+    env = make_intervention(config, make_env(config), make_inbox(config))
+    person = RosClient("person", "/stopped_two")
+    still = np.zeros(12, np.float32)
+    deadline = time.monotonic() + 60.0
+
+    def heard(condition):
+        while not condition():
+            assert time.monotonic() < deadline
+            env.overhear()
+            time.sleep(0.02)
+
+    try:
+        seen, _ = env.reset(seed=4)
+        objects = env.robot.arms["left"].measurements.objects
+        before = objects.value(objects.newest())
+        for arm in ARMS:
+            person.trigger(f"{arm}/stop", 20.0)
+        while not env.step(still)[3]:
+            assert time.monotonic() < deadline
+        right = env.robot.arms["right"]
+        heard(lambda: may_not_move(right))
+        person.trigger("left/clear_errors", 20.0)
+        heard(lambda: not may_not_move(env.robot.arms["left"]))
+        assert set(env.waits_for) == {"clear_errors"}
+        # Nor does a loop move the left one that nobody keeps from trying.
+        with pytest.raises(RobotInterrupted, match="/stopped_two/right/mode"):
+            env.robot.reset(np.tile(seen["state/left/tcp_pose"], 2), np.random.default_rng(9))
+        np.testing.assert_array_equal(objects.value(objects.newest()), before)
+        person.trigger("right/clear_errors", 20.0)
+        heard(lambda: not env.waits_for)
+        env.reset(seed=4)
+        assert not env.step(still)[3]
+    finally:
+        person.close()
+        env.close()
+        for node in nodes.values():
+            node.close()
+
+
+def may_not_move(arm):
+    try:
+        arm.check_free()
+    except RobotInterrupted:
+        return True
+    return False
+
+
+def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_together():
+    config = two_arms()
+    nodes = arm_nodes(config)
     assert list(nodes) == ["/two/left", "/two/right"]
     env = make_env(config)
     try:
