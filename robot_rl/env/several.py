@@ -60,7 +60,12 @@ class SeveralArms:
     def resume(self) -> None:
         """Let each be ready where it is."""
         self._check_free()
-        self._or_hold(lambda: [arm.resume() for arm in self.arms.values()])
+
+        def resume_all() -> None:
+            for arm in self.arms.values():
+                arm.resume()
+
+        self._or_hold(resume_all)
 
     @property
     def clamped(self) -> bool:
