@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +29,8 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from drivers.arm.base import ArmState, Vector
+from drivers.arm.base import ArmState
+from drivers.arm.parameters import ArmParameters, problem_of_parameter
 from drivers.errors import DriverFault
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos
@@ -39,43 +39,15 @@ from robot_rl.ros.node_process import run_node
 from robot_rl.ros.stamps import to_nanoseconds
 from robot_rl.safety import (
     ArmGuard,
-    ArmLimits,
     CommandRefused,
     Mode,
-    ResetOptions,
     ResetOutcome,
     Resets,
     SoleSource,
     StopLatch,
     StopNotKept,
-    default_stop_folder,
     refuse_stiff_contact,
 )
-
-# Default, description, lowest and highest value of each limit that is one number.
-_LIMITS: dict[str, tuple[float, str, float, float]] = {
-    "max_tilt": (0.6, "largest angle to the reference orientation [rad]", 0.01, 3.1416),
-    "max_lead_translation": (0.02, "largest lead of the target per axis [m]", 0.001, 0.2),
-    "max_lead_rotation": (0.15, "largest lead of its rotation [rad]", 0.001, 1.5),
-    "max_step_translation": (0.03, "farthest that one command moves the target [m]", 0.001, 0.2),
-    "max_step_rotation": (0.15, "farthest that one command turns it [rad]", 0.001, 1.5),
-    "max_speed_translation": (0.25, "speed of the target [m/s]", 0.001, 3.0),
-    "max_speed_rotation": (1.0, "speed of its rotation [rad/s]", 0.001, 10.0),
-    "max_force": (60.0, "contact force at which it yields [N]; 0: not measured", 0.0, 500.0),
-    "max_torque": (15.0, "contact torque at which it yields [Nm]; 0: not measured", 0.0, 100.0),
-    "joint_margin": (0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0),
-    "max_joint_speed": (2.0, "largest speed of a joint [rad/s]", 0.01, 10.0),
-    "command_deadline": (0.2, "time without a command after which it holds [s]", 0.01, 2.0),
-    "max_stamp_age": (0.5, "difference of a command's stamp to the clock here [s]", 0.01, 10.0),
-}
-_RESET: dict[str, tuple[float, str, float, float]] = {
-    "retract_distance": (0.08, "how far the tool is drawn back first [m]", 0.001, 0.5),
-    "speed_translation": (0.08, "speed of a reset [m/s]", 0.001, 0.25),
-    "speed_rotation": (0.4, "speed of its rotation [rad/s]", 0.001, 1.0),
-    "tolerance_translation": (0.005, "distance that counts as there [m]", 0.0005, 0.1),
-    "tolerance_rotation": (0.05, "angle that counts as there [rad]", 0.005, 0.5),
-}
-_UNSET_POSE = [0.0] * 7
 
 
 class ArmNode(DeviceNode):
@@ -93,26 +65,7 @@ class ArmNode(DeviceNode):
     def __init__(self, name: str = "arm", **options: Any) -> None:
         """See the class."""
         super().__init__(name, **options)
-        self._limits = self._numbers("limits", _LIMITS)
-        for corner in ("workspace_low", "workspace_high"):
-            text = f"{corner.removeprefix('workspace_')}est position of the target (3,) [m]"
-            self._limits[corner] = self.parameter(f"limits.{corner}", [0.0] * 3, text)
-        self._limits["reference_orientation"] = self.parameter(
-            "limits.reference_orientation", [1.0, 0.0, 0.0, 0.0], "quaternion xyzw (4,)"
-        )
-        self._contact_task = self.parameter(
-            "contact_task", True, "whether the task makes contact: stiff arms are then refused"
-        )
-        self._reset_options = self._numbers("reset", _RESET)
-        self.parameter(
-            "reset.pose",
-            _UNSET_POSE,
-            "where `reset` moves to: position [m], quaternion xyzw (7,)",
-            read_only=False,
-        )
-        self._stop_folder = self.parameter(
-            "stop_folder", str(default_stop_folder()), "where a stop of the arm is kept"
-        )
+        self._settings = ArmParameters(self)
         self.add_on_set_parameters_callback(self._check_parameters)
         self.guard: ArmGuard | None = None
 
@@ -123,15 +76,15 @@ class ArmNode(DeviceNode):
             RobotRLError: Limits that could not hold, an arm too stiff for a contact task, or a
                 stop that could not be kept.
         """
-        limits = self._arm_limits()
-        if self._contact_task:
+        limits = self._settings.limits(*self.driver.joint_limits)
+        if self._settings.contact_task:
             refuse_stiff_contact(self.driver.compliance, limits)
         self.guard = ArmGuard(limits)
-        self._latch = StopLatch(Path(self._stop_folder), self._stop_name())
+        self._latch = StopLatch(self._settings.stop_folder, self._stop_name())
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
-        self._resets = Resets(self.guard, ResetOptions(**self._reset_options))
+        self._resets = Resets(self.guard, self._settings.reset_options())
         self._reset_done: Future | None = None
         self._source = SoleSource(limits.command_deadline)
         self._last_refusal = ""
@@ -279,7 +232,7 @@ class ArmNode(DeviceNode):
         self, request: Trigger.Request, answer: Trigger.Response
     ) -> Trigger.Response:
         try:
-            self._resets.begin(self._reset_pose())
+            self._resets.begin(self._settings.reset_pose())
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
@@ -288,14 +241,6 @@ class ArmNode(DeviceNode):
         self._reset_done = None
         answer.success, answer.message = outcome
         return answer
-
-    def _reset_pose(self) -> Vector:
-        pose = np.array(self.get_parameter("reset.pose").value, np.float64)
-        if not pose.any():
-            raise CommandRefused(
-                "malformed", "no reset pose is set", hint="set the parameter reset.pose"
-            )
-        return pose
 
     # -- the life of the node ---------------------------------------------------------------------
 
@@ -352,36 +297,12 @@ class ArmNode(DeviceNode):
         infos = self.get_publishers_info_by_topic(self._commands.topic_name)
         return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
 
-    def _numbers(
-        self, group: str, table: Mapping[str, tuple[float, str, float, float]]
-    ) -> dict[str, Any]:
-        return {
-            name: self.parameter(f"{group}.{name}", default, text, low=low, high=high)
-            for name, (default, text, low, high) in table.items()
-        }
-
-    def _arm_limits(self) -> ArmLimits:
-        values: dict[str, Any] = {
-            name: tuple(value) if np.iterable(value) else value
-            for name, value in self._limits.items()
-        }
-        for name in ("max_force", "max_torque"):
-            values[name] = values[name] or None
-        low, high = self.driver.joint_limits
-        return ArmLimits(**values, joint_low=low, joint_high=high)
-
     def _check_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         """Refuse a reset pose that is none."""
         for parameter in parameters:
-            if parameter.name == "reset.pose":
-                pose = np.array(parameter.value, np.float64)
-                rotation = float(np.linalg.norm(pose[3:])) if pose.shape == (7,) else 0.0
-                if not (np.isfinite(pose).all() and abs(rotation - 1.0) < 1e-3):
-                    return SetParametersResult(
-                        successful=False,
-                        reason=f"reset.pose is no pose: got {pose.tolist()}, expected 3 numbers "
-                        "[m] and a quaternion xyzw of length 1",
-                    )
+            problem = problem_of_parameter(parameter.name, parameter.value)
+            if problem is not None:
+                return SetParametersResult(successful=False, reason=problem)
         return SetParametersResult(successful=True)
 
 
