@@ -30,3 +30,8 @@ class RobotRLError(Exception):
         if hint is not None:
             parts.append(f"next: {hint}")
         super().__init__("; ".join(parts))
+
+
+def described(error: BaseException) -> str:
+    """An error in words; one that is not of this package with its type."""
+    return str(error) if isinstance(error, RobotRLError) else repr(error)

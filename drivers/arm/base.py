@@ -91,7 +91,11 @@ class Arm(Protocol):
         """Let the target be the measured pose."""
 
     def stop(self) -> None:
-        """Stop as the vendor does it; motion is refused until `clear_errors`."""
+        """Stop as the vendor does it; motion is refused until `clear_errors`.
+
+        Raises:
+            DriverError: The arm did not take it; motion is refused all the same.
+        """
 
     def clear_errors(self) -> None:
         """Clear faults and a stop after a person has looked; the arm then holds where it is.

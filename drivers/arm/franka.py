@@ -151,7 +151,8 @@ class FrankaArm:
     def hold(self) -> None:
         """Let the target be the measured pose."""
         if self._tracker is not None:
-            self._tracker.set_target(self._robot.state.O_T_EE)
+            pose = self.read().tcp_pose
+            self._tracker.set_target(self._franky.Affine(pose[:3], pose[3:]))
 
     def stop(self) -> None:
         """End the motion with franky's stop; the brakes of the controller stay open."""
@@ -181,8 +182,7 @@ class FrankaArm:
 
     def close(self) -> None:
         """End the motion and disconnect."""
-        if self._robot is not None:
-            self._end()
+        self._end()
         self._robot = None
 
     def _begin(self) -> None:
@@ -202,7 +202,7 @@ class FrankaArm:
         if tracker is not None:
             try:
                 tracker.stop()
-            except self._franky.ControlException as error:  # it had ended by itself
+            except self._franky.Exception as error:  # it had ended by itself, or the cable is out
                 self.fault = self.fault or str(error)
 
     def _reported_fault(self) -> str | None:

@@ -32,7 +32,7 @@ from std_srvs.srv import Trigger
 from drivers.arm.base import ArmState
 from drivers.arm.parameters import ArmParameters, problem_of_parameter
 from drivers.errors import DriverFault
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.node_process import run_node
@@ -198,18 +198,34 @@ class ArmNode(DeviceNode):
     # -- what people ask for ----------------------------------------------------------------------
 
     def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
-        self.stop("the service stop was called")
-        answer.success, answer.message = True, "stopped; clear_errors allows motion again"
+        problem = self.stop("the service stop was called")
+        answer.success = problem is None
+        answer.message = problem or "stopped; clear_errors allows motion again"
         return answer
 
-    def stop(self, reason: str) -> None:
-        """Stop the arm, and let it move again only after `clear_errors`."""
+    def stop(self, reason: str) -> str | None:
+        """Stop the arm, and let it move again only after `clear_errors`.
+
+        Returns:
+            What the arm itself did not do, None if nothing: no more targets go to it all the same.
+        """
         assert self.guard is not None
         self.guard.stop(reason)
+        self._tell_mode()  # which keeps the stop, whatever the driver does next
         self.get_logger().warning(f"stopped: {reason}")
-        if self.is_connected:
+        return self._stop_driver() if self.is_connected else None
+
+    def _stop_driver(self) -> str | None:
+        try:
             self.driver.stop()
-        self._tell_mode()
+        except Exception as error:  # of a vendor's library, for example: this node must go on
+            problem = (
+                f"no more targets are sent, but the arm did not take the stop: {described(error)}; "
+                "next: look whether it stands, and use its emergency stop if not"
+            )
+            self.get_logger().error(problem)
+            return problem
+        return None
 
     def _on_clear_errors(
         self, request: Trigger.Request, answer: Trigger.Response
@@ -221,8 +237,8 @@ class ArmNode(DeviceNode):
         try:
             self.driver.clear_errors()
             self._latch.release()
-        except RobotRLError as error:
-            answer.success, answer.message = False, str(error)
+        except Exception as error:  # as in a stop, this node must go on
+            answer.success, answer.message = False, described(error)
         else:
             self.guard.clear()
             answer.success, answer.message = True, "the arm holds, and follows commands again"
@@ -249,10 +265,7 @@ class ArmNode(DeviceNode):
         assert self.guard is not None
         self.guard.forget("connected")
         if self.guard.mode is Mode.STOPPED:
-            try:
-                self.driver.stop()
-            except RobotRLError as error:  # the guard sends nothing all the same
-                self.get_logger().error(str(error))
+            self._stop_driver()
 
     def disconnected(self) -> None:
         """Nothing is known of the arm any more."""

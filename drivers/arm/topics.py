@@ -138,14 +138,29 @@ class _TopicArm(ABC):
             self._send(self.read().tcp_pose)
 
     def stop(self) -> None:
-        """Hold, and refuse motion until `clear_errors`: topics have no better stop."""
+        """Hold, and refuse motion until `clear_errors`: topics have no better stop.
+
+        Raises:
+            DriverError: The controller could not be told to hold: it keeps its last target.
+        """
         self._stopped = True
-        self.hold()
+        try:
+            self.hold()
+        except RobotRLError as error:
+            raise DriverError(
+                "the arm's controller was not told to hold, and keeps its last target",
+                got=error,
+                hint="nothing more is sent to it until clear_errors",
+            ) from error
 
     def clear_errors(self) -> None:
-        """Allow motion again, from where the arm is."""
-        self._stopped = False
+        """Allow motion again, from where the arm is.
+
+        Raises:
+            DriverError: It is not known where the arm is.
+        """
         self.hold()
+        self._stopped = False
 
     def close(self) -> None:
         """Leave ROS; the controller keeps its last target."""

@@ -158,10 +158,16 @@ class XArm:
             self._send([0.0] * 6)
 
     def stop(self) -> None:
-        """Stop as the controller does, with its own deceleration."""
+        """Stop as the controller does, with its own deceleration.
+
+        Raises:
+            DriverError: The controller does not confirm it; the last velocity still runs out.
+        """
         self._stopped = True
         if self._api is not None:
-            self._api.set_state(_STOPPED)
+            code = self._api.set_state(_STOPPED)
+            if code not in _VALUE_IS_GOOD:
+                raise DriverError("the xArm does not confirm its stop", got=f"code {code}")
 
     def clear_errors(self) -> None:
         """Clear the controller's errors and warnings, and stand still.
@@ -180,11 +186,10 @@ class XArm:
 
     def close(self) -> None:
         """Stand still and disconnect."""
-        if self._api is not None:
-            self._api.set_state(_STOPPED)
-            self._api.disconnect()
-            self._api = None
-        self._pose = None
+        api, self._api, self._pose = self._api, None, None
+        if api is not None:
+            api.set_state(_STOPPED)
+            api.disconnect()
 
     def _begin(self) -> None:
         api = self._api

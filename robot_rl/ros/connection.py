@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, described
 
 CLOSED, CONNECTING, CONNECTED, WAITING = "closed", "connecting", "connected", "waiting"
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 10.0
@@ -109,8 +109,8 @@ class Connection:
     def _close_driver(self) -> None:
         try:
             self.driver.close()
-        except RobotRLError as error:
-            self._note(f"while closing: {error}")
+        except Exception as error:  # whatever a vendor's library raises: it is let go of
+            self._note(f"while closing: {described(error)}")
 
     def _note(self, fault: str) -> None:
         if fault != self.fault:

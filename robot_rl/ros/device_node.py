@@ -288,6 +288,8 @@ class DeviceNode(LifecycleNode, ABC):
     def _release(self) -> None:
         if self._connection is not None:
             self._connection.close()
+            if self._connection.news is not None:
+                self.get_logger().warning(self._connection.news)
         self._connection, self._was_connected = None, False
 
     def _target(self) -> str:

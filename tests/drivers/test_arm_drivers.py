@@ -1,6 +1,7 @@
 """Drivers of real arms without their hardware: settings, addresses, and what their errors say."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
 
 NOWHERE = "192.0.2.1"  # reserved for documentation: packets to it vanish
+POSE = np.array([0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
 ARMS = {
     "ur": ("drivers.arm.ur.UrArm", "rtde_control", 30004),
     "franka": ("drivers.arm.franka.FrankaArm", "franky", 1337),
@@ -51,9 +53,35 @@ def test_an_arm_that_is_not_connected_neither_moves_nor_hides_it(name):
     arm.hold()
     arm.stop()
     with pytest.raises(DriverFault, match="stopped"):
-        arm.command(np.array([0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]))
+        arm.command(POSE)
     arm.close()
     arm.close()
+
+
+def test_a_franka_whose_cable_is_out_is_stopped_and_let_go():
+    arm = made("franka")
+    franky = pytest.importorskip("franky")
+
+    def rethrow():
+        raise franky.NetworkException("UDP receive: timeout")
+
+    for end in (arm.stop, arm.close):
+        arm._robot, arm._tracker = object(), SimpleNamespace(stop=rethrow)
+        end()
+        assert "UDP receive" in arm.fault
+        with pytest.raises(DriverFault):
+            arm.command(POSE)
+    with pytest.raises(DriverTimeout, match="not connected"):
+        arm.read()
+
+
+def test_an_xarm_that_does_not_confirm_its_stop_says_so():
+    arm = made("xarm")
+    arm._api = SimpleNamespace(set_state=lambda state: 3)
+    with pytest.raises(DriverError, match="does not confirm its stop; got: code 3"):
+        arm.stop()
+    with pytest.raises(DriverFault, match="stopped"):
+        arm.command(POSE)
 
 
 @pytest.mark.parametrize(

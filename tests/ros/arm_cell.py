@@ -9,6 +9,7 @@ from geometry_msgs.msg import PoseStamped
 from listening import Listener, Running
 from std_msgs.msg import Float64, String
 
+from drivers.arm.sim import SimArm
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
 from robot_rl.ros import messages, qos
@@ -31,6 +32,13 @@ def sim_arm(task="reach", **options):
         "gripper": dict(robot["gripper"]),
         **options,
     }
+
+
+class UnstoppableArm(SimArm):
+    """A simulated arm whose stop fails as a vendor's library may."""
+
+    def stop(self):
+        raise OSError("the cable is out")
 
 
 class Commander:

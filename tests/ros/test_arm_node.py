@@ -155,6 +155,20 @@ def test_a_node_that_begins_anew_is_still_stopped(tmp_path):
     assert list(tmp_path.iterdir()) == []  # a third one is free
 
 
+def test_a_stop_that_the_arm_does_not_take_is_kept_and_named(tmp_path):
+    driver = {**sim_arm(), "_target_": "arm_cell.UnstoppableArm"}
+    cell = ArmCell(f"/deaf_{os.getpid()}", driver, stop_folder=str(tmp_path))
+    try:
+        done, message = cell.listener.trigger("stop")
+        assert not done
+        assert "the cable is out" in message
+        assert len(list(tmp_path.iterdir())) == 1
+        cell.until_mode("stopped: the service stop")
+        cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > 3)
+    finally:
+        cell.close()
+
+
 def test_two_publishers_hold_it_and_are_named(cell):
     client = RosClient("intruder", cell.namespace)
     ending = threading.Event()

@@ -60,6 +60,27 @@ def test_the_arms_node_drives_a_foreign_impedance_controller(controller):
         cell.close()
 
 
+def test_a_stop_while_the_controller_is_silent_is_kept(controller, tmp_path):
+    driver = {
+        "_target_": "drivers.arm.topics.PoseTopicArm",
+        "namespace": controller.namespace,
+        "joint_names": JOINTS,
+        "stale_after_s": 1.0,
+    }
+    options = {"reconnect_after_s": 600.0, "stop_folder": str(tmp_path)}
+    cell = ArmCell(f"/silent_{os.getpid()}", driver, kind=ArmNode, **options)
+    try:
+        controller.node.trigger_deactivate()
+        cell.until_mode("is too old")
+        done, message = cell.listener.trigger("stop")
+        assert not done
+        assert "was not told to hold" in message
+        cell.until_mode("stopped")
+        assert list(tmp_path.iterdir())
+    finally:
+        cell.close()
+
+
 def test_a_controller_that_falls_silent_is_named(controller):
     arm = PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=2.0)
     arm.connect()
