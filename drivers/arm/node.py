@@ -102,7 +102,7 @@ class ArmNode(DeviceNode):
             PoseStamped, "target_pose", take, qos.command_subscription()
         )
         self.create_service(Trigger, "stop", self._on_stop)
-        self.create_service(Trigger, "clear_errors", self._on_clear_errors)
+        self._clearing = self.create_service(Trigger, "clear_errors", self._on_clear_errors)
         # It waits for the motion to end; in a group of its own it keeps nothing else from running.
         group = MutuallyExclusiveCallbackGroup()
         self.create_service(Trigger, "reset", self._on_reset, callback_group=group)
@@ -199,6 +199,7 @@ class ArmNode(DeviceNode):
 
     def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         problem = self.stop("the service stop was called")
+        self._refuse_waiting_clears()
         answer.success = problem is None
         answer.message = problem or "stopped; clear_errors allows motion again"
         return answer
@@ -226,6 +227,22 @@ class ArmNode(DeviceNode):
             self.get_logger().error(problem)
             return problem
         return None
+
+    def _refuse_waiting_clears(self) -> None:
+        """Let no `clear_errors` of before a stop be carried out after it.
+
+        Each service has a queue of its own: their order says nothing about that of the requests.
+        """
+        answer = Trigger.Response(
+            success=False, message="a stop came meanwhile; next: look at the arm, and call it again"
+        )
+        queue = self._clearing.handle
+        while True:
+            with queue:
+                _, request = queue.service_take_request(Trigger.Request)
+            if request is None:
+                return
+            self._clearing.send_response(answer, request)
 
     def _on_clear_errors(
         self, request: Trigger.Request, answer: Trigger.Response

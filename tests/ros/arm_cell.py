@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -39,6 +40,24 @@ class UnstoppableArm(SimArm):
 
     def stop(self):
         raise OSError("the cable is out")
+
+
+class SlowlyClearedArm(SimArm):
+    """A simulated arm that takes its time to clear errors, as real ones do.
+
+    Attributes:
+        clearing: How often it was asked to.
+        goes_on: Let it come to an end.
+    """
+
+    def connect(self):
+        self.clearing, self.goes_on = 0, threading.Event()
+        super().connect()
+
+    def clear_errors(self):
+        self.clearing += 1
+        assert self.goes_on.wait(60.0)
+        super().clear_errors()
 
 
 class Commander:

@@ -21,6 +21,7 @@ from rclpy.parameter import Parameter as RosParameter
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
 
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.env import rotations
@@ -166,6 +167,33 @@ def test_a_stop_that_the_arm_does_not_take_is_kept_and_named(tmp_path):
         cell.until_mode("stopped: the service stop")
         cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > 3)
     finally:
+        cell.close()
+
+
+def test_no_clear_of_before_a_stop_undoes_it():
+    driver = {**sim_arm(), "_target_": "arm_cell.SlowlyClearedArm"}
+    cell = ArmCell(f"/slow_{os.getpid()}", driver)
+    arm, node = cell.running.node.driver, cell.listener.client.node
+    clear = node.create_client(Trigger, "clear_errors")
+    stop = node.create_client(Trigger, "stop")
+    try:
+        assert clear.wait_for_service(20.0)
+        assert stop.wait_for_service(20.0)
+        first = clear.call_async(Trigger.Request())
+        cell.listener.until(lambda: arm.clearing)  # the node's thread waits for the arm
+        later = [clear.call_async(Trigger.Request()) for _ in range(2)]
+        stopped = stop.call_async(Trigger.Request())
+        time.sleep(1.0)  # all of them have come in
+        arm.goes_on.set()
+        cell.listener.until(lambda: all(each.done() for each in (first, stopped, *later)))
+        assert stopped.result().success
+        assert [each.result().success for each in later] == [False, False]
+        assert "a stop came meanwhile" in later[0].result().message
+        assert cell.facts()["mode"] == "stopped"
+        assert cell.listener.trigger("clear_errors")[0]
+        cell.until_mode("hold")
+    finally:
+        arm.goes_on.set()
         cell.close()
 
 
