@@ -114,9 +114,7 @@ class ArmNode(DeviceNode):
         state = self._drive()
         if self.freshness.is_new(state.stamp_ns):
             self.publish_state(state)
-        outcome = self._resets.poll()
-        if outcome is not None and self._reset_done is not None:
-            self._reset_done.set_result(outcome)
+        self._conclude_reset(self._resets.poll())
 
     def publish_state(self, state: ArmState) -> None:
         """Publish a new measurement; a velocity and a wrench only where they are known."""
@@ -173,7 +171,7 @@ class ArmNode(DeviceNode):
     def _take_target(self, message: PoseStamped, info: Mapping[str, int]) -> None:
         """Take a command: check it, and move at once instead of at the next poll."""
         guard = self.guard
-        if guard is None or not self.is_connected or self._timer is None:
+        if guard is None or not (self.is_connected and self.is_polling):
             return
         now = time.monotonic()
         known = int(self._commands.get_publisher_count())
@@ -264,6 +262,10 @@ class ArmNode(DeviceNode):
     async def _on_reset(
         self, request: Trigger.Request, answer: Trigger.Response
     ) -> Trigger.Response:
+        if not (self.is_connected and self.is_polling):
+            missing = "connected" if self.is_polling else "active"
+            answer.success, answer.message = False, f"the arm's node is not {missing}"
+            return answer
         try:
             self._resets.begin(self._settings.reset_pose())
         except RobotRLError as error:
@@ -275,24 +277,39 @@ class ArmNode(DeviceNode):
         answer.success, answer.message = outcome
         return answer
 
+    def _conclude_reset(self, outcome: ResetOutcome | None) -> None:
+        if outcome is not None and self._reset_done is not None:
+            self._reset_done.set_result(outcome)
+
     # -- the life of the node ---------------------------------------------------------------------
 
     def connected(self) -> None:
         """Hold where the arm is found; one that is stopped stays so, by its own means too."""
         assert self.guard is not None
-        self.guard.forget("connected")
+        self._forget("connected")
         if self.guard.mode is Mode.STOPPED:
             self._stop_driver()
 
     def disconnected(self) -> None:
         """Nothing is known of the arm any more."""
+        self._forget("the arm is not connected")
+
+    def _forget(self, reason: str) -> None:
+        """Hold where the arm is measured next, whatever it was doing."""
         assert self.guard is not None
-        self.guard.forget("the arm is not connected")
+        self._conclude_reset(self._resets.give_up(reason))
+        self.guard.forget(reason)
+        self._tell_mode()
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Poll, and hold where the arm is found."""
+        self._forget("activated")
+        return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Hold, then stop polling."""
         if self.guard is not None and self.is_connected:
-            self.guard.hold("deactivated")
+            self._forget("deactivated")
             self.driver.hold()
         return super().on_deactivate(state)
 

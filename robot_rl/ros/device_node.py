@@ -145,6 +145,11 @@ class DeviceNode(LifecycleNode, ABC):
         """Whether the device answers, as far as known."""
         return self._connection is not None and self._connection.state == CONNECTED
 
+    @property
+    def is_polling(self) -> bool:
+        """Whether the node is active."""
+        return self._timer is not None
+
     def parameter(
         self,
         name: str,
@@ -275,7 +280,7 @@ class DeviceNode(LifecycleNode, ABC):
             return DiagnosticStatus.ERROR, connection.fault
         if connection.state != CONNECTED:
             return DiagnosticStatus.WARN, connection.state
-        if self._timer is not None and self.freshness.stale:
+        if self.is_polling and self.freshness.stale:
             return DiagnosticStatus.STALE, self.freshness.describe()
         warning = self.warning() or self.freshness.warning
         return (DiagnosticStatus.WARN, warning) if warning else (DiagnosticStatus.OK, "running")

@@ -160,6 +160,14 @@ class Resets:
         self._guard.follow_route(motion)
         self._motion, self._pose, self._failures = motion, inside, 0
 
+    def give_up(self, reason: str) -> ResetOutcome | None:
+        """End a reset that is under way, without another attempt; None if there is none."""
+        if self._motion is None:
+            return None
+        self._motion = None
+        self._guard.hold(reason)
+        return ResetOutcome(False, f"the reset was given up: {reason}")
+
     def poll(self) -> ResetOutcome | None:
         """Look, after each tick of the guard, whether the reset ended; None while it has not."""
         motion, guard = self._motion, self._guard

@@ -15,6 +15,8 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 import rclpy
 from arm_cell import ArmCell, Commander, sim_arm
 from geometry_msgs.msg import PoseArray
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter as RosParameter
@@ -250,6 +252,39 @@ def test_a_stop_ends_a_reset_at_once(cell):
         thread.join(20.0)
         operator.close()
     assert answers == [(False, "the reset was given up: the service stop was called")]
+
+
+def change_state(cell, transition):
+    client = cell.listener.client
+    request = ChangeState.Request(transition=Transition(id=transition))
+    return client.call(ChangeState, "arm/change_state", request, 10.0).success
+
+
+def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
+    far = HOME + np.array([0.15, -0.15, 0.1, 0, 0, 0, 0])
+    assert set_parameter(cell, "reset.pose", far.tolist()).successful
+    operator = RosClient("operator", cell.namespace)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(cell.listener.trigger("reset")))
+    request = Trigger.Request()
+    try:
+        thread.start()
+        cell.until_mode("reset")
+        assert change_state(cell, Transition.TRANSITION_DEACTIVATE)
+        refusal = operator.call(Trigger, "reset", request, 10.0)
+        assert change_state(cell, Transition.TRANSITION_ACTIVATE)
+    finally:
+        thread.join(20.0)
+        operator.close()
+    assert answers == [(False, "the reset was given up: deactivated")]
+    assert (refusal.success, refusal.message) == (False, "the arm's node is not active")
+    cell.until_mode("hold: activated")
+    before = len(cell.poses)
+    cell.listener.until(lambda: len(cell.poses) > before + 5)
+    held = cell.pose()
+    time.sleep(0.5)
+    assert not cell.moved(held, 0.01)
+    assert not cell.mode().startswith("reset")
 
 
 def test_a_reset_pose_that_is_none_is_refused(cell):
