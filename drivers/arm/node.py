@@ -307,16 +307,20 @@ class ArmNode(DeviceNode):
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Hold, then stop polling."""
-        if self.guard is not None and self.is_connected:
-            self._forget("deactivated")
-            self.driver.hold()
-        return super().on_deactivate(state)
+        """Stop polling, then hold: whether or not the arm answers, nothing more is sent to it."""
+        result = super().on_deactivate(state)
+        self._forget("deactivated")
+        if self.is_connected:
+            try:
+                self.driver.hold()
+            except Exception as error:  # this transition must not fail with the arm
+                self.get_logger().error(f"not told to hold: {described(error)}")
+        return result
 
     def facts(self) -> Mapping[str, object]:
         """Mode, reason, the compliance, and what was refused and limited."""
         guard = self.guard
-        if guard is None:
+        if guard is None or not self.is_configured:
             return {}
         return {
             "mode": guard.mode.value,

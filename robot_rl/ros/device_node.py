@@ -141,6 +141,11 @@ class DeviceNode(LifecycleNode, ABC):
         return self._connection.driver
 
     @property
+    def is_configured(self) -> bool:
+        """Whether there is a driver."""
+        return self._connection is not None
+
+    @property
     def is_connected(self) -> bool:
         """Whether the device answers, as far as known."""
         return self._connection is not None and self._connection.state == CONNECTED
@@ -250,6 +255,13 @@ class DeviceNode(LifecycleNode, ABC):
         self._release()
         return cast("TransitionCallbackReturn", super().on_shutdown(state))
 
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Close the device after a transition that raised: nothing may go on behind its back."""
+        self.get_logger().error(f"a transition from {state.label} failed; the device is closed")
+        self._stop_polling()
+        self._release()
+        return cast("TransitionCallbackReturn", super().on_error(state))
+
     def _tick(self) -> None:
         connection = self._connection
         assert connection is not None
@@ -295,7 +307,10 @@ class DeviceNode(LifecycleNode, ABC):
             self._connection.close()
             if self._connection.news is not None:
                 self.get_logger().warning(self._connection.news)
-        self._connection, self._was_connected = None, False
+        was_connected, self._was_connected = self._was_connected, False
+        self._connection = None
+        if was_connected:
+            self.disconnected()
 
     def _target(self) -> str:
         with contextlib.suppress(RobotRLError):

@@ -42,6 +42,13 @@ class UnstoppableArm(SimArm):
         raise OSError("the cable is out")
 
 
+class UnholdableArm(SimArm):
+    """A simulated arm that does not answer when it is told to hold."""
+
+    def hold(self):
+        raise OSError("the cable is out")
+
+
 class SlowlyClearedArm(SimArm):
     """A simulated arm that takes its time to clear errors, as real ones do.
 

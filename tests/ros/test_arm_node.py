@@ -26,6 +26,7 @@ from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
 from drivers.arm.sim_node import SimArmNode
+from drivers.errors import DriverError
 from robot_rl.env import rotations
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.device_node import ParameterError
@@ -285,6 +286,39 @@ def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
     time.sleep(0.5)
     assert not cell.moved(held, 0.01)
     assert not cell.mode().startswith("reset")
+
+
+class FailingNode(SimArmNode):
+    """An arm's node with an error in it."""
+
+    def on_deactivate(self, state):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("kind", "driver", "mode"),
+    [
+        (SimArmNode, "arm_cell.UnholdableArm", "hold: deactivated"),
+        (FailingNode, "drivers.arm.sim.SimArm", "hold: the arm is not connected"),
+    ],
+)
+def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, driver, mode):
+    cell = ArmCell(f"/left_{os.getpid()}", {**sim_arm(), "_target_": driver}, kind=kind)
+    try:
+        cell.stream(ahead(1.0), 60.0, until=cell.following)
+        arm = cell.running.node.driver
+        change_state(cell, Transition.TRANSITION_DEACTIVATE)
+        cell.until_mode(mode)
+        applied = len(cell.applied)
+        cell.stream(ahead(1.0), 1.0)
+        assert len(cell.applied) == applied
+        assert cell.mode() == mode
+        assert cell.facts()  # the node goes on
+        if kind is FailingNode:
+            with pytest.raises(DriverError, match="not connected"):
+                arm.read()
+    finally:
+        cell.close()
 
 
 def test_a_reset_pose_that_is_none_is_refused(cell):
