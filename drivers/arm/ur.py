@@ -25,7 +25,7 @@ from robot_rl.safety import Compliance
 
 _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2
-# A node that has not read the arm for this long is dead: the controller's watchdog is not kicked.
+# A node that has read nothing new for this long is dead: the controller's watchdog is not kicked.
 _NODE_SECONDS = 0.3
 # Longest wait for the thread that streams; then the controller's watchdog is what ends force mode.
 _END_SECONDS = 0.5
@@ -109,6 +109,7 @@ class UrArm:
         self._fed = -math.inf
         self._controller_time = -math.inf
         self._changed = -math.inf
+        self._stamp_ns = 0  # of the newest measurement
         self.fault: str | None = None
 
     def connect(self) -> None:
@@ -134,7 +135,7 @@ class UrArm:
             ) from error
 
     def read(self) -> ArmState:
-        """The newest measurement.
+        """The newest measurement, with the stamp of when it was seen first.
 
         Raises:
             DriverTimeout: The connection is cut.
@@ -149,12 +150,12 @@ class UrArm:
         controller_time = receive.getTimestamp()
         if controller_time != self._controller_time:
             self._controller_time, self._changed = controller_time, now
+            self._stamp_ns, self._fed = time.time_ns(), now
         if now - self._changed > _STALE_SECONDS:
             raise Stale("the UR arm's state", now - self._changed, _STALE_SECONDS)
-        self._fed = now
         self.fault = self.fault or self._reported_fault()
         return ArmState(
-            time.time_ns(),
+            self._stamp_ns,
             np.array(receive.getActualQ(), np.float64),
             np.array(receive.getActualQd(), np.float64),
             pose_of(receive.getActualTCPPose()),

@@ -33,6 +33,7 @@ class Cell:
         self.arm = UrArm(self.host, rate_hz=125.0, watchdog_hz=1.0, timeout_s=20.0)
         self.state = None
         self.problem = None
+        self.noticed_ns = 0
         self._ending = threading.Event()
         self._thread = None
 
@@ -63,6 +64,7 @@ class Cell:
                 self.state = self.arm.read()
             except (DriverTimeout, Stale) as problem:
                 self.problem = problem
+                self.noticed_ns = self.noticed_ns or time.time_ns()
 
     def event(self, name):
         self.server.stdin.write(name + "\n")
@@ -133,6 +135,8 @@ def test_the_controllers_watchdog_ends_the_program_when_the_node_hangs(cell):
         cell.arm.command(state.tcp_pose)
 
 
-def test_a_silent_controller_is_noticed(cell):
+def test_a_silent_controller_is_noticed_and_its_last_state_keeps_its_stamp(cell):
     cell.event("silence")
     cell.until(lambda: cell.problem is not None)
+    assert isinstance(cell.problem, Stale)
+    assert cell.noticed_ns - cell.state.stamp_ns > 0.19e9
