@@ -176,23 +176,20 @@ def test_a_stop_that_the_arm_does_not_take_is_kept_and_named(tmp_path):
 def test_no_clear_of_before_a_stop_undoes_it():
     driver = {**sim_arm(), "_target_": "arm_cell.SlowlyClearedArm"}
     cell = ArmCell(f"/slow_{os.getpid()}", driver)
-    arm, node = cell.running.node.driver, cell.listener.client.node
-    clear = node.create_client(Trigger, "clear_errors")
-    stop = node.create_client(Trigger, "stop")
+    arm = cell.running.node.driver
     try:
-        assert clear.wait_for_service(20.0)
-        assert stop.wait_for_service(20.0)
-        first = clear.call_async(Trigger.Request())
+        clear, stop = (asker(cell, Trigger, name) for name in ("clear_errors", "stop"))
+        first = clear()
         cell.listener.until(lambda: arm.clearing)  # the node's thread waits for the arm
-        later = [clear.call_async(Trigger.Request()) for _ in range(2)]
-        stopped = stop.call_async(Trigger.Request())
+        later = [clear() for _ in range(2)]
+        stopped = stop()
         time.sleep(1.0)  # all of them have come in
         arm.goes_on.set()
         cell.listener.until(lambda: all(each.done() for each in (first, stopped, *later)))
         assert stopped.result().success
         assert [each.result().success for each in later] == [False, False]
         assert "a stop came meanwhile" in later[0].result().message
-        assert cell.facts()["mode"] == "stopped"
+        cell.facts(mode="stopped")
         assert cell.listener.trigger("clear_errors")[0]
         cell.until_mode("hold")
     finally:
@@ -239,46 +236,49 @@ def test_a_reset_retracts_and_moves_to_its_pose(cell):
     assert max(p.pose.position.z for p in cell.poses[heights:]) > HOME[2] + 0.06
 
 
-def test_a_stop_ends_a_reset_at_once(cell):
+def asker(cell, kind, name):
+    """Sends requests, without the time that it takes to find a service first."""
+    client = cell.listener.client.node.create_client(kind, name)
+    assert client.wait_for_service(20.0)
+    return lambda **fields: client.call_async(kind.Request(**fields))
+
+
+def answer(cell, future):
+    cell.listener.until(future.done, 20.0)
+    return future.result()
+
+
+def begin_reset(cell):
+    """Returns the future of the answer to a reset that is on its way."""
     far = HOME + np.array([0.15, -0.15, 0.1, 0, 0, 0, 0])
     assert set_parameter(cell, "reset.pose", far.tolist()).successful
-    operator = RosClient("operator", cell.namespace)
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(cell.listener.trigger("reset")))
-    try:
-        thread.start()
-        cell.until_mode("reset")
-        operator.trigger("stop", 10.0)
-    finally:
-        thread.join(20.0)
-        operator.close()
-    assert answers == [(False, "the reset was given up: the service stop was called")]
+    reset = asker(cell, Trigger, "reset")()
+    cell.until_mode("reset")
+    return reset
 
 
-def change_state(cell, transition):
-    client = cell.listener.client
-    request = ChangeState.Request(transition=Transition(id=transition))
-    return client.call(ChangeState, "arm/change_state", request, 10.0).success
+def test_a_stop_ends_a_reset_at_once(cell):
+    stop = asker(cell, Trigger, "stop")
+    reset = begin_reset(cell)
+    stop()
+    result = answer(cell, reset)
+    assert not result.success
+    assert result.message == "the reset was given up: the service stop was called"
+
+
+DEACTIVATE = Transition(id=Transition.TRANSITION_DEACTIVATE)
+ACTIVATE = Transition(id=Transition.TRANSITION_ACTIVATE)
 
 
 def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
-    far = HOME + np.array([0.15, -0.15, 0.1, 0, 0, 0, 0])
-    assert set_parameter(cell, "reset.pose", far.tolist()).successful
-    operator = RosClient("operator", cell.namespace)
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(cell.listener.trigger("reset")))
-    request = Trigger.Request()
-    try:
-        thread.start()
-        cell.until_mode("reset")
-        assert change_state(cell, Transition.TRANSITION_DEACTIVATE)
-        refusal = operator.call(Trigger, "reset", request, 10.0)
-        assert change_state(cell, Transition.TRANSITION_ACTIVATE)
-    finally:
-        thread.join(20.0)
-        operator.close()
-    assert answers == [(False, "the reset was given up: deactivated")]
-    assert (refusal.success, refusal.message) == (False, "the arm's node is not active")
+    change = asker(cell, ChangeState, "arm/change_state")
+    reset = begin_reset(cell)
+    assert answer(cell, change(transition=DEACTIVATE)).success
+    given_up = answer(cell, reset)
+    assert not given_up.success
+    assert given_up.message == "the reset was given up: deactivated"
+    assert cell.listener.trigger("reset") == (False, "the arm's node is not active")
+    assert answer(cell, change(transition=ACTIVATE)).success
     cell.until_mode("hold: activated")
     before = len(cell.poses)
     cell.listener.until(lambda: len(cell.poses) > before + 5)
@@ -307,7 +307,7 @@ def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, drive
     try:
         cell.stream(ahead(1.0), 60.0, until=cell.following)
         arm = cell.running.node.driver
-        change_state(cell, Transition.TRANSITION_DEACTIVATE)
+        answer(cell, asker(cell, ChangeState, "arm/change_state")(transition=DEACTIVATE))
         cell.until_mode(mode)
         applied = len(cell.applied)
         cell.stream(ahead(1.0), 1.0)
