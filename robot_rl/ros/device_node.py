@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
 import yaml
@@ -79,6 +79,7 @@ class DeviceNode(LifecycleNode, ABC):
         self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
         self._timer: Timer | None = None
+        self._lasting: frozenset[Any] | None = None  # publishers and so on that are not of `setup`
         self._driver_config: str = self.parameter(
             "driver", "", "the driver: a mapping with _target_"
         )
@@ -226,6 +227,7 @@ class DeviceNode(LifecycleNode, ABC):
         try:
             driver = devices.make(_mapping(self._driver_config))
             self._connection = Connection(driver, self._reconnect_after)
+            self._destroy_earlier()
             self.setup()
         except RobotRLError as error:
             self.get_logger().error(str(error))
@@ -296,6 +298,21 @@ class DeviceNode(LifecycleNode, ABC):
             return DiagnosticStatus.STALE, self.freshness.describe()
         warning = self.warning() or self.freshness.warning
         return (DiagnosticStatus.WARN, warning) if warning else (DiagnosticStatus.OK, "running")
+
+    def _destroy_earlier(self) -> None:
+        """Destroy what `setup` made when the node was configured before: it would be there twice.
+
+        Until then it stays, for example for whoever stops an arm whose device is closed.
+        """
+        made: dict[Any, Callable[[Any], object]] = {
+            **dict.fromkeys(self.publishers, self.destroy_publisher),
+            **dict.fromkeys(self.subscriptions, self.destroy_subscription),
+            **dict.fromkeys(self.services, self.destroy_service),
+        }
+        if self._lasting is None:
+            self._lasting = frozenset(made)
+        for entity in made.keys() - self._lasting:
+            made[entity](entity)
 
     def _stop_polling(self) -> None:
         if self._timer is not None:

@@ -266,6 +266,7 @@ def test_a_stop_ends_a_reset_at_once(cell):
     assert result.message == "the reset was given up: the service stop was called"
 
 
+CONFIGURE = Transition(id=Transition.TRANSITION_CONFIGURE)
 DEACTIVATE = Transition(id=Transition.TRANSITION_DEACTIVATE)
 ACTIVATE = Transition(id=Transition.TRANSITION_ACTIVATE)
 
@@ -317,6 +318,12 @@ def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, drive
         if kind is FailingNode:
             with pytest.raises(DriverError, match="not connected"):
                 arm.read()
+            change = asker(cell, ChangeState, "arm/change_state")
+            for transition in (CONFIGURE, ACTIVATE):
+                assert answer(cell, change(transition=transition)).success
+            cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
+            cell.stream(lambda _: cell.pose(), 0.5)
+            assert cell.count("publishers") == 0  # each command came in once
     finally:
         cell.close()
 
