@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from policies.errors import PolicyError
 from policies.extras import require
@@ -68,6 +69,8 @@ class Tuning:
         if self.mode == "lora":
             self._adapt(backbone, seed)
             trained = backbone.projection_modules
+            for name in backbone.projection_modules:
+                _compute_in_float32(backbone.get_submodule(name.rstrip(".")))
         for name, parameter in backbone.named_parameters():
             if _ADAPTER in name:
                 parameter.data = parameter.data.float()  # bfloat16 swallows small steps
@@ -83,3 +86,22 @@ class Tuning:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             peft.inject_adapter_in_model(options, backbone)
+
+
+def _compute_in_float32(module: nn.Module) -> None:
+    """Let a module learn in float32 between others that stay in bfloat16, for the same reason."""
+    around = next(module.parameters()).dtype
+    if around is torch.float32:
+        return
+    module.float()
+
+    def widen(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        wide = {key: _as_dtype(value, torch.float32) for key, value in named.items()}
+        return tuple(_as_dtype(value, torch.float32) for value in arguments), wide
+
+    module.register_forward_pre_hook(widen, with_kwargs=True)
+    module.register_forward_hook(lambda _module, _inputs, output: _as_dtype(output, around))
+
+
+def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value

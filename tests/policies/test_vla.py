@@ -225,6 +225,21 @@ def test_a_checkpoint_acts_bit_identically_and_needs_no_other_file(folder, mode,
     assert loaded.observation == {**KEYS, CAMERA: 16 * 16 * 3}
 
 
+def test_what_lora_trains_moves_by_less_than_bfloat16_resolves(folder):
+    vla = policy(folder, "lora", dtype="bfloat16")
+    before = snapshot(vla)
+    algorithm, losses = trained(vla, updates=3)
+    assert all(torch.isfinite(loss) for loss in losses)
+    averaged = algorithm.averaged
+    for name, parameter in vla.named_parameters():
+        assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
+    projections = [name for name in before if "action_out_proj" in name]
+    for name in projections:
+        for moved in (snapshot(vla)[name], snapshot(averaged)[name]):
+            assert (moved[:3] != before[name][:3]).float().mean() > 0.9  # the fourth is padding
+    assert torch.isfinite(planned(vla)).all()
+
+
 def test_one_seed_gives_one_policy_and_leaves_the_global_generator(folder):
     state = torch.get_rng_state()
     first, second = (policy(folder, "lora", seed=5) for _ in range(2))
