@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from robot_rl.blocks import Blocks
+from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
@@ -105,7 +106,8 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
     env = make_env(on_stepped_clock(config))
     folder = run.path / VIDEOS
     try:
-        videos.save_clips(videos.film(env, load_newest(run)[0], seeds, folder), folder)
+        behaviour = load_newest(run)[0].to(compute_device(config))
+        videos.save_clips(videos.film(env, behaviour, seeds, folder), folder)
     except (CameraError, GymError) as problem:
         print(f"no videos: {problem}", flush=True)
     finally:

@@ -204,6 +204,24 @@ def test_space_stops_wherever_the_focus_is(page: Page):
     expect(state(page)).to_have_text(re.compile("in control"))
 
 
+def test_the_gripper_button_does_what_it_says(page: Page):
+    """Also where the policy or another page told the gripper last."""
+    said = page.evaluate(
+        """async () => {
+            const { Jog } = await import("./jog.js");
+            const said = [], button = document.getElementById("gripper");
+            const jog = new Jog({ say: message => said.push(message.gripper) }, () => true);
+            button.hidden = false;
+            for (const closed of [true, true, false]) {
+                button.dataset.closed = closed;
+                jog.toggleGripper();
+            }
+            return said;
+        }"""
+    )
+    assert said == [-1, -1, 1]
+
+
 def test_pause_and_resume(page: Page):
     expect(state(page)).to_have_text(re.compile("in control"))
     page.keyboard.press("p")

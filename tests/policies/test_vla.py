@@ -231,7 +231,7 @@ def test_what_lora_trains_moves_by_less_than_bfloat16_resolves(folder):
     algorithm, losses = trained(vla, updates=3)
     assert all(torch.isfinite(loss) for loss in losses)
     averaged = algorithm.averaged
-    for name, parameter in vla.named_parameters():
+    for parameter in vla.parameters():
         assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
     projections = [name for name in before if "action_out_proj" in name]
     for name in projections:

@@ -15,7 +15,6 @@ export class Jog {
     this.allowed = allowed;
     this.pressed = new Map();
     this.timer = null;
-    this.closed = false;
     for (const button of document.querySelectorAll("[data-jog]")) this.equip(button);
     $("jog-speed").addEventListener("input", () => {
       $("jog-speed-text").textContent = `${$("jog-speed").value} %`;
@@ -81,10 +80,10 @@ export class Jog {
     this.socket.say({ do: "jog", motion: this.motion(), gripper });
   }
 
+  // What the button says: whoever told the gripper last, `live.js` shows it.
   toggleGripper() {
     if (!this.allowed() || $("gripper").hidden) return;
-    this.closed = !this.closed;
-    this.send(this.closed ? 1 : -1);
+    this.send($("gripper").dataset.closed === "true" ? -1 : 1);
   }
 
   show() {

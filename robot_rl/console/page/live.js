@@ -106,6 +106,7 @@ export class Live {
     const columns = now.action_names;
     $("gripper").hidden = !columns.includes("gripper");
     const closed = now.action[columns.indexOf("gripper")] > 0;
+    $("gripper").dataset.closed = closed;
     $("gripper-text").textContent = closed ? "Open gripper" : "Close gripper";
     for (const button of document.querySelectorAll("[data-jog]")) {
       button.disabled = !columns.includes(ARM_COLUMNS[button.dataset.jog.split(" ")[0]]);
