@@ -26,6 +26,7 @@ from robot_rl.algorithms import losses
 from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
 from robot_rl.algorithms.critics import CriticEnsemble
 from robot_rl.algorithms.encoding import Encoding
+from robot_rl.algorithms.value_range import Range, check_value_range, limited
 from robot_rl.data.schema import SOURCE_POLICY
 
 
@@ -37,7 +38,8 @@ class ActorCriticSettings:
         critic_heads: Number of critics E.
         critic_hidden: Hidden widths of each critic.
         target_heads: Heads of the random subset whose minimum is the target; 0 takes all.
-        value_range: Range of possible returns that targets are limited to.
+        value_range: Smallest and largest possible return, which targets are limited to; None: no
+            limit.
         critic_rate: Adam step size of the critics.
         actor_rate: Adam step size of the actor.
         temperature_rate: Adam step size of the temperature.
@@ -56,7 +58,7 @@ class ActorCriticSettings:
     critic_heads: int
     critic_hidden: Sequence[int]
     target_heads: int
-    value_range: tuple[float, float]
+    value_range: Range | None
     critic_rate: float
     actor_rate: float
     temperature_rate: float
@@ -69,6 +71,10 @@ class ActorCriticSettings:
     imitation_weight: float
     imitation_updates: int
     imitation_pretraining: bool
+
+    def __post_init__(self) -> None:
+        """Check the range of values."""
+        check_value_range(self.value_range)
 
 
 class ActorCritic(ABC):
@@ -238,7 +244,7 @@ class ActorCritic(ABC):
     ) -> dict[str, Tensor]:
         settings = self.settings
         with torch.no_grad():
-            value = self._next_value(next_features, next_base).clamp(*settings.value_range)
+            value = limited(self._next_value(next_features, next_base), settings.value_range)
             target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
         predicted = self.critics(_join(features, base, action))
         loss = losses.td_loss(predicted, target)

@@ -24,6 +24,7 @@ from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, a
 from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
 from robot_rl.algorithms.encoding import Encoding
 from robot_rl.algorithms.losses import choice_loss
+from robot_rl.algorithms.value_range import Range, limited
 
 COLUMN = "gripper"
 
@@ -114,9 +115,7 @@ class RLPDGripper(ActorCritic):
         )
         self.target_gripper_critic = copy.deepcopy(self.gripper_critic).requires_grad_(False)
         self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
-        low, high = settings.value_range
-        # At worst the gripper is moved at every step for ever.
-        self._range = low + gripper.penalty / (1 - schedule.discount), high
+        self._range = _with_penalty(settings.value_range, gripper.penalty, schedule.discount)
         self.acting_policy()  # checks that the policy sees what it needs
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
@@ -156,7 +155,7 @@ class RLPDGripper(ActorCritic):
             told = torch.where(told > 0, CLOSED, OPEN)
             moved = told != commands[:, 1]
             reward = self.tensor(batch["reward"]) + settings.penalty * moved
-            target = reward + self.tensor(batch["discount"]) * value.clamp(*self._range)
+            target = reward + self.tensor(batch["discount"]) * limited(value, self._range)
         predicted = self.gripper_critic(features)
         # Where "stay" tells the gripper the same as "open" or "close", both were chosen.
         loss = choice_loss(predicted, target, commands == told[:, None])
@@ -176,3 +175,11 @@ class RLPDGripper(ActorCritic):
     def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
         parameters: list[Tensor] = list(self.gripper_critic.parameters())
         return {**super()._optimizers(), "gripper": (self._gripper_optimizer, parameters)}
+
+
+def _with_penalty(value_range: Range | None, penalty: float, discount: float) -> Range | None:
+    """The range of returns with the penalty: at worst the gripper is moved for ever."""
+    if value_range is None:
+        return None
+    low, high = value_range
+    return low + penalty / (1 - discount), high

@@ -28,11 +28,12 @@ SMALL = {
 
 
 @cache
-def configuration(choice, changes):
-    known = flatten(compose([f"algorithm={choice}"]).algorithm)
+def configuration(choice, changes, words=()):
+    chosen = [f"algorithm={choice}", *words]
+    known = flatten(compose(chosen).algorithm)
     values = {**SMALL, **dict(changes)}
     overrides = [f"algorithm.{key}={value}" for key, value in values.items() if key in known]
-    return compose([f"algorithm={choice}", *overrides])
+    return compose([*chosen, *overrides])
 
 
 def cloned():
@@ -44,9 +45,12 @@ def cloned():
     return DiffusionPolicy.create(columns, KEYS, generator=generator, **options)
 
 
-def make(choice, seed=0, changes=(), base=None):
-    """Make an algorithm; `changes` are pairs of a key below `algorithm` and its value."""
-    config = configuration(choice, tuple(changes))
+def make(choice, seed=0, changes=(), base=None, words=()):
+    """Make an algorithm.
+
+    `changes` are pairs of a key below `algorithm` and its value, `words` further overrides.
+    """
+    config = configuration(choice, tuple(changes), tuple(words))
     return make_algorithm(config.algorithm, Behaviour(base or cloned(), INTERFACE), seed)
 
 

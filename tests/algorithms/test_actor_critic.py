@@ -17,6 +17,8 @@ from algorithm_examples import (
     weights,
 )
 
+from robot_rl.algorithms.base import AlgorithmError
+
 HEADS = 3
 
 
@@ -64,6 +66,27 @@ def test_targets_keep_to_the_range_of_possible_returns(choice, value, limited):
     plain = [("settings.entropy_in_target", "false"), ("settings.value_range", "[0.0,1.0]")]
     got = squared_target(make(choice, changes=plain), value, reward=0.0, discount=0.9)
     assert got == pytest.approx((0.9 * limited) ** 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    ("words", "limited"),
+    [
+        (["robot=gym"], -7.0),
+        (["robot=gym", "task.value_range=[-5,0]"], -5.0),
+        (["robot=gym_hil"], 0.0),
+    ],
+)
+def test_rewards_of_another_environment_have_another_range_of_returns(choice, words, limited):
+    """A reward of -1 a step taught nothing: every value was taken for 0."""
+    got = squared_target(make(choice, words=words), -7.0, reward=-1.0, discount=0.9)
+    assert got == pytest.approx((-1.0 + 0.9 * limited) ** 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("given", ["[1.0,0.0]", "[0.0,0.0]", "[nan,1.0]", "[0.0]", "5", "high"])
+def test_an_impossible_range_of_returns_is_refused(given):
+    with pytest.raises(AlgorithmError, match=r"range of values is impossible.*low < high"):
+        make("rlpd", words=["robot=gym", f"task.value_range={given}"])
 
 
 @pytest.mark.parametrize("choice", CHOICES)

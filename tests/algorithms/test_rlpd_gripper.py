@@ -94,6 +94,19 @@ def test_a_terminated_transition_does_not_bootstrap():
     assert float(algorithm.update(content)["gripper_loss"]) == pytest.approx(2 * 0.25, rel=1e-5)
 
 
+def test_rewards_of_any_size_are_told_to_the_gripper_too():
+    algorithm = make("rlpd_gripper", changes=FAST, words=["robot=gym"])
+    content = batch(algorithm, reward=np.full(SIZE, -1.0, "f4"))
+    content["action"][:, 1] = 1.0
+    content[POSITION][:] = 1.0
+    with torch.no_grad():
+        for critic in (algorithm.gripper_critic, algorithm.target_gripper_critic):
+            critic.network[-1].weight.zero_()
+            critic.network[-1].bias.fill_(-20.0)
+    expected = 2 * (-20.0 - (-1.0 + 0.9 * -20.0)) ** 2
+    assert float(algorithm.update(content)["gripper_loss"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_arm_learns_as_in_rlpd_whatever_the_gripper_does():
     one, other = make("rlpd_gripper"), make("rlpd_gripper")
     for seed in range(8):
