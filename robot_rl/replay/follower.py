@@ -15,7 +15,14 @@ from robot_rl.replay.environment import EPISODES, ROWS, Environment
 from robot_rl.replay.errors import StoreError
 from robot_rl.replay.eviction import read_evicted
 from robot_rl.replay.records import EPISODE_KEY, ROW_KEY, EpisodeRecord, field_offset
-from robot_rl.replay.windows import SCALARS, STRETCH, Records, WindowIndex
+from robot_rl.replay.windows import (
+    LABELS,
+    SCALARS,
+    STRETCH,
+    Records,
+    WindowIndex,
+    end_at_success,
+)
 
 
 @dataclass(slots=True)
@@ -50,7 +57,8 @@ class TableFollower:
         table: Number of the table.
         schema: Its schema.
         index: Where the rows go.
-        rewards: The annotation that replaces rewards where a row has it.
+        rewards: The annotation that replaces rewards where a row has it. Labels of success end
+            their episodes too: see `end_at_success`.
 
     Attributes:
         sessions: Actor and session numbers, by the index's session numbers.
@@ -195,10 +203,14 @@ class TableFollower:
         assert self._rewards is not None
         stretch = (first, first + len(scalars))
         databases = self._environment.databases
+        annotated = np.zeros(len(scalars), np.bool_)
         for sequence, _, value in values_in_stretch(
             txn, databases, self._rewards, record.session_key, stretch
         ):
             scalars["reward"][sequence - first] = np.frombuffer(value, self._rewards.dtype)[0]
+            annotated[sequence - first] = True
+        if self._rewards.name == LABELS:
+            end_at_success(scalars, annotated)
 
 
 def _scalars_layout(schema: RowSchema) -> tuple[np.dtype[Any], tuple[int, int]]:

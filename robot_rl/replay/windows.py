@@ -45,6 +45,9 @@ STRETCH = np.dtype([("session", np.int32), ("first", np.int64), ("end", np.int64
 
 Records = npt.NDArray[Any]
 
+LABELS = "reward"
+"""Name of the annotation that says of stored episodes whether they have succeeded."""
+
 
 def place_codes(session: npt.ArrayLike, sequence: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Pack places of rows into one integer each, in the order of (session, sequence).
@@ -257,6 +260,23 @@ class WindowIndex:
         self.online.extend(windows[~demonstration])
         self.interventions.extend(windows[windows["source"] == SOURCE_INTERVENTION])
         self._tails[session] = tail.without(done)
+
+
+def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
+    """Let episodes that somebody says have succeeded terminate with their last action.
+
+    Whoever says it before the episode's end terminates it: said later it means the same, and what
+    would have come after the time limit counts for nothing. Labels of other actions, and of
+    failure, end nothing.
+
+    Args:
+        scalars: Shape (rows,), dtype `SCALARS`, consecutive rows; changed in place.
+        labelled: Shape (rows,), whether a row's reward is a label.
+    """
+    succeeded = labelled[:-1] & (scalars["reward"][:-1] == 1.0)
+    ended = np.flatnonzero(succeeded & scalars["is_last"][1:])
+    scalars["terminated"][ended] = True
+    scalars["truncated"][ended] = False
 
 
 def complete_rows(scalars: Records) -> int:

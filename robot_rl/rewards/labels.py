@@ -15,8 +15,8 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import AnnotationRefused, ServerUnreachable, StoreFull
 from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.windows import LABELS
 
-ANNOTATION = "reward"
 _PATIENCE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
 
@@ -27,7 +27,8 @@ def annotate_label(
     """Store what somebody says of an episode as the annotation `reward` of its rows.
 
     Learning that asks for it (`reward.annotation=reward`) takes the newest label for the rewards
-    of the episode: 1 at its last action after a success, else 0.
+    of the episode: 1 at its last action after a success, which then ends the episode as one that
+    is said in time does, else 0.
 
     Args:
         client: A client of the store's server.
@@ -41,7 +42,7 @@ def annotate_label(
     rewards = np.zeros(len(keys), np.float32)
     rewards[-2:-1] = float(success)
     # A later label has a larger version, whoever gives it.
-    client.annotate(table, ANNOTATION, time.time_ns(), keys, rewards)
+    client.annotate(table, LABELS, time.time_ns(), keys, rewards)
 
 
 class LateLabels:
