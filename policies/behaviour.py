@@ -134,6 +134,17 @@ class Behaviour:
         return 0 if self.vision is None else self.vision.identifier
 
     @property
+    def tells_instruction(self) -> bool:
+        """Whether rows carry what tells the episode's instruction apart.
+
+        They do under a conditioned policy, and under whatever was learned on top of one: that
+        need not have it as its base.
+        """
+        base = self.policy.base
+        conditioned = base is not None and base.conditioned
+        return conditioned or INSTRUCTION_FEATURES in self.policy.observation
+
+    @property
     def observation(self) -> dict[str, int]:
         """Name → width of everything that a robot must observe for it."""
         derived = (FEATURES, INSTRUCTION_FEATURES)

@@ -36,8 +36,8 @@ class Acted:
         chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
         version: (slots,) int64, version of the behaviour that acted.
         features: With an image encoder its ``features/image``, (slots, F) float16, as the policy
-            saw them, and ``encoder_id``, (slots,) int64; with a conditioned base
-            ``features/instruction``, (slots, 16) float16.
+            saw them, and ``encoder_id``, (slots,) int64; where the behaviour
+            `tells_instruction`, ``features/instruction``, (slots, 16) float16.
     """
 
     action: Floats
@@ -270,8 +270,7 @@ class PolicyRunner:
 
     def _features(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """What rows carry beside the observation: of the images, and of the instruction."""
-        base = self._latest.policy.base
-        told = self._told(rows) if base is not None and base.conditioned else {}
+        told = self._told(rows) if self._latest.tells_instruction else {}
         return {**self._seen(observation, rows), **told}
 
     def _told(self, rows: Rows) -> dict[str, Array]:

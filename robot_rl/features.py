@@ -31,7 +31,7 @@ def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
     if behaviour.vision is not None:
         width = behaviour.vision.features
         added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (width,))]
-    if _is_conditioned(behaviour):
+    if behaviour.tells_instruction:
         added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
     return schema.with_fields(added) if added else schema
 
@@ -45,14 +45,9 @@ def feature_columns(
     if behaviour.vision is not None:
         added[FEATURES] = behaviour.vision.encode(columns)
         added[ENCODER_ID] = np.full(rows, behaviour.encoder_id, np.int64)
-    if _is_conditioned(behaviour):
+    if behaviour.tells_instruction:
         added[INSTRUCTION_FEATURES] = np.repeat(instruction_features([instruction]), rows, 0)
     return added
-
-
-def _is_conditioned(behaviour: Behaviour) -> bool:
-    base = behaviour.policy.base
-    return base is not None and base.conditioned
 
 
 def check_features(batch: Batch, behaviour: Behaviour) -> None:

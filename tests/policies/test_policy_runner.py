@@ -12,10 +12,16 @@ from policy_examples import (
     gaussian,
     observations,
     residual,
+    vla,
 )
 
 from policies.errors import PolicyError
+from policies.instructions import INSTRUCTION_FEATURES, instruction_features
 from policies.runner import PolicyRunner
+from robot_rl.algorithms.factory import make_algorithm
+from robot_rl.config import compose
+from robot_rl.data.schema import Field, row_schema
+from robot_rl.features import stored_schema
 
 EXECUTE = 4
 
@@ -283,6 +289,33 @@ def test_labels_are_what_the_runner_would_have_proposed():
     np.testing.assert_allclose(labels, deployed, atol=1e-5)
     with pytest.raises(PolicyError, match="no base to label with"):
         PolicyRunner(behaviour(gaussian())).label(recording, 3)
+
+
+def test_what_learned_on_top_of_a_conditioned_policy_is_told_the_instruction():
+    """When the warm-up with the cloned policy ended, the actor did; a new one did not start."""
+    cloned = behaviour(vla(), EXECUTE)
+    algorithm = make_algorithm(compose(["algorithm=rlpd"]).algorithm, cloned, 0)
+    learned = behaviour(algorithm.acting_policy(), version=1)
+    told = []
+    for first in (cloned, learned):
+        runner = PolicyRunner(first, 2)
+        runner.reset(seeds=[1, 2], instructions=["go left", "go right"])
+        runner.act(observations(2))
+        runner.set_behaviour(learned)
+        runner.reset(seeds=[3, 4], instructions=["go left", "go right"])
+        acted = runner.act(observations(2))
+        assert (acted.version == 1).all()
+        concluded = runner.conclude(observations(2)).features
+        np.testing.assert_array_equal(concluded[INSTRUCTION_FEATURES], told_of(acted))
+        told.append(told_of(acted))
+    np.testing.assert_array_equal(told[0], instruction_features(["go left", "go right"]))
+    np.testing.assert_array_equal(told[0], told[1])
+    schema = row_schema("reach", [Field("state/relative", "float32", (3,))], ACTIONS, 10.0)
+    assert stored_schema(schema, learned) == stored_schema(schema, cloned) != schema
+
+
+def told_of(acted):
+    return acted.features[INSTRUCTION_FEATURES]
 
 
 def test_misuse_is_explained():
