@@ -15,12 +15,14 @@ DTYPE = [
     ("intervened", "?"),
     ("truncated", "?"),
     ("is_last", "?"),
+    ("action", "f4", (7,)),
+    ("policy_action", "f4", (7,)),
     ("state/tcp_velocity", "f4", (6,)),
 ]
 
 
-def episode(begins_ms, intervened, *, over=False, truncated=False):
-    """Rows at 10 Hz, whose actions are sent 5 ms after their tick."""
+def episode(begins_ms, intervened, *, over=False, truncated=False, held=False):
+    """Rows at 10 Hz, whose actions are sent 5 ms after their tick; `held` is of the last."""
     rows = np.zeros(len(intervened) + over, DTYPE)
     ticks = START + (begins_ms + 100 * np.arange(len(rows))) * MS
     rows["stamp_observation"] = ticks
@@ -28,6 +30,8 @@ def episode(begins_ms, intervened, *, over=False, truncated=False):
     actions["stamp_action"] = ticks[: len(intervened)] + 5 * MS
     actions["intervened"] = intervened
     actions["truncated"][-1] = truncated
+    actions["action"] = actions["policy_action"] = 0.5
+    actions["action"][-1, :6] *= not held
     rows["is_last"][-1] = over
     rows["state/tcp_velocity"][:, 0] = np.linspace(0.1, 0.0, len(rows))
     return rows
@@ -49,8 +53,9 @@ def test_an_episode_that_ended_before_the_operator_acted_does_not_count():
     assert first_of_operator([episode(0, [0, 0, 0], over=True)], START + 150 * MS) is None
 
 
-def test_a_halt_counts_to_the_observation_after_a_whole_period_of_it():
-    rows = episode(0, [0, 0, 0, 1], over=True, truncated=True)
+@pytest.mark.parametrize("driven", [0, 1])
+def test_a_halt_counts_to_the_observation_after_a_whole_period_of_it(driven):
+    rows = episode(0, [0, 0, 0, driven], over=True, truncated=True, held=True)
     halt = halt_of_operator([rows], START + 230 * MS)
     assert (halt.sent_ns, halt.seen_ns) == (START + 305 * MS, START + 400 * MS)
     assert halt.speed == 0.0
@@ -59,6 +64,8 @@ def test_a_halt_counts_to_the_observation_after_a_whole_period_of_it():
 
 def test_an_episode_that_ended_otherwise_was_not_halted():
     rows = episode(0, [0, 0, 0, 1, 1], over=True)  # its goal was reached
+    assert halt_of_operator([rows], START + 230 * MS) is None
+    rows = episode(0, [0, 0, 0, 0], over=True, truncated=True)  # its time was over
     assert halt_of_operator([rows], START + 230 * MS) is None
     assert halt_of_operator([episode(0, [0, 0, 0, 1])], START + 230 * MS) is None
 

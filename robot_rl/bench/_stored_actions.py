@@ -14,6 +14,7 @@ import numpy.typing as npt
 from robot_rl.bench._training import START_SECONDS, BenchFailed
 from robot_rl.console.endpoint import endpoint_file
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.replay.reader import StoreReader
 from robot_rl.run import LATEST, RunDirectory
 
@@ -127,7 +128,7 @@ def was_ignored(episodes: Sequence[Rows], told_ns: int) -> bool:
     for rows in episodes:
         after = np.flatnonzero(rows["stamp_action"] > told_ns)
         if after.size >= _SETTLED_ACTIONS and after[0] > 0:
-            return not rows["intervened"][after[0] - 1 :].any()
+            return not _of_operator(rows)[after[0] - 1 :].any()
     return False
 
 
@@ -139,9 +140,16 @@ def _answer(episodes: Sequence[Rows], told_ns: int) -> tuple[Rows, int] | None:
             continue
         if rows["intervened"][after[0] - 1]:
             return None
-        of_operator = after[rows["intervened"][after]]
+        of_operator = after[_of_operator(rows)[after]]
         return (rows, int(of_operator[0])) if of_operator.size else None
     return None
+
+
+def _of_operator(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Where an operator drove the robot, or had it hold in place of what the policy wanted."""
+    held = ~rows["action"][:, : len(ARM_ACTIONS)].any(1) & rows["policy_action"].any(1)
+    decided: npt.NDArray[np.bool_] = rows["intervened"] | (rows["truncated"] & held)
+    return decided
 
 
 def _policy_acts(rows: Rows, since_ns: int) -> bool:

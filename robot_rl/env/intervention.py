@@ -66,7 +66,7 @@ class Intervention(RobotEnvWrapper):
     nothing before `resume`: see `wait_until_free`. A reset ends with either, too: said before it or
     while it moves the robot, and even if it was taken back meanwhile.
 
-    The info of a step has ``intervened``, whether the operator decided, and ``operator``, the
+    The info of a step has ``intervened``, whether the operator drove it, and ``operator``, the
     `OperatorInput` of that step, for wrappers around this one: a human label, for example. What is
     said between two episodes is in the info of the next reset.
 
@@ -160,11 +160,11 @@ class Intervention(RobotEnvWrapper):
         self._note_halts(said.events)
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
         over = bool(self._waits_for) or self.ended_by is not None
-        intervened = self._takes_over(said) or over
+        intervened = self._takes_over(said)
         if over:
             self.robot.hold()
             said = said._replace(motion=np.zeros(6), gripper=None)
-        sent = self._operators_action(said) if intervened else action
+        sent = self._operators_action(said) if intervened or over else action
         observation, reward, terminated, truncated, info = super().step(sent)
         self._observation = observation
         if GRIPPER_ACTION in self._names:

@@ -192,6 +192,28 @@ def test_rows_hold_both_actions_the_flag_and_the_source(operated, inbox):
     assert {tuple(slots) for _, slots in policy.overridden} == {(0,)}
 
 
+@pytest.mark.parametrize("event", ["stop", "pause", "reset", "discard"])
+def test_ending_an_episode_is_no_demonstration_of_standing_still(operated, inbox, event):
+    """An operator who ended a policy that was stuck taught it to hold there."""
+    policy = Policy(6)
+
+    rows = []
+
+    def listen(row, result):
+        rows.append(row)
+        if result.steps == 1:
+            inbox.post(event)
+
+    recorder = RowBuilder(operated.schema, SOURCE_POLICY)
+    result = next(rollout([operated], policy, iter([3]), recorder=recorder, on_row=listen))
+    held = rows[-2]
+    assert held["truncated"]
+    assert not held["action"].any()
+    assert (held["policy_action"] == WANTED).all()
+    assert (held["intervened"], held["source"]) == (False, SOURCE_POLICY)
+    assert (result.intervened_steps, result.take_overs, policy.overridden) == (0, 0, [])
+
+
 def test_a_chunk_is_planned_anew_after_every_step_of_the_operator(operated, inbox):
     schema = operated.schema
     keys = {"state/relative_pose": 6}
