@@ -153,7 +153,7 @@ def rollout(
         for index, slot in enumerate(slots):
             if slot.active and _step(index, slot, controller, decision, recorder, on_row, stopped):
                 if recorder is not None and slot.result.steps:
-                    _finish(index, slots, controller, recorder, on_row)
+                    _finish(index, slots, controller, decision, recorder, on_row)
                 slot.active = False
                 yield slot.result
                 if not stopped:
@@ -245,13 +245,17 @@ def _finish(
     index: int,
     slots: Sequence[_Slot],
     controller: Controller,
+    decision: Decision,
     recorder: RowBuilder,
     on_row: RowListener | None,
 ) -> None:
     slot = slots[index]
-    only = np.zeros(len(slots), bool)
-    only[index] = True
-    conclusion = controller.conclude(_stacked(slots), only)
+    if slot.result.interrupted is not None:
+        conclusion: Conclusion = decision  # for this very observation
+    else:
+        only = np.zeros(len(slots), bool)
+        only[index] = True
+        conclusion = controller.conclude(_stacked(slots), only)
     row = recorder.last(slot.observation, slot.stamp, slot.result.steps, conclusion, index)
     _emit(row, slot.result, on_row)
 

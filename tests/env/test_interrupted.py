@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
+from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
@@ -51,6 +55,35 @@ def test_the_last_good_observation_is_the_final_one_and_the_next_episode_follows
     windows, _ = make_windows(packed, np.zeros(5, np.int64), n_step=1, discount=0.99)
     assert windows["sequence"].tolist() == [0, 1, 2, 3]
     assert np.allclose(windows["discount"], 0.99), "cut, not failed: the value goes on"
+
+
+def test_the_final_row_has_the_proposal_that_was_made_for_its_observation():
+    """It had the chunk's next one, planned for the observation that never came."""
+    config = compose(["task=reach"])
+    source = np.random.default_rng(0)
+    columns = {n: source.uniform(-1, 1, (9, 6)) for n in ("state/relative_pose", "action")}
+    policy = DiffusionPolicy.create(
+        columns,
+        {"state/relative_pose": 6},
+        generator=torch.Generator().manual_seed(0),
+        denoiser={"hidden": [8]},
+    )
+    ended = []
+    for failures in ([], [6]):
+        env = make_env(config)
+        schema = env.schema
+        interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
+        runner = PolicyRunner(Behaviour(policy, interface, execute_steps=4))
+        env.robot = Faulty(env.robot, failures)
+        recorder = RowBuilder(schema, SOURCE_POLICY)
+        ended += rollout([env], runner, iter([3]), recorder=recorder)
+    whole, cut = ended
+    last = cut.rows[-1]
+    assert last["is_last"]
+    expected = whole.rows[last["episode_step"]]
+    np.testing.assert_array_equal(last["state/relative_pose"], expected["state/relative_pose"])
+    np.testing.assert_array_equal(last["base_action"], expected["base_action"])
+    assert last["base_action"].any()
 
 
 def test_an_episode_whose_first_step_fails_leaves_no_row():
