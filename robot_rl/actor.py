@@ -46,7 +46,7 @@ from robot_rl.rewards.labels import LateLabels
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 from robot_rl.signals import Stopped, stop_event
-from robot_rl.weights import Published, WeightsPoller, WeightsReceiver
+from robot_rl.weights import Published, WeightsReceiver
 
 _SEED_STREAM = 1
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
@@ -288,7 +288,7 @@ def _weight_source(
         every = max(1, int(config.block_steps) // int(config.actors))
         return SharedWeights(client, receiver, config.task.name, first, every, stop)
     version = first.behaviour.version
-    return RealtimeWeights(WeightsPoller(place.client(), receiver, version))
+    return RealtimeWeights(place.client(), receiver, config.task.name, version)
 
 
 def _seeds(

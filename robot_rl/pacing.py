@@ -79,25 +79,37 @@ class SteppedWeights:
 class RealtimeWeights:
     """The wall clock: whatever is newest, without waiting.
 
+    What the server knows comes in the background.
+
     Args:
-        poller: Fetches in the background.
+        client: A client of its own, which is closed with it.
+        receiver: Takes what the client finds.
+        table: Name of the table that all actors write.
+        version: Version of the behaviour that the actor has.
     """
 
-    def __init__(self, poller: WeightsPoller) -> None:
+    def __init__(
+        self, client: ReplayClient, receiver: WeightsReceiver, table: str, version: int
+    ) -> None:
         """See the class."""
-        self._poller = poller
+        self._table = table
+        self._stored = 0
+        self._poller = WeightsPoller(client, receiver, version, self._count)
 
     def at_step(self, step: int) -> Published | None:
         """The newest behaviour, if there is a new one."""
         return self._poller.newest()
 
     def run_steps(self, step: int) -> int:
-        """Steps of this actor, and of all before it started."""
-        return step
+        """What all actors had stored when it was asked last, or this one's if they are more."""
+        return max(step, self._stored)
 
     def close(self) -> None:
         """End the poller."""
         self._poller.close()
+
+    def _count(self, client: ReplayClient) -> None:
+        self._stored = online_steps(client, self._table)
 
 
 class SharedWeights:

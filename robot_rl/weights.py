@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies import checkpoint
@@ -116,10 +117,19 @@ class WeightsPoller:
         client: A client of its own; it is closed with the poller.
         receiver: Takes what the client finds.
         version: The version that the actor has.
+        ask: Called with the client before each look for weights, in the thread: asks the server
+            for something else.
     """
 
-    def __init__(self, client: ReplayClient, receiver: WeightsReceiver, version: int) -> None:
+    def __init__(
+        self,
+        client: ReplayClient,
+        receiver: WeightsReceiver,
+        version: int,
+        ask: Callable[[ReplayClient], None],
+    ) -> None:
         """Start polling; see the class for the arguments."""
+        self._ask = ask
         self._client = client
         self._receiver = receiver
         self._version = version
@@ -149,6 +159,7 @@ class WeightsPoller:
         try:
             while not self._stop.is_set():
                 try:
+                    self._ask(self._client)
                     found = self._receiver.fetch(self._client, self._version, POLL_SECONDS)
                 except KeysRefused:  # raised at once
                     self._stop.wait(POLL_SECONDS)

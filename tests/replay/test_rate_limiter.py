@@ -1,12 +1,18 @@
-"""The rate limiter keeps samples and inserts in step, whoever is faster."""
+"""What keeps actors and learner in step, whoever is faster: the rate limiter, and the counts."""
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import pytest
 
+from robot_rl.pacing import RealtimeWeights
+from robot_rl.replay import ReplayClient
 from robot_rl.replay.errors import ReplayError
 from robot_rl.replay.rate_limiter import RateLimiter
+from robot_rl.run import RunDirectory
+from robot_rl.weights import WeightsReceiver
 
 
 def test_nothing_is_sampled_before_the_minimum():
@@ -46,3 +52,24 @@ def test_the_ratio_holds_whoever_is_faster(eagerness):
 def test_numbers_that_cannot_work_are_refused(numbers, named):
     with pytest.raises(ReplayError, match=named):
         RateLimiter(*numbers)
+
+
+def test_an_actor_in_real_time_counts_the_steps_of_the_others(
+    server, client, schema, make_episode, tmp_path
+):
+    """Each of several actors ran the whole budget: it counted its own steps alone."""
+    client.open_session("reach", schema, 2)
+    receiver = WeightsReceiver(RunDirectory(tmp_path))
+    source = RealtimeWeights(ReplayClient(server.store), receiver, "reach", 0)
+    try:
+        for others in (5, 12):
+            client.append_episode(make_episode(others - source.run_steps(0)), {})
+            deadline = time.monotonic() + 30
+            while source.run_steps(3) < others:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert source.run_steps(3) == others
+            assert source.run_steps(40) == 40, "its own that are not stored yet"
+            assert source.at_step(3) is None
+    finally:
+        source.close()
