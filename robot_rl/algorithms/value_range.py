@@ -34,7 +34,7 @@ def check_value_range(value_range: Range | None) -> None:
         "the range of values is impossible",
         got=given,
         expected="[low, high] with low < high, or null where the returns are not known",
-        hint="[0.0, 1.0] fits rewards of 0 and of 1 at the end",
+        hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
     )
 
 
