@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -26,8 +25,8 @@ from robot_rl.replay.errors import (
 )
 from robot_rl.replay.handshake import Handshakes
 from robot_rl.replay.keys import ClientKeys
+from robot_rl.replay.messages import encode_rows
 from robot_rl.replay.outbox import Outbox
-from robot_rl.replay.row_ring import Stretch
 from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.wire import Frame, Kind, Message, decode, encode
 
@@ -87,6 +86,7 @@ class Link:
         self._handshakes = Handshakes(has_keys=keys is not None, doubt_seconds=doubt)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
+        self._left_over = outbox.session
         self._sent = 0
         self._synced = False
         self._resync_sent_at: float | None = None
@@ -283,6 +283,10 @@ class Link:
                 got=following,
                 expected=f">= {self._outbox.spool.first}",
             )
+        if session is self._left_over:
+            # Nothing is added to it any more. After a power cut the spool may be older than the
+            # store: what the spool does not know is stored like all that it still holds.
+            following = min(following, self._outbox.spool.end)
         self._acknowledge(following)
         self._sent = following
         self._synced, self._resync_sent_at = True, None
@@ -371,26 +375,6 @@ class Link:
                 return True
             outstanding = self._synced and self._sent > self._outbox.spool.first
         return outstanding and now > self._heard_at + self._patience
-
-
-def encode_rows(session: OpenSession, first: int, rows: list[Stretch], gap: int) -> list[Frame]:
-    """Build an append message from stretches of rows with so many bytes between two rows."""
-    header: dict[str, object] = {
-        "table": session.table,
-        "actor": session.actor,
-        "session": session.number,
-        "owner": session.owner,
-        "first": first,
-        "gap": gap,
-    }
-    episodes, following = {}, first
-    for stretch in rows:
-        following += stretch.rows
-        if stretch.episode:
-            episodes[str(following - 1)] = json.loads(stretch.episode)
-    if episodes:
-        header["episodes"] = episodes
-    return encode(Kind.APPEND, header, [stretch.data for stretch in rows])
 
 
 def _is_about(message: Message, session: OpenSession) -> bool:

@@ -1,7 +1,11 @@
-"""Taking append and annotate messages apart, with every check that needs no store."""
+"""Building append messages; taking append and annotate messages apart.
+
+Taking apart makes every check that needs no store.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 
@@ -12,12 +16,34 @@ from robot_rl.errors import RobotRLError
 from robot_rl.replay.annotations import MAXIMUM_ANNOTATION_BYTES, VERSION_LIMIT, Annotations
 from robot_rl.replay.errors import WireError
 from robot_rl.replay.records import ROW_KEY_DTYPE
-from robot_rl.replay.wire import REQUEST_LIMIT, Message
+from robot_rl.replay.row_ring import Stretch
+from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.wire import REQUEST_LIMIT, Frame, Kind, Message, encode
 
 MAXIMUM_EPISODE_METADATA = 1 << 14
 MAXIMUM_ANNOTATED_ROWS = 4096
 MAXIMUM_ANNOTATION_AXES = 8
 MAXIMUM_GAP_BYTES = 256
+
+
+def encode_rows(session: OpenSession, first: int, rows: list[Stretch], gap: int) -> list[Frame]:
+    """Build an append message from stretches of rows with so many bytes between two rows."""
+    header: dict[str, object] = {
+        "table": session.table,
+        "actor": session.actor,
+        "session": session.number,
+        "owner": session.owner,
+        "first": first,
+        "gap": gap,
+    }
+    episodes, following = {}, first
+    for stretch in rows:
+        following += stretch.rows
+        if stretch.episode:
+            episodes[str(following - 1)] = json.loads(stretch.episode)
+    if episodes:
+        header["episodes"] = episodes
+    return encode(Kind.APPEND, header, [stretch.data for stretch in rows])
 
 
 def split_rows(message: Message, schema: RowSchema) -> list[memoryview]:
