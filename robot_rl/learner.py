@@ -34,7 +34,7 @@ from robot_rl.machine import yield_to_control_loop
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import SpoolFull
+from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable, SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.run import CLONED, LAST, RunDirectory
@@ -46,6 +46,7 @@ from robot_rl.weights import BEHAVIOUR, base_apart, publish
 DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002
 _ROOM_SECONDS = 60.0
+_RETRY_SECONDS = 0.5
 _OWNER = "demonstrations"
 _TENSORS = "algorithm.safetensors"
 # From the policy of a checkpoint to the cloned one of the same run.
@@ -108,17 +109,25 @@ class Learner:
         self._prefetcher = Prefetcher(self._sampler)
 
     def learn(self, stop: threading.Event, progress: WorkProgress) -> None:
-        """Learn until the configured number of environment steps, or until `stop` is set."""
+        """Learn until the configured number of environment steps, or until `stop` is set.
+
+        While the replay server is away the learner waits for it.
+
+        Raises:
+            Stopped: `stop` was set while the server was away.
+            ReplayError: The server has refused the weights or the keys. As before `Stopped`, a
+                checkpoint was saved.
+        """
         total = self._blocks.total
         # A resumed run on the stepped clock goes on with the weights whose turn it is.
         if not self._stepped or self._client.get_weights(BEHAVIOUR) is None:
-            self._publish(self.environment_steps)
+            self._publish(self.environment_steps, stop)
         while self.environment_steps < total:
             target = self._blocks.end_after(self.environment_steps)
             if not self._wait_for(target, stop):
                 break
             if self._stepped:
-                self._publish(self.environment_steps)
+                self._publish(self.environment_steps, stop)
             record = self._train_block(target)
             progress.update(
                 target,
@@ -127,12 +136,11 @@ class Learner:
                 replay_transitions=int(record["replay_transitions"]),
             )
             if not self._stepped:
-                self._publish(self.environment_steps)
+                self._publish(self.environment_steps, stop)
             if target % self._blocks.every_steps == 0 or target == total:
                 self._save_snapshot()
                 self._save()
-        if self._saved_steps != self.environment_steps:
-            self._save()
+        self._save_what_is_new()
 
     def close(self) -> None:
         """End the prefetching thread and release the store."""
@@ -186,7 +194,7 @@ class Learner:
             **means,
         }
 
-    def _publish(self, steps: int) -> None:
+    def _publish(self, steps: int, stop: threading.Event) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         if self.updates == 0:
             noise = self._algorithm.schedule.warmup_noise
@@ -194,7 +202,24 @@ class Learner:
         else:
             behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
         until = self._blocks.acts_until(steps, self.updates)
-        publish(self._client, behaviour, until, self._base_apart)
+        try:
+            while not self._published(behaviour, until):
+                if stop.wait(_RETRY_SECONDS):
+                    raise Stopped
+        except (ReplayError, Stopped):
+            self._save_what_is_new()
+            raise
+
+    def _published(self, behaviour: Behaviour, until: int) -> bool:
+        """Try to publish; return False where the server is away."""
+        try:
+            publish(self._client, behaviour, until, self._base_apart)
+        except KeysRefused:
+            raise
+        except ServerUnreachable as problem:
+            print(f"learner: waiting with new weights, trying again: {problem}", flush=True)
+            return False
+        return True
 
     def _behaviour(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
@@ -209,6 +234,10 @@ class Learner:
 
     def _save_policy(self, folder: Path, behaviour: Behaviour) -> None:
         checkpoint.save(folder, behaviour, self._base_apart, _BASE_FOLDER)
+
+    def _save_what_is_new(self) -> None:
+        if self._saved_steps != self.environment_steps:
+            self._save()
 
     def _save(self) -> None:
         state = {

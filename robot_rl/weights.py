@@ -152,8 +152,10 @@ class WeightsPoller:
     def close(self) -> None:
         """End the thread."""
         self._stop.set()
-        self._thread.join()
-        self._client.close()
+        try:
+            self._client.close()  # so that nothing is waited for any more
+        finally:
+            self._thread.join()
 
     def _run(self) -> None:
         try:

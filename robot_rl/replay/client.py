@@ -47,8 +47,8 @@ LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that 
 class ReplayClient:
     """Appends rows to one session at a time, and moves weights.
 
-    Calls may come from one thread at a time. A failure of the background thread is raised by
-    the next call.
+    Calls may come from one thread at a time, but for `close`, which also ends a wait of another
+    thread for an answer. A failure of the background thread is raised by the next call.
 
     Args:
         address: ``tcp://HOST:PORT``, or the folder of the store, whose server is then found by its
@@ -59,7 +59,8 @@ class ReplayClient:
         spool_bytes: Most bytes of them, or the size of the file.
         spool_path: File in which the unacknowledged rows wait, so that they outlive this process.
             Those that an earlier one left in it are sent before anything else. None: in memory.
-        request_seconds: How long a request may stay unanswered before it raises.
+        request_seconds: How long a request may stay unanswered before it raises; one for weights
+            30 s longer, which they may be on their way.
         options: Batch size, credit window and resend time of the background thread.
 
     Raises:
@@ -248,7 +249,7 @@ class ReplayClient:
         """
         header = {"name": name, "version": version, "metadata": dict(metadata or {})}
         request = Request(Kind.PUT_WEIGHTS, header, split(tensors), LARGE_SECONDS)
-        self._outbox.ask(request, self._request_seconds)
+        self._outbox.ask(request, request.wait + self._request_seconds)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
@@ -268,7 +269,7 @@ class ReplayClient:
             wait = min(max(deadline - time.monotonic(), 0.0), LONG_POLL_SECONDS)
             header = {"name": name, "newer_than": newer_than, "wait": wait}
             request = Request(Kind.GET_WEIGHTS, header, wait=wait + LARGE_SECONDS)
-            answer = self._outbox.ask(request, wait + self._request_seconds)
+            answer = self._outbox.ask(request, request.wait + self._request_seconds)
             if answer.header.get("version") is not None:
                 return WeightsRecord(
                     name,

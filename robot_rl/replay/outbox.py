@@ -79,6 +79,7 @@ class Outbox:
         """Ask the link to end. Call with the condition held."""
         self.wake()
         self.closing = True
+        self.condition.notify_all()
 
     def fail(self, failure: BaseException) -> None:
         """Record what ended the link and wake every waiting caller."""
@@ -113,13 +114,17 @@ class Outbox:
     def wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
         """Wait until something is so; return whether it is after at most `timeout` seconds.
 
+        The wait ends early when the client is closed.
+
         Raises:
             RobotRLError: What ended the link; see `check`.
         """
         with self.condition:
             if not done():
                 self.wake()
-            self.condition.wait_for(lambda: done() or self.failure is not None, timeout)
+            self.condition.wait_for(
+                lambda: done() or self.failure is not None or self.closing, timeout
+            )
             self.check()
             return done()
 
@@ -128,7 +133,7 @@ class Outbox:
 
         Raises:
             KeysRefused: The server and this client do not accept each other's keys.
-            ServerUnreachable: No answer within `timeout` seconds.
+            ServerUnreachable: No answer within `timeout` seconds, or before the client was closed.
             RobotRLError: What the server answered.
         """
         with self.condition:
@@ -145,6 +150,8 @@ class Outbox:
         if request.answer is None:
             if self._is_refused():
                 raise KeysRefused(str(self.problem)) from self.problem
+            if self.closing:
+                raise ServerUnreachable("the replay client was closed before the answer came")
             raise ServerUnreachable(
                 f"the replay server did not answer within {timeout:g} s",
                 got=self.problem,
