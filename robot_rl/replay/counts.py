@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES
@@ -94,3 +95,12 @@ def statistics(stored: TableCounts, evicted: TableCounts) -> dict[str, object]:
             "environment_steps": sum(evicted.steps),
         },
     }
+
+
+def total(counts: Collection[TableCounts]) -> TableCounts:
+    """Return the sums over all tables that eviction needs."""
+    return TableCounts(
+        size=sum(c.size for c in counts),
+        demonstration_rows=sum(c.demonstration_rows for c in counts),
+        demonstration_size=sum(c.demonstration_size for c in counts),
+    )

@@ -7,9 +7,13 @@ and a test a server and a sampler.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import mmap
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import lmdb
 
@@ -21,6 +25,8 @@ ABOUT = b"about"
 _FIRST_DATABASES = (ROWS, EPISODES, TABLES, WEIGHTS)
 _LATER_DATABASES = (EVICTED, ANNOTATIONS, ANNOTATION_FIELDS, ABOUT)
 DATABASES = _FIRST_DATABASES + _LATER_DATABASES
+# LMDB needs pages to delete too. A list of all pages of the file takes 1/512 of it.
+_LEAST_SLACK_BYTES, _SLACK_SHARE = 4 << 20, 1 / 256
 
 
 @dataclass
@@ -29,6 +35,9 @@ class Environment:
 
     The sub-databases `EVICTED`, `ANNOTATIONS`, `ANNOTATION_FIELDS` and `ABOUT` are absent from a
     store that no server of this version has opened yet.
+
+    Attributes:
+        limit_bytes: What the sub-databases may take together, for `check_limit`.
     """
 
     path: Path
@@ -36,6 +45,26 @@ class Environment:
     writable: bool
     databases: dict[bytes, lmdb._Database] = field(default_factory=dict)
     users: int = 1
+    limit_bytes: int = 0
+
+    def used_bytes(self, txn: lmdb.Transaction[bytes], names: Collection[bytes] = DATABASES) -> int:
+        """Return what sub-databases take of the file, pages that are free not counted."""
+        size = 0
+        for name in names:
+            found = txn.stat(self.databases[name])
+            pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+            size += pages * found["psize"]
+        return size
+
+    def check_limit(self, txn: lmdb.Transaction[bytes]) -> None:
+        """Check that what a transaction has put leaves the slack of the file to eviction.
+
+        Raises:
+            lmdb.MapFullError: It does not.
+        """
+        used = self.used_bytes(txn)
+        if used > self.limit_bytes:
+            raise lmdb.MapFullError(f"{used} of {self.limit_bytes} bytes")
 
     def begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
         """Begin a transaction.
@@ -72,12 +101,39 @@ _lock = threading.Lock()
 _open: dict[Path, Environment] = {}
 
 
+def lock_store(path: Path) -> IO[bytes]:
+    """Take the lock of a store's only writer.
+
+    The system frees it when the process ends, however it ends.
+
+    Raises:
+        StoreInUse: Another process has it.
+        StoreError: The folder cannot be made or written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / "server.lock").open("wb")
+    except OSError as error:
+        raise store_error(error, path) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StoreInUse(
+            f"another replay server is writing the store {path}",
+            hint="stop it, or give this server another folder",
+        ) from error
+    return file
+
+
 def open_for_writing(path: Path, *, map_size_bytes: int, durable: bool) -> Environment:
     """Open or create a store for its only writer.
 
     Args:
         path: Folder of the store.
-        map_size_bytes: Limit of the file; it grows as rows come, so a large limit costs nothing.
+        map_size_bytes: Limit of what is in the file; it grows as rows come, so a large limit
+            costs nothing. The file itself may become larger by the slack in which eviction works
+            when the limit is reached: 1/256 of it, at least 4 MiB.
         durable: Whether each commit reaches the disk. Without it a commit survives the end of
             any process, but a power cut may damage the file. LMDB's write-through map is not
             used in either case: a full disk would kill the process instead of raising.
@@ -94,7 +150,7 @@ def open_for_writing(path: Path, *, map_size_bytes: int, durable: bool) -> Envir
             path.mkdir(parents=True, exist_ok=True)
             handle = lmdb.open(
                 str(path),
-                map_size=map_size_bytes,
+                map_size=_map_size(path, map_size_bytes),
                 max_dbs=len(DATABASES),
                 sync=durable,
                 metasync=durable,
@@ -103,7 +159,7 @@ def open_for_writing(path: Path, *, map_size_bytes: int, durable: bool) -> Envir
             databases = {name: handle.open_db(name) for name in DATABASES}
         except (lmdb.Error, OSError) as error:
             raise store_error(error, path) from error
-        environment = Environment(path, handle, True, databases)
+        environment = Environment(path, handle, True, databases, limit_bytes=map_size_bytes)
         _open[path] = environment
         return environment
 
@@ -136,6 +192,14 @@ def open_for_reading(path: Path) -> Environment:
         environment = Environment(path, handle, False, databases)
         _open[path] = environment
         return environment
+
+
+def _map_size(path: Path, limit_bytes: int) -> int:
+    """Return the limit with slack; a file that is larger already has slack too."""
+    file = path / "data.mdb"
+    present = file.stat().st_size if file.exists() else 0
+    size = max(limit_bytes, present) + max(_LEAST_SLACK_BYTES, int(_SLACK_SHARE * limit_bytes))
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _existing_databases(handle: lmdb.Environment) -> dict[bytes, lmdb._Database]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import lmdb
 
@@ -38,7 +39,10 @@ from robot_rl.replay.session_book import read_session
 
 MAP_SHARE = 1.25  # pages that are free but scattered, pages that readers still see, weights
 EVICTED_ROWS_PER_COMMIT = 256
+_ROWS_PER_OWN_COMMIT = 64
+_FILE_BYTES_PER_BYTE = 2  # LMDB rounds a larger row up to whole pages
 _STATE = b"state"
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,7 @@ class Evictor:
 
     def __init__(self, environment: Environment, capacity: Capacity) -> None:
         """Read how far eviction has come; see the class."""
-        self._databases = environment.databases
-        self._page_bytes = int(environment.handle.stat()["psize"])
+        self._environment, self._databases = environment, environment.databases
         self._capacity = capacity
         self._waiting: list[int] = []
         with environment.begin() as txn:
@@ -153,19 +156,19 @@ class Evictor:
                 return _filled("capacity_bytes", f"{size} bytes", limit)
         return None
 
-    def step(self, txn: lmdb.Transaction[bytes], inserted: int) -> list[EpisodeRecord]:
+    def step(self, txn: lmdb.Transaction[bytes], rows: int) -> list[EpisodeRecord]:
         """Evict what is over the capacity, a bounded number of rows.
 
         Args:
             txn: The transaction of a commit.
-            inserted: Rows that the commit has put.
+            rows: Most rows that are deleted.
 
         Returns:
             The episodes that are no longer listed. Give them to `line_up` if the commit fails.
         """
         if not self.has_limits and not self._unfinished:
             return []
-        left = max(EVICTED_ROWS_PER_COMMIT, 2 * inserted)
+        left = rows
         gone: list[EpisodeRecord] = []
         state = before = self._read_state(txn)
         try:
@@ -191,6 +194,63 @@ class Evictor:
         self._unfinished = before.rows is not None or state.rows is not None
         return gone
 
+    def give_room(
+        self, put: Callable[[], _Result], size: int, note: Callable[[list[EpisodeRecord]], None]
+    ) -> _Result:
+        """Put in one commit; where there is no room, evict what is over the capacity and try again.
+
+        Args:
+            put: Makes the commit and returns its result.
+            size: Bytes that it puts.
+            note: Told of the episodes that are no longer listed.
+
+        Raises:
+            lmdb.MapFullError: Still no room; nothing was put.
+            lmdb.Error: The commit failed; nothing was put.
+        """
+        try:
+            return put()
+        except lmdb.MapFullError:
+            worked = False
+            with suppress(lmdb.MapFullError):  # what has gone is free once no reader sees it
+                for gone in self._make_room(_FILE_BYTES_PER_BYTE * size):
+                    note(gone)
+                    worked = True
+            if not worked:
+                raise
+        return put()
+
+    def _make_room(self, size: int) -> Iterator[list[EpisodeRecord]]:
+        """Evict what is over the capacity, in commits of its own, until so many more bytes fit.
+
+        These are small, as they work in the slack of a full file.
+
+        Args:
+            size: Bytes of the file.
+
+        Yields:
+            For each commit the episodes that are no longer listed.
+
+        Raises:
+            lmdb.Error: A commit failed, and changed nothing.
+        """
+        fits = False
+        while not fits:
+            gone: list[EpisodeRecord] = []
+            try:
+                with self._environment.begin(write=True) as txn:
+                    before = txn.stat(self._databases[ROWS])["entries"]
+                    gone = self.step(txn, _ROWS_PER_OWN_COMMIT)
+                    worked = txn.stat(self._databases[ROWS])["entries"] < before
+                    used = self._environment.used_bytes(txn)
+            except lmdb.Error:
+                self.line_up(gone)
+                raise
+            if not worked:
+                return
+            fits = used + size <= self._environment.limit_bytes
+            yield gone
+
     def _is_over(self, txn: lmdb.Transaction[bytes]) -> bool:
         rows, size = self._capacity.rows, self._capacity.bytes
         return (rows is not None and txn.stat(self._databases[ROWS])["entries"] > rows) or (
@@ -198,11 +258,7 @@ class Evictor:
         )
 
     def _used_bytes(self, txn: lmdb.Transaction[bytes]) -> int:
-        pages = 0
-        for name in (ROWS, ANNOTATIONS):
-            found = txn.stat(self._databases[name])
-            pages += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
-        return pages * self._page_bytes
+        return self._environment.used_bytes(txn, (ROWS, ANNOTATIONS))
 
     def _oldest(self, txn: lmdb.Transaction[bytes]) -> EpisodeRecord | None:
         if not self._waiting:

@@ -75,7 +75,7 @@ class ReplayServer:
             survive a power cut too.
         group_rows: With ``"group"``, commit after so many rows ...
         group_seconds: ... or after so many seconds, whichever comes first.
-        map_size_bytes: Largest size of the store's sparse file.
+        map_size_bytes: Limit of what the store's sparse file holds; see `open_for_writing`.
         message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
         memory_bytes: Most that may wait in memory, unread or unsent, before all connections
             are cut.

@@ -6,24 +6,24 @@ committed: it survives kill -9 of every process, and with ``fsync="group"`` a po
 
 from __future__ import annotations
 
-import fcntl
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal, TypeVar
 
 import lmdb
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.annotations import Annotations, write_annotations
-from robot_rl.replay.counts import TableCounts, statistics
+from robot_rl.replay.counts import TableCounts, statistics, total
 from robot_rl.replay.environment import (
     ABOUT,
     EPISODES,
     ROWS,
     TABLES,
     WEIGHTS,
+    lock_store,
     open_for_writing,
     store_error,
 )
@@ -33,10 +33,9 @@ from robot_rl.replay.errors import (
     SessionTaken,
     StoreError,
     StoreFull,
-    StoreInUse,
     WeightsRefused,
 )
-from robot_rl.replay.eviction import Capacity, Evictor, read_evicted
+from robot_rl.replay.eviction import EVICTED_ROWS_PER_COMMIT, Capacity, Evictor, read_evicted
 from robot_rl.replay.reader import (
     IDENTITY_KEY,
     read_episodes,
@@ -62,6 +61,7 @@ Fsync = Literal["none", "group"]
 DEFAULT_MAP_SIZE = 256 << 30
 MAXIMUM_TABLES = 256
 NO_LIMIT = Capacity()
+_Result = TypeVar("_Result")
 
 
 class StoreWriter:
@@ -70,7 +70,7 @@ class StoreWriter:
     Args:
         path: Folder; created where absent.
         fsync: ``"none"`` commits without waiting for the disk, ``"group"`` waits.
-        map_size_bytes: Largest size of the store's (sparse) file.
+        map_size_bytes: Limit of what the store's (sparse) file holds; see `open_for_writing`.
         capacity: How much is kept before the oldest episodes are evicted.
 
     Attributes:
@@ -93,7 +93,7 @@ class StoreWriter:
         """Lock and open the store; see the class."""
         capacity.check(map_size_bytes)
         self.path = path
-        self._lock_file = _lock_store(path)
+        self._lock_file = lock_store(path)
         try:
             self._environment = open_for_writing(
                 path, map_size_bytes=map_size_bytes, durable=fsync == "group"
@@ -201,6 +201,96 @@ class StoreWriter:
             StoreFull: Nothing of all batches was written.
             StoreError: LMDB failed; nothing of all batches was written.
         """
+        size = sum(len(row) for batch in batches for row in batch.rows)
+        return self._write(lambda: self._append(batches), size)
+
+    def annotate(self, new: Annotations) -> int:
+        """Put annotations durably; those that are stored already are skipped.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            StoreError: There is no such table, or LMDB failed.
+            SchemaMismatch: The name was declared with another dtype or shape.
+            AnnotationRefused: Impossible values, rows that are not there, or a version that is
+                stored with another value. Nothing was written.
+        """
+        info = self.tables.get(new.table)
+        if info is None:
+            raise StoreError("there is no such table", got=new.table, expected=sorted(self.tables))
+
+        def put() -> int:
+            with self._environment.begin(write=True) as txn:
+                count = write_annotations(txn, self._environment.databases, info, new)
+                self._environment.check_limit(txn)
+                return count
+
+        return self._write(put, len(new.values))
+
+    def put_weights(self, record: WeightsRecord) -> None:
+        """Keep the latest weights under a name, durably; the same ones again are accepted.
+
+        Raises:
+            WeightsRefused: The stored version is as new or newer.
+            StoreFull: They do not fit; the stored ones stay.
+        """
+        stored = self.weights_version(record.name)
+        if stored is not None and stored >= record.version:
+            if stored == record.version and self.weights(record.name) == record:
+                return
+            raise WeightsRefused(
+                f"weights {record.name!r} are not newer than the stored ones",
+                got=record.version,
+                expected=f"> {stored}",
+            )
+        data = record.to_bytes()
+
+        def put() -> None:
+            with self._environment.begin(write=True) as txn:
+                txn.put(record.name.encode(), data, db=self._weights_db)
+                self._environment.check_limit(txn)
+
+        self._write(put, len(data))
+
+    def weights(self, name: str) -> WeightsRecord | None:
+        """Return the latest weights under a name."""
+        return read_weights(self._environment, name)
+
+    def weights_version(self, name: str) -> int | None:
+        """Return the version of the latest weights under a name."""
+        record = read_weights(self._environment, name, tensors=False)
+        return None if record is None else record.version
+
+    def statistics(self) -> dict[str, object]:
+        """Return totals per table and how full the store is."""
+        info = self._environment.handle.info()
+        page = self._environment.handle.stat()["psize"]
+        return {
+            "tables": {
+                t.name: statistics(self._counts[t.identifier], self._evicted[t.identifier])
+                for t in self.tables.values()
+            },
+            "file_bytes": (info["last_pgno"] + 1) * page,
+            "map_size_bytes": self._environment.limit_bytes,
+        }
+
+    def check_readers(self) -> int:
+        """Free the slots of readers that were killed, so that their pages can be reused."""
+        return int(self._environment.handle.reader_check())
+
+    def close(self) -> None:
+        """Release the store; commits that were not forced to the disk are, best effort."""
+        self._environment.handle.sync(True)
+        self._environment.release()
+        self._lock_file.close()
+
+    def _give_identity(self) -> str:
+        identity = secrets.token_hex(16)
+        self._put(self._environment.databases[ABOUT], IDENTITY_KEY, identity.encode())
+        return identity
+
+    def _append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
         states: dict[SessionKey, Session] = {}
         changed: dict[int, EpisodeRecord] = {}
         results: list[RobotRLError | None] = []
@@ -224,90 +314,23 @@ class StoreWriter:
                 for record in changed.values():
                     key = EPISODE_KEY.pack(record.identifier)
                     txn.put(key, record.to_bytes(), db=self._episodes)
-                gone = self._evictor.step(txn, inserted)
-        except lmdb.Error as error:
+                self._environment.check_limit(txn)
+                most = max(EVICTED_ROWS_PER_COMMIT, 2 * inserted)
+                gone = self._evictor.step(txn, most)
+        except lmdb.Error:
             self._evictor.line_up(gone)
-            raise store_error(error, self.path) from error
+            raise
         self._count(changed.values(), gone)
         self._book.update(states)
         self._next_episode = next_episode
         return results
 
-    def annotate(self, new: Annotations) -> int:
-        """Put annotations durably; those that are stored already are skipped.
-
-        Returns:
-            How many were new.
-
-        Raises:
-            StoreError: There is no such table, or LMDB failed.
-            SchemaMismatch: The name was declared with another dtype or shape.
-            AnnotationRefused: Impossible values, rows that are not there, or a version that is
-                stored with another value. Nothing was written.
-        """
-        info = self.tables.get(new.table)
-        if info is None:
-            raise StoreError("there is no such table", got=new.table, expected=sorted(self.tables))
+    def _write(self, put: Callable[[], _Result], size: int) -> _Result:
+        """Put so many bytes in one commit; where they do not fit, evict and try once more."""
         try:
-            with self._environment.begin(write=True) as txn:
-                return write_annotations(txn, self._environment.databases, info, new)
+            return self._evictor.give_room(put, size, lambda gone: self._count((), gone))
         except lmdb.Error as error:
             raise store_error(error, self.path) from error
-
-    def put_weights(self, record: WeightsRecord) -> None:
-        """Keep the latest weights under a name, durably; the same ones again are accepted.
-
-        Raises:
-            WeightsRefused: The stored version is as new or newer.
-            StoreFull: They do not fit; the stored ones stay.
-        """
-        stored = self.weights_version(record.name)
-        if stored is not None and stored >= record.version:
-            if stored == record.version and self.weights(record.name) == record:
-                return
-            raise WeightsRefused(
-                f"weights {record.name!r} are not newer than the stored ones",
-                got=record.version,
-                expected=f"> {stored}",
-            )
-        self._put(self._weights_db, record.name.encode(), record.to_bytes())
-
-    def weights(self, name: str) -> WeightsRecord | None:
-        """Return the latest weights under a name."""
-        return read_weights(self._environment, name)
-
-    def weights_version(self, name: str) -> int | None:
-        """Return the version of the latest weights under a name."""
-        record = read_weights(self._environment, name, tensors=False)
-        return None if record is None else record.version
-
-    def statistics(self) -> dict[str, object]:
-        """Return totals per table and how full the store is."""
-        info = self._environment.handle.info()
-        page = self._environment.handle.stat()["psize"]
-        return {
-            "tables": {
-                t.name: statistics(self._counts[t.identifier], self._evicted[t.identifier])
-                for t in self.tables.values()
-            },
-            "file_bytes": (info["last_pgno"] + 1) * page,
-            "map_size_bytes": info["map_size"],
-        }
-
-    def check_readers(self) -> int:
-        """Free the slots of readers that were killed, so that their pages can be reused."""
-        return int(self._environment.handle.reader_check())
-
-    def close(self) -> None:
-        """Release the store; commits that were not forced to the disk are, best effort."""
-        self._environment.handle.sync(True)
-        self._environment.release()
-        self._lock_file.close()
-
-    def _give_identity(self) -> str:
-        identity = secrets.token_hex(16)
-        self._put(self._environment.databases[ABOUT], IDENTITY_KEY, identity.encode())
-        return identity
 
     def _put(self, database: lmdb._Database, key: bytes, value: bytes) -> None:
         try:
@@ -341,7 +364,9 @@ class StoreWriter:
         new = plan.after.next_sequence - before.next_sequence
         if new and self._evictor.has_limits:
             of_demonstrations = any(e.is_demonstration for e in plan.episodes.values())
-            full = self._evictor.refusal(txn, new if of_demonstrations else 0, self._totals())
+            full = self._evictor.refusal(
+                txn, new if of_demonstrations else 0, total(self._counts.values())
+            )
             if full is not None:
                 raise full
         return plan
@@ -370,30 +395,3 @@ class StoreWriter:
             self._counts[new.table].remove(old)
         self._counts[new.table].add(new)
         self._evictor.line_up([new])
-
-    def _totals(self) -> TableCounts:
-        """Return the sums over all tables that eviction needs."""
-        counts = self._counts.values()
-        return TableCounts(
-            size=sum(c.size for c in counts),
-            demonstration_rows=sum(c.demonstration_rows for c in counts),
-            demonstration_size=sum(c.demonstration_size for c in counts),
-        )
-
-
-def _lock_store(path: Path) -> IO[bytes]:
-    """Take the store's lock; the system frees it when the process ends, however it ends."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        file = (path / "server.lock").open("wb")
-    except OSError as error:
-        raise store_error(error, path) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise StoreInUse(
-            f"another replay server is writing the store {path}",
-            hint="stop it, or give this server another folder",
-        ) from error
-    return file
