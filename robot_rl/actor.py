@@ -21,7 +21,7 @@ from robot_rl.connection import ServerPlace, flush
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.rows import Decision, RowBuilder
-from robot_rl.data.schema import SOURCE_POLICY, Row
+from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
@@ -139,6 +139,7 @@ def act(
         first = _first_behaviour(client, receiver, stop)
         check_fit(first.behaviour, env)
         schema = stored_schema(env.schema, first.behaviour)
+        _check_spool(config, env, schema)
         opened = client.open_session(schema.task, schema, number)
         step = online_steps(client, env.schema.task)
         source = _weight_source(config, client, receiver, place, first, stop)
@@ -224,8 +225,7 @@ def _spooling_client(
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
     size, path = int(config.replay.spool_bytes), run.spool(_number(config))
-    rows = env.task.time_limit_steps + 1
-    check_size(size, rows=rows, row_bytes=env.schema.dtype.itemsize)
+    _check_spool(config, env, env.schema)  # early; what the policy adds to a row is not known yet
     client = place.client(spool_path=path, spool_bytes=size)
     try:
         if client.unacknowledged:
@@ -243,6 +243,16 @@ def _spooling_client(
             )
             if not stop.is_set():
                 raise
+
+
+def _check_spool(config: DictConfig, env: RewardWrapper, schema: RowSchema) -> None:
+    """Check that the spool can hold a whole episode of such rows.
+
+    Raises:
+        SpoolTooSmall: It cannot; the actor would pause for ever.
+    """
+    rows, row_bytes = env.task.time_limit_steps + 1, schema.dtype.itemsize
+    check_size(int(config.replay.spool_bytes), rows=rows, row_bytes=row_bytes)
 
 
 def _number(config: DictConfig) -> int:
