@@ -1,4 +1,4 @@
-"""A teleoperation device that a test plays, configured like a real one."""
+"""Teleoperation devices that a test plays, configured like real ones."""
 
 from __future__ import annotations
 
@@ -36,6 +36,35 @@ class ScriptedDevice(AxesDevice):
         if isinstance(entry, str):
             return Axes(np.zeros(6), frozenset([entry]))
         return Axes(np.array(entry, np.float64), frozenset())
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class HandheldDevice(AxesDevice):
+    """Keeps what is pressed until somebody reads it, as real devices do.
+
+    Attributes:
+        held: Axes (6,) as they are held now.
+        pressed: Buttons that nobody has read yet.
+        gone: Whether it is pulled out: reading it and connecting it both fail.
+    """
+
+    held: Sequence[float] = (0.0,) * 6
+    pressed: set[str] = field(default_factory=set)
+    gone: bool = False
+
+    def connect(self) -> None:
+        if self.gone:
+            raise DriverError("there is no such device")
+
+    def axes(self) -> Axes:
+        if self.gone:
+            raise DriverError("the device was pulled out")
+        pressed = frozenset(self.pressed)
+        self.pressed.clear()
+        return Axes(np.array(self.held, np.float64), pressed)
 
     def close(self) -> None:
         pass

@@ -68,7 +68,7 @@ class Intervention(RobotEnvWrapper):
 
     The info of a step has ``intervened``, whether the operator drove it, and ``operator``, the
     `OperatorInput` of that step, for wrappers around this one: a human label, for example. What is
-    said between two episodes is in the info of the next reset.
+    said between two episodes, on a device during the reset too, is in the info of the next reset.
 
     Args:
         env: The environment.
@@ -120,8 +120,9 @@ class Intervention(RobotEnvWrapper):
         self.check_free()
         observation, info = super().reset(seed=seed, options=options)
         self._observation = observation
-        for attendant in self._attendants:
-            attendant.begin(0 if seed is None else seed)
+        self._ask(lambda attendant: attendant.begin(0 if seed is None else seed))
+        # What was pressed during the reset may wait in a device; it is not about this episode.
+        self._ask(lambda attendant: attendant.listen(observation))
         said = self._inbox.poll()
         self._note_halts(said.events)
         self._unread += said.events

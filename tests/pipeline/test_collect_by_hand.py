@@ -15,6 +15,8 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.stages import collect
 
 FRONT = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+RESET = [[0.0] * 6] * 2  # the device is read before and after the robot moves
+BEGIN = ["n", *RESET]
 EVENTS = {
     "n": "start",
     "enter": "success",
@@ -24,7 +26,7 @@ EVENTS = {
     "esc": "stop",
     "c": "clear_errors",
 }
-EPISODE = ["n", FRONT, FRONT, "enter"]
+EPISODE = [*BEGIN, FRONT, FRONT, "enter"]
 
 
 def session(folder, script, *overrides, run=None):
@@ -55,8 +57,8 @@ def session(folder, script, *overrides, run=None):
 
 def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
     undone = [*EPISODE, "u"]
-    failed = ["n", FRONT, "backspace"]
-    discarded = ["n", FRONT, FRONT, "delete"]
+    failed = [*BEGIN, FRONT, "backspace"]
+    discarded = [*BEGIN, FRONT, FRONT, "delete"]
     script = [*undone, *EPISODE, *failed, *discarded, *EPISODE]
     printed, run = session(tmp_path, script, "demonstrations=2", "recording.keep_failures=true")
     demonstrations = EpisodeDataset(run / "demonstrations.zarr")
@@ -94,8 +96,8 @@ def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatc
 
 
 def test_a_stop_and_a_lost_device_cut_the_episode_and_it_goes_on_afterwards(tmp_path):
-    stopped = ["n", FRONT, "esc", [0.0] * 6, "n", "c"]
-    lost = ["n", FRONT, "gone", [0.0] * 6]
+    stopped = [*BEGIN, FRONT, "esc", [0.0] * 6, "n", "c"]
+    lost = [*BEGIN, FRONT, "gone", [0.0] * 6]
     printed, run = session(tmp_path, [*stopped, *lost, *EPISODE], "demonstrations=1")
     assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
     assert "stop after" in printed

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 from reward_scenes import CONFIG, After, inbox, outcome, play, rewarded
+from scripted_device import HandheldDevice
 
 from robot_rl.data.rows import RowBuilder
 from robot_rl.env.controllers import ExpertController
+from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import rollout
 from robot_rl.rewards.source import HumanReward, PoseReward, RewardError, TaskReward
 from robot_rl.rewards.wrapper import RewardWrapper
@@ -69,6 +72,24 @@ def test_a_label_between_two_episodes_is_about_the_one_before():
     assert heard == []
     assert len(play(inner, env)) == 3
     assert heard == [False]
+
+
+def test_a_label_pressed_during_a_reset_is_about_the_episode_before(monkeypatch):
+    device, said, heard = HandheldDevice(events={"enter": "success"}), inbox(), []
+    inner = make_env(CONFIG)
+    operated = Intervention(inner, said, 0.5, [DeviceAttendant(device, said)])
+    env = RewardWrapper(operated, After(3))
+    env.on_late_label = heard.append
+    play(inner, env)
+    moved = inner.robot.reset
+
+    def press_meanwhile(*args):
+        device.pressed.add("enter")
+        moved(*args)
+
+    monkeypatch.setattr(inner.robot, "reset", press_meanwhile)
+    assert len(play(inner, env)) == 3
+    assert heard == [True]
 
 
 def test_what_is_there_for_the_source_alone_is_hidden():
