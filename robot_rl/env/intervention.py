@@ -20,7 +20,7 @@ from robot_rl.operator import (
     OperatorInput,
 )
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
 _OPEN = -1.0
 # What ends an episode with the robot holding still, and lets none begin before the other is said.
 _HALTS = {
@@ -216,17 +216,25 @@ class Intervention(RobotEnvWrapper):
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
         """Wait, between episodes, while the operator has paused or stopped the robot.
 
+        An attendant that fails meanwhile is asked again until it does not.
+
         Args:
             stopped: Asked again and again; when true the waiting ends.
             note: Told what is waited for.
         """
-        told: set[OperatorEvent] = set()
+        told = problem = ""
         while self._waits_for and not stopped():
-            if self._waits_for != told:
-                told = set(self._waits_for)
-                note(f"the operator has halted the robot, which waits for: {', '.join(told)}")
-            time.sleep(_POLL_SECONDS)
-            self.overhear()
+            asked = ", ".join(sorted(self._waits_for))
+            reason = problem or f"the operator has halted the robot, which waits for: {asked}"
+            if reason != told:
+                note(reason)
+                told = reason
+            time.sleep(_RETRY_SECONDS if problem else _POLL_SECONDS)
+            try:
+                self.overhear()
+                problem = ""
+            except RobotInterrupted as error:
+                problem = problem or f"waiting: {error}"
         if told and not self._waits_for:
             note("the operator lets the robot go on")
 

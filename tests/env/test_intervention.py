@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scenes import assert_identical, configuration, environment
+from scripted_device import HandheldDevice
 
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
@@ -13,6 +14,7 @@ from policies.runner import PolicyRunner
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertDecision
+from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.factory import make_env, make_intervention
 from robot_rl.env.intervention import Intervention, action_of_motion
 from robot_rl.env.robot import RobotInterrupted
@@ -147,6 +149,29 @@ def test_a_halt_during_a_reset_ends_it_even_if_it_is_taken_back(operated, inbox)
         operated.attend()  # as a robot does that is being moved
     operated.reset(seed=5)
     assert not said(operated)[0]
+
+
+def test_a_device_that_is_lost_while_the_robot_is_paused_is_waited_for(inbox):
+    device = HandheldDevice(events={"o": "resume"})
+    env = Intervention(environment("reach"), inbox, 0.3, [DeviceAttendant(device, inbox)])
+    env.reset(seed=3)
+    inbox.post("pause")
+    said(env)
+    device.gone = True
+    notes, asked = [], []
+
+    def stopped():
+        asked.append(device.gone)
+        if len(asked) == 4:
+            device.gone = False
+            device.pressed.add("o")
+        return len(asked) > 50
+
+    env.wait_until_free(stopped, notes.append)
+    assert not env.waits_for
+    assert ["device is gone" in note for note in notes] == [False, True, False]
+    assert "go on" in notes[-1]
+    env.reset(seed=4)
 
 
 def test_a_halted_arm_does_not_go_on_to_its_target(operated, inbox):
