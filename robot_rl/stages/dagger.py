@@ -7,7 +7,7 @@ which the person drives are added to what is imitated.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -23,7 +23,9 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Row
 from robot_rl.env.factory import make_inbox, make_intervention
+from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import rollout, training_seed
+from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.wrapper import RewardWrapper
@@ -36,6 +38,9 @@ def correct(
     config: DictConfig, run: RunDirectory, behaviour: Behaviour, number: int
 ) -> list[EpisodeDataset]:
     """Let the policy act for the episodes of one round, and record what the operator corrects.
+
+    No episode begins while the operator has halted the robot; nothing is recorded of one that is
+    discarded.
 
     Corrections of an earlier start of the run are kept and used too.
 
@@ -65,10 +70,6 @@ def correct(
     env = TelemetryEnv(judged, operated, ConsoleLink(run, inbox))
     runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
     first = (number - 1) * count
-    seeds = (
-        training_seed(int(config.seed), _SEED_STREAM, episode)
-        for episode in range(first, first + count)
-    )
     with (
         closing(env),
         EpisodeWriter(run.corrections, env.schema) as writer,
@@ -77,10 +78,16 @@ def correct(
         progress.phase(f"correcting, round {number}")
         steps = intervened = 0
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
+        numbered = (
+            training_seed(int(config.seed), _SEED_STREAM, episode)
+            for episode in range(first, first + count)
+        )
+        seeds = _once_free(numbered, operated, env, progress)
         for done, result in enumerate(rollout([env], runner, seeds, recorder=recorder), 1):
             names = [field.name for field in env.schema.fields]
             rows = [{name: row[name] for name in names} for row in result.rows]
-            for segment in corrections(rows):
+            discarded = operated.ended_by is OperatorEvent.DISCARD
+            for segment in [] if discarded else corrections(rows):
                 writer.append(
                     segment,
                     seed=result.seed,
@@ -97,6 +104,24 @@ def correct(
         )
         found = len(writer)
     return [EpisodeDataset(run.corrections)] if found else []
+
+
+def _once_free(
+    seeds: Iterator[int], operated: Intervention, shown: TelemetryEnv, progress: WorkProgress
+) -> Iterator[int]:
+    """Hand on each seed once the operator lets an episode begin; the consoles see it wait."""
+
+    def note(text: str) -> None:
+        progress.note(text)
+        shown.note_waiting(text)
+
+    def stopped() -> bool:
+        shown.look()
+        return False
+
+    for seed in seeds:
+        operated.wait_until_free(stopped, note)
+        yield seed
 
 
 def corrections(rows: Sequence[Row]) -> list[list[Row]]:

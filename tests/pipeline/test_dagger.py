@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+import torch
+from rich.console import Console
 from tiny_runs import TINY
 
+from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
 from robot_rl.config import compose, save_resolved
 from robot_rl.config_overrides import ConfigError
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.env.factory import make_env
+from robot_rl.operator import OperatorInbox
 from robot_rl.progress import WorkProgress
 from robot_rl.run import CLONED, RunDirectory
+from robot_rl.stages import dagger
 from robot_rl.stages.collect import collect
 from robot_rl.stages.dagger import corrections
 from robot_rl.stages.pretrain import pretrain
@@ -53,6 +62,74 @@ def test_each_stretch_is_an_episode_with_the_observation_behind_it():
 
 def test_without_the_operator_there_is_nothing_to_cut():
     assert corrections(rows_of("....", terminated=False)) == []
+
+
+class Scripted(OperatorInbox):
+    """Says something at some polls: two at a reset, one at each step and each look between."""
+
+    def __init__(self, says):
+        super().__init__(float("inf"))
+        self._says, self.polls = says, 0
+
+    def poll(self):
+        for event in self._says.get(self.polls, ()):
+            self.post(event)
+        self.polls += 1
+        return super().poll()
+
+
+def untrained(config):
+    """A policy that has learned nothing."""
+    schema = make_env(config).schema
+    source = np.random.default_rng(0)
+    width = len(schema.action_names)
+    columns = {
+        name: source.uniform(-1, 1, (9, n)).astype("f4")
+        for name, n in (("state/relative_pose", 6), ("action", width))
+    }
+    policy = DiffusionPolicy.create(
+        columns,
+        {"state/relative_pose": 6},
+        generator=torch.Generator().manual_seed(0),
+        denoiser={"hidden": [8]},
+    )
+    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
+    return Behaviour(policy, interface, execute_steps=4)
+
+
+def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
+    tmp_path, monkeypatch
+):
+    config = compose(
+        [
+            *TINY,
+            f"runs_directory={tmp_path}",
+            "dagger.episodes=3",
+            "operator=simulated",
+            "operator.simulated.habits.attention=0.0",  # only what is said here counts
+        ]
+    )
+    run = RunDirectory.create("reach", str(tmp_path))
+    # Polls 2 to 4 are steps, as are 12 to 14; between them it waits, then is reset.
+    said = Scripted(
+        {
+            2: ["take_over"],
+            4: ["stop"],
+            9: ["clear_errors"],
+            12: ["take_over"],
+            14: ["discard"],
+        }
+    )
+    monkeypatch.setattr(dagger, "make_inbox", lambda config: said)
+    printed = io.StringIO()
+    monkeypatch.setattr(
+        dagger,
+        "WorkProgress",
+        lambda *about: WorkProgress(*about, console=Console(file=printed, width=200)),
+    )
+    (recorded,) = dagger.correct(config, run, untrained(config), 1)
+    assert "halted the robot, which waits for: clear_errors" in printed.getvalue()
+    assert len(recorded) == 1
 
 
 @pytest.mark.slow  # collects, clones twice and acts
