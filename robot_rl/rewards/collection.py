@@ -93,20 +93,20 @@ class OperatorDetector(RobotEnvWrapper):
     it. Wrappers around this one hear neither of the two.
 
     Attributes:
-        discarded: Whether the operator does not want the episode to be kept.
+        labelled: Whether the operator has said of the episode that it succeeded or failed.
     """
 
     def __init__(self, env: RobotEnvWrapper) -> None:
         """Listen to the operator of an `Intervention`."""
         super().__init__(env)
-        self.discarded = self._success = False
+        self.labelled = self._success = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode; what was said before it is about none."""
         observation, info = super().reset(seed=seed, options=options)
-        self.discarded = self._success = False
+        self.labelled = self._success = False
         return observation, info | {"operator": NOTHING}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -114,12 +114,12 @@ class OperatorDetector(RobotEnvWrapper):
         observation, _, _, truncated, info = super().step(action)
         said: OperatorInput = info["operator"]
         self._success |= OperatorEvent.SUCCESS in said.events
-        self.discarded |= OperatorEvent.DISCARD in said.events
         failed = OperatorEvent.FAILURE in said.events and not self._success
+        self.labelled |= self._success or failed
         others = tuple(event for event in said.events if event not in LABELS)
         info |= {"success": self._success, "operator": said._replace(events=others)}
-        over = self._success or failed
-        return observation, float(self._success), over, truncated and not over, info
+        # After a success the episode may go on, but not where the operator has cut it.
+        return observation, float(self._success), self._success or failed, truncated, info
 
 
 class Resting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 from omegaconf import DictConfig
@@ -70,11 +71,11 @@ class ExampleCollector:
             NoExamples: Nothing wanted came of 200 episodes in a row.
         """
         path = self._run.reward_examples
-        with EpisodeWriter(path, self._env.schema, _facts(self._config)) as writer:
+        facts = _facts(self._config)
+        with closing(self._env), EpisodeWriter(path, self._env.schema, facts) as writer:
             known = EpisodeDataset(path)
             self._collect_successes(writer, known, progress)
             self._collect_failures(writer, known, progress)
-        self._env.close()
         return EpisodeDataset(path)
 
     def _collect_successes(
@@ -176,6 +177,9 @@ def collect_by_operator(
 ) -> EpisodeDataset:
     """Record episodes of an operator, whose events `success` and `failure` are the labels.
 
+    An episode without a label is not kept, nor is one that something else has cut: another event,
+    or a robot that could not go on.
+
     The policy of the run acts while nobody has taken over; without one the robot rests.
 
     Args:
@@ -190,13 +194,9 @@ def collect_by_operator(
     detector = OperatorDetector(operated)
     source = Lingering(options.frames_after_success)
     env = RewardWrapper(detector, source)
-    controller: Controller = ExpertController(
-        Resting(env.schema.action_dimension), env.schema.action_dimension
-    )
-    if run.has_folder(LAST) or run.has_folder(CLONED):
-        controller = PolicyRunner(load_newest(run)[0].exploring("mean"))
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
-    with EpisodeWriter(run.reward_examples, env.schema, _facts(config)) as writer:
+    with closing(env), EpisodeWriter(run.reward_examples, env.schema, _facts(config)) as writer:
+        controller = _newest_or_resting(run, env.schema.action_dimension)
         known = EpisodeDataset(run.reward_examples)
         successes = options.positive_frames - _positive_frames(known)
         failures = options.negative_episodes - int((~known.successes).sum())
@@ -205,14 +205,22 @@ def collect_by_operator(
             seed = training_seed(int(config.seed), _OPERATOR_STREAM, len(writer))
             source.frames = max(1, min(options.frames_after_success, successes))
             result = _one(env, controller, seed, recorder)
-            if detector.discarded:
+            cut = operated.ended_by or result.interrupted
+            if cut is not None or not detector.labelled:
+                progress.note(f"not kept: {cut or 'nobody said success or failure'}")
                 continue
             _record(writer, result)
             successes -= sum(bool(row["success"]) for row in result.rows)
             failures -= not result.success
             progress.update(len(writer))
-    env.close()
     return EpisodeDataset(run.reward_examples)
+
+
+def _newest_or_resting(run: RunDirectory, action_dimension: int) -> Controller:
+    """The policy of a run; without one, who does nothing."""
+    if run.has_folder(LAST) or run.has_folder(CLONED):
+        return PolicyRunner(load_newest(run)[0].exploring("mean"))
+    return ExpertController(Resting(action_dimension), action_dimension)
 
 
 def _one(

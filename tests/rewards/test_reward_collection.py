@@ -9,8 +9,10 @@ from rich.console import Console
 from robot_rl.config import compose, save_resolved
 from robot_rl.data.rows import RowBuilder
 from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import rollout
-from robot_rl.operator import OperatorInbox
+from robot_rl.operator import OperatorError, OperatorInbox
 from robot_rl.progress import WorkProgress
 from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingController
 from robot_rl.rewards.source import RewardError
@@ -31,31 +33,73 @@ CONFIG = compose(
 
 
 class Scripted(OperatorInbox):
-    """Says something at some ticks: an episode has two at its reset and one at each step."""
+    """Says something at some ticks: an episode has two at its reset and one at each step.
+
+    An error among what it says is raised, as by a device that is pulled out.
+    """
 
     def __init__(self, says):
         super().__init__(float("inf"))
         self._says, self._tick = says, 0
 
     def poll(self):
-        if self._tick in self._says:
-            self.post(self._says[self._tick])
+        said = self._says.get(self._tick)
         self._tick += 1
+        if isinstance(said, Exception):
+            raise said
+        if said is not None:
+            self.post(said)
         return super().poll()
 
 
+def by_operator(folder, config, said):
+    """A session of an operator; returns what was recorded and what was printed."""
+    run = RunDirectory.create("reach", folder)
+    save_resolved(config, run.path)
+    printed = io.StringIO()
+    with WorkProgress(0, console=Console(file=printed, width=200)) as progress:
+        return collect_by_operator(config, run, Scripted(said), progress), printed.getvalue()
+
+
 def test_the_operators_word_is_the_label_and_discarded_episodes_are_not_kept(tmp_path):
-    run = RunDirectory.create("reach", tmp_path)
-    save_resolved(CONFIG, run.path)
     # Steps 2 to 7 (the success and two more frames), 10 and 11, 14 to 16, 19 to 21 (one more).
-    said = Scripted({5: "success", 11: "discard", 16: "failure", 20: "success"})
-    with WorkProgress(0, console=Console(file=io.StringIO())) as progress:
-        recorded = collect_by_operator(CONFIG, run, said, progress)
+    said = {5: "success", 11: "discard", 16: "failure", 20: "success"}
+    recorded, _ = by_operator(tmp_path, CONFIG, said)
     assert recorded.successes.tolist() == [True, False, True]
     assert np.diff(recorded.episode_ends, prepend=0).tolist() == [7, 4, 4]
     shown = np.split(recorded.read("success"), recorded.episode_ends[:-1])
     assert [np.flatnonzero(s).tolist() for s in shown] == [[3, 4, 5], [], [1, 2]]
     assert not recorded.read("truncated").any()
+
+
+def test_an_episode_that_is_cut_or_that_nobody_labels_is_no_example(tmp_path):
+    config = CONFIG.copy()
+    config.classifier.collection.positive_frames = 3
+    config.task.environment.time_limit_steps = 6
+    said = {
+        2: RobotInterrupted("the device is gone"),  # at the first step
+        7: "reset",
+        11: "success",
+        12: "stop",
+        14: "clear_errors",
+        # Steps 17 to 22 run into the time limit.
+        26: "failure",
+        30: "success",
+    }
+    recorded, printed = by_operator(tmp_path, config, said)
+    assert recorded.successes.tolist() == [False, True]
+    assert np.diff(recorded.episode_ends, prepend=0).tolist() == [3, 5]
+    assert printed.count("not kept: ") == 4
+    for reason in ("the device is gone", "reset", "stop", "nobody said success or failure"):
+        assert f"not kept: {reason}" in printed
+
+
+def test_a_session_that_breaks_off_releases_the_robot(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(RobotEnv, "close", lambda self: closed.append(self))
+    with pytest.raises(OperatorError, match="no such operator event"):
+        by_operator(tmp_path, CONFIG, {3: "what?"})
+    assert len(closed) == 1
 
 
 def test_an_expert_that_stalls_hardly_moves_any_more():
