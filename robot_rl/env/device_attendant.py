@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Observation
+from robot_rl.env import rotations
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorInbox
@@ -74,8 +75,23 @@ class DeviceAttendant:
         Raises:
             RobotInterrupted: The device has failed.
         """
-        pose = observation.get(_POSE)
-        orientation = None if pose is None else np.asarray(pose[3:], np.float64)
+        self._read(_tool_orientation(observation))
+
+    def listen(self, observation: Observation) -> None:
+        """As `watch`; a device that was lost is connected anew first.
+
+        Before the first episode the tool's orientation is not known. Nothing moves then, so that
+        any will do to tell whether the operator moves.
+        """
+        self.begin(0)
+        orientation = _tool_orientation(observation)
+        self._read(rotations.DOWNWARD if orientation is None else orientation)
+
+    def close(self) -> None:
+        """Release the device."""
+        self._device.close()
+
+    def _read(self, orientation: npt.NDArray[np.float64] | None) -> None:
         try:
             state = self._device.read(orientation, self._inbox.gripper)
         except RobotRLError as error:
@@ -87,18 +103,15 @@ class DeviceAttendant:
                 self._inbox.post(self._device.events[button])
         self._inbox.jog(state.motion, state.gripper, source=_SOURCE)
 
-    def listen(self, observation: Observation) -> None:
-        """As `watch`; a device that was lost is connected anew first."""
-        self.begin(0)
-        self.watch(observation)
-
-    def close(self) -> None:
-        """Release the device."""
-        self._device.close()
-
     def _interrupted(self, error: RobotRLError) -> RobotInterrupted:
         return RobotInterrupted(
             "the operator's device is gone, so nobody could correct the robot",
             got=error,
             hint="connect it again; the episode then begins by itself",
         )
+
+
+def _tool_orientation(observation: Observation) -> npt.NDArray[np.float64] | None:
+    """Quaternion xyzw (4,) of the tool in the base frame, where it was observed."""
+    pose = observation.get(_POSE)
+    return None if pose is None else np.asarray(pose[3:], np.float64)

@@ -8,6 +8,7 @@ import torch
 from scenes import assert_identical, configuration, environment
 from scripted_device import HandheldDevice
 
+from drivers.teleop.base import Shaping
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
@@ -172,6 +173,14 @@ def test_a_device_that_is_lost_while_the_robot_is_paused_is_waited_for(inbox):
     assert ["device is gone" in note for note in notes] == [False, True, False]
     assert "go on" in notes[-1]
     env.reset(seed=4)
+
+
+def test_a_device_in_the_tools_frame_is_heard_before_the_first_episode(inbox):
+    device = HandheldDevice(Shaping(frame="tool", dead_zone=0.0), held=UP)
+    env = Intervention(environment("reach"), inbox, 0.3, [DeviceAttendant(device, inbox)])
+    assert env.hear().moving
+    env.reset(seed=3)
+    assert said(env)[0]
 
 
 def test_a_halted_arm_does_not_go_on_to_its_target(operated, inbox):
