@@ -59,7 +59,7 @@ def test_services_end_the_episode_with_the_robot_holding(operated, said, afterwa
     listener.trigger(said)
     truncated, info = step(env)
     assert truncated
-    assert info["intervened"]
+    assert not info["intervened"]
     assert set(env.waits_for) == ({afterwards} - {None})
     if afterwards is not None:
         listener.trigger(afterwards)
