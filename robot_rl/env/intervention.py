@@ -161,7 +161,7 @@ class Intervention(RobotEnvWrapper):
         self._note_halts(said.events)
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
         over = bool(self._waits_for) or self.ended_by is not None
-        intervened = self._takes_over(said)
+        intervened = self._takes_over(said) and not over  # who halts the robot teaches nothing
         if over:
             self.robot.hold()
             said = said._replace(motion=np.zeros(6), gripper=None)

@@ -115,7 +115,7 @@ def test_a_halt_holds_the_arm_ends_the_episode_and_lasts(operated, inbox, event,
     inbox.jog(UP)
     inbox.post(event)
     intervened, executed, truncated = said(operated, action=fast)
-    assert (intervened, truncated) == (True, True)
+    assert (intervened, truncated) == (False, True)  # the hold is nobody's motion
     assert not executed.any()
     notes = []
     asked = iter([False, False, True])
