@@ -51,7 +51,9 @@ def make_env(
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
 
-def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Expert:
+def make_expert(
+    config: Mapping[str, Any], env: RobotEnv, part: str = "expert", **replaced: Any
+) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
     Over topics that is a copy of the simulated world, which the robot keeps.
@@ -59,19 +61,20 @@ def make_expert(config: Mapping[str, Any], env: RobotEnv, **replaced: Any) -> Ex
     Args:
         config: The configuration.
         env: The environment.
+        part: Which of the task's: the `expert`, or the `hand` of a simulated operator.
         **replaced: Arguments that replace those of the configuration.
 
     Raises:
         RobotRLError: The task has none.
     """
-    if config["task"]["expert"] is None:
+    if config["task"][part] is None:
         raise RobotRLError(
             f"the task {env.task.name!r} has no scripted expert",
-            got="task.expert=null",
-            hint="name demonstrations with dataset=PATH, or an expert with task.expert",
+            got=f"task.{part}=null",
+            hint=f"name demonstrations with dataset=PATH, or an expert with task.{part}",
         )
     task = getattr(env.robot, "simulated_task", None) or env.task
-    expert: Expert = devices.make(config["task"]["expert"], task=task, **replaced)
+    expert: Expert = devices.make(config["task"][part], task=task, **replaced)
     return expert
 
 
@@ -95,12 +98,14 @@ def make_intervention(
     operator = config["operator"]
     attendants: list[Attendant] = []
     if operator["simulated"] is not None:
-        imperfections = devices.make(operator["imperfections"])
+        part = "hand" if "hand" in config["task"] else "expert"
         attendants.append(
             devices.make(
                 operator["simulated"],
                 inbox=inbox,
-                hand=make_expert(config, env, imperfections=imperfections),
+                hand=make_expert(
+                    config, env, part, imperfections=devices.make(operator["imperfections"])
+                ),
                 control_rate_hz=float(config["control_rate_hz"]),
             )
         )

@@ -332,9 +332,10 @@ def test_the_simulated_operator_is_repeated_bit_by_bit():
 
 def test_the_simulated_operator_feels_where_the_hole_is_that_it_does_not_see():
     """The socket is seen with an error of up to 4 mm; the peg has 0.25 mm of play to each side."""
-    long = ("operator.simulated.habits.attention=1.0", "task.environment.time_limit_steps=200")
-    results, _ = simulated("peg_insert_hard", Idle, range(6), *long)
-    assert sum(result.success for result in results) >= 4
-    senseless = "operator.simulated.habits.touch=1.0"
-    results, _ = simulated("peg_insert_hard", Idle, range(6), *long, senseless)
+    watchful = "operator.simulated.habits.attention=1.0"
+    results, _ = simulated("peg_insert_hard", Idle, range(6), watchful)
+    assert sum(result.success for result in results) >= 5
+    # Who sees it 30 mm beside its place looks for it there: the true place is not known.
+    elsewhere = "task.environment.position_noise=0.03"
+    results, _ = simulated("peg_insert_hard", Idle, range(6), watchful, elsewhere)
     assert sum(result.success for result in results) <= 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.task import ScriptedExpert
 from robot_rl.operator import Motion, OperatorEvent, OperatorInbox
 
@@ -27,8 +27,6 @@ class Habits:
         look_noise: Standard deviation of a look's error about the goal's position, per horizontal
             axis [m].
         look_yaw_noise: The same of its yaw [rad].
-        touch: Share of the error with which the goal is seen that remains each time the person has
-            felt that the tool is stuck.
         patience_s: Time without progress before the person sees that something is wrong [s].
         progress: Share of the person's own pace, towards where they would go, that is progress.
         reaction_low_s: Fastest time from seeing that to the first motion [s].
@@ -44,7 +42,6 @@ class Habits:
     look_s: float
     look_noise: float
     look_yaw_noise: float
-    touch: float
     patience_s: float
     progress: float
     reaction_low_s: float
@@ -56,16 +53,16 @@ class Habits:
 
 
 class SimulatedOperator:
-    """Watches like a person, and drives with the hand of the task's scripted expert.
+    """Watches like a person, and drives with the hand that the task describes.
 
     What it knows is what a person beside the robot knows, and not more:
 
     * where the tool is, as the arm itself measures it;
     * where the goal is, as the policy sees it: with the error that the task's observations have in
       this episode, and not its true pose. Beside it each look, every `look_s`, is wrong anew by
-      `look_noise` and `look_yaw_noise`. How the peg fits is felt: who drives and is stuck comes
-      nearer to the truth by `touch`, as the forces say. An operator who saw better than the policy
-      would teach it what it cannot know, and it would learn worse for the help;
+      `look_noise` and `look_yaw_noise`. How the peg fits is felt, with the forces that the arm
+      measures (`robot_rl.env.sim.tasks.insertion_by_feel`). An operator who knew what the policy
+      cannot observe would teach it what it cannot do, and it would learn worse for the help;
     * objects that are moved, where they are, with the same errors;
     * not what the policy is about to do, nor its values.
 
@@ -80,7 +77,8 @@ class SimulatedOperator:
 
     Args:
         inbox: What it writes to.
-        hand: The task's expert, with the person's imperfections.
+        hand: What the task's `hand` or, without one, its `expert` describes, with the person's
+            imperfections.
         habits: See `Habits`.
         control_rate_hz: Steps per second.
     """
@@ -103,7 +101,6 @@ class SimulatedOperator:
         self._watching = True
         self._driving = False
         self._helped = False
-        self._felt = 0
         self._next_look = 0
         self._reaction: int | None = None
 
@@ -116,7 +113,6 @@ class SimulatedOperator:
         self._watching = bool(self._rng.random() < self._habits.attention)
         self._driving = False
         self._helped = False
-        self._felt = 0
         self._next_look = 0
         self._forget()
         self._inbox.jog(np.zeros(6), source=_SOURCE)
@@ -129,7 +125,7 @@ class SimulatedOperator:
         """
         self._judge()
         self._look()
-        action = self._act()
+        action = self._hand.act(self._rng)
         self._wanted = np.zeros(6)
         self._wanted[self._arm] = action[: len(self._arm)]
         if self._driving:
@@ -192,14 +188,6 @@ class SimulatedOperator:
             self._forget()
             self._inbox.post(OperatorEvent.HAND_BACK)
             self._inbox.jog(np.zeros(6), source=_SOURCE)
-
-    def _act(self) -> Action:
-        """What the person would do now; only who drives feels what the tool meets."""
-        self._hand.sight = self._habits.touch**self._felt
-        before = self._hand.corrections
-        action = self._hand.act(self._rng)
-        self._felt += self._driving and self._hand.corrections > before
-        return action
 
     def _moved_by_hand(self) -> Motion:
         noise = self._habits.motor_noise * self._rng.standard_normal(6)

@@ -141,9 +141,6 @@ class ScriptedExpert(ABC):
     Attributes:
         error: The present error about the goal's position (3,), base frame [m].
         yaw_error: The present error about the goal's yaw [rad].
-        sight: Share of the error with which the task's observations see the goal that the expert
-            has too, beside its own: 0 for one who knows the truth, 1 for one who sees no better.
-        corrections: How often it has noticed in this episode that it was stuck.
         speed: The episode's pace, as a share of the largest action.
         gripper: What the gripper is told, -1 open to +1 closed.
     """
@@ -162,8 +159,6 @@ class ScriptedExpert(ABC):
         self._pause = 0
         self.error = np.zeros(3)
         self.yaw_error = 0.0
-        self.sight = 0.0
-        self.corrections = 0
         self.speed = 1.0
         self.gripper = -1.0
 
@@ -174,7 +169,6 @@ class ScriptedExpert(ABC):
         self.yaw_error = float(rng.normal(0.0, flaws.yaw_offset))
         self.speed = float(rng.uniform(flaws.speed_low, flaws.speed_high))
         self._pause = 0
-        self.corrections = 0
         self.gripper = -1.0
 
     def act(self, rng: np.random.Generator) -> Action:
@@ -209,7 +203,6 @@ class ScriptedExpert(ABC):
 
     def correct(self) -> None:
         """Notice being stuck, look again, and come closer to the truth."""
-        self.corrections += 1
         self.error = self.error * self.imperfections.correction
         self.yaw_error *= self.imperfections.correction
 

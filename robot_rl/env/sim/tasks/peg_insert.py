@@ -277,30 +277,22 @@ class PegInsertExpert(ScriptedExpert):
         self._depths = []
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Above the believed socket until aligned, then down into it."""
+        """Where the TCP should be next for the tip to be there."""
+        return self.tcp_with_tip_at(self.tip_goal())
+
+    def tip_goal(self) -> Vector:
+        """Above the believed socket until aligned, then down into it; pose (7,), base frame."""
         tip = rotations.relative(self._peg_task.socket_pose(), self._peg_task.tip_pose())
-        error, yaw_error = self._whole_error()
-        believed = rotations.compose(
-            self._peg_task.socket_pose(), np.concatenate([error, rotations.about_z(yaw_error)])
-        )
-        lateral = float(np.linalg.norm(tip[:2] - error[:2]))
+        belief = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
+        believed = rotations.compose(self._peg_task.socket_pose(), belief)
+        lateral = float(np.linalg.norm(tip[:2] - self.error[:2]))
         if not self._descending and lateral < self._align and tip[2] < 1.5 * self._hover:
             self._descending = True
         if self._descending:
             self._notice_stuck(float(tip[2]))
         height = -HOLE_DEPTH if self._descending else self._hover
         lift = np.concatenate([[0.0, 0.0, height], rotations.about_z(0.0)])
-        target = rotations.compose(believed, lift)
-        return self.tcp_with_tip_at(target)
-
-    def _whole_error(self) -> tuple[Vector, float]:
-        """Its error about the socket: position (3,) in the socket's frame [m], and yaw [rad]."""
-        if self.sight == 0.0:
-            return self.error, self.yaw_error
-        seen = rotations.relative(self._peg_task.socket_pose(), self._peg_task.seen_poses()[0])
-        sideways = seen[:3] * (1.0, 1.0, 0.0)
-        yaw = rotations.heading(seen[3:])
-        return self.error + self.sight * sideways, self.yaw_error + self.sight * yaw
+        return rotations.compose(believed, lift)
 
     def tcp_with_tip_at(self, tip: Vector) -> Vector:
         """TCP pose (7,) that brings the tip to a pose (7,)."""

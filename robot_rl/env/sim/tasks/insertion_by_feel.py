@@ -1,0 +1,166 @@
+"""How a person puts a peg into a hole that they do not see well: tilted, by feel.
+
+The corner that comes first is lowered into the hole, which is much wider than a corner; the peg
+then slides until both walls hold it back, is set upright and pushed in, and yields to what it
+feels. All of it follows from what the arm measures and from the goal as it is seen, so that a
+policy with the same observations can learn it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from robot_rl.env import rotations
+from robot_rl.env.sim.task import Vector
+from robot_rl.env.sim.tasks.peg_insert import PegInsert, PegInsertExpert
+from robot_rl.env.sim.tasks.pick_insert import PickInsertExpert
+
+
+class _Phase(Enum):
+    """What the hand is about to do."""
+
+    APPROACH = "go above the place where the tilted peg is to be set down"
+    LOWER = "lower it until it touches"
+    SLIDE = "slide towards the hole until both walls hold it back"
+    INSERT = "set it upright and push it in"
+
+
+@dataclass
+class InsertionByFeel:
+    """The skill; positions are of the peg's tip in the frame of the socket as seen, z up.
+
+    Attributes:
+        offset: How far from the hole, back along x and y, the peg is set down [m].
+        tilt: By how much the corner that comes first is lower, about each axis [rad].
+        hover: Height from which it is lowered [m].
+        near: Distance from the place above which it is lowered [m].
+        touch_force: Upward force that says that it stands on something [N].
+        slide: Motion of the target per step along an axis that nothing holds back [m].
+        creep: The same along one that a wall holds back [m].
+        press: How far below the tip the target is held [m].
+        wall_force: Least sideways force of a wall [N]; also more than `wall_ratio` times the
+            upward one, since friction alone gives some.
+        wall_ratio: See `wall_force`.
+        overshoot: Position beyond the hole at which the slide has missed it [m].
+        yielding: Sideways motion per step for a force [m/N].
+        turning: Rotation per step about the vertical for a torque [rad/Nm].
+    """
+
+    offset: float
+    tilt: float
+    hover: float
+    near: float
+    touch_force: float
+    slide: float
+    creep: float
+    press: float
+    wall_force: float
+    wall_ratio: float
+    overshoot: float
+    yielding: float
+    turning: float
+    _phase: _Phase = field(default=_Phase.APPROACH, init=False)
+    _caught_at: Vector = field(default_factory=lambda: np.zeros(3), init=False)
+
+    def reset(self) -> None:
+        """Begin with the approach."""
+        self._phase = _Phase.APPROACH
+
+    def next_tip(self, tip: Vector, wrench: Vector, *, inside: bool) -> Vector:
+        """Where the tip should be next.
+
+        Args:
+            tip: Pose (7,) of the tip, in the frame of the socket as seen.
+            wrench: Force [N] and torque [Nm] (6,) on the peg, in that frame.
+            inside: Whether the peg is seen to be in the hole, if only a little.
+
+        Returns:
+            Pose (7,) in that frame.
+        """
+        force = wrench[:3]
+        held = -force[:2] > max(self.wall_force, self.wall_ratio * force[2])
+        self._turn_to(tip[:3], touching=bool(force[2] > self.touch_force), held=held, inside=inside)
+        leaning = np.array([-self.tilt, self.tilt, 0.0])
+        place = np.full(2, -self.offset)
+        if self._phase is _Phase.APPROACH:
+            return _pose(place, self.hover, leaning)
+        below = tip[2] - self.press
+        if self._phase is _Phase.LOWER:
+            return _pose(place, below, leaning)
+        if self._phase is _Phase.SLIDE:
+            return _pose(tip[:2] + np.where(held, self.creep, self.slide), below, leaning)
+        turned = rotations.to_rotation_vector(tip[3:])[2] + self.turning * wrench[5]
+        return _pose(tip[:2] + self.yielding * force[:2], below, np.array([0.0, 0.0, turned]))
+
+    def _turn_to(self, tip: Vector, *, touching: bool, held: Vector, inside: bool) -> None:
+        """Enter the next phase, or the first again where the hole was missed."""
+        over = np.linalg.norm(tip[:2] + self.offset) < self.near and tip[2] < self.hover + self.near
+        if inside or (self._phase is _Phase.SLIDE and held.all()):
+            if self._phase is not _Phase.INSERT:
+                self._caught_at = tip
+            self._phase = _Phase.INSERT
+        elif self._phase is _Phase.INSERT:
+            if (tip - self._caught_at).max() > self.near:  # along the walls, or up again
+                self._phase = _Phase.APPROACH
+        elif self._phase is _Phase.SLIDE:
+            if tip[:2].max() > self.overshoot:
+                self._phase = _Phase.APPROACH
+        elif self._phase is _Phase.LOWER and touching:
+            self._phase = _Phase.SLIDE
+        elif self._phase is _Phase.APPROACH and over:
+            self._phase = _Phase.LOWER
+
+
+class PegInsertByFeel(PegInsertExpert):
+    """Inserts by feel, and knows of the socket what the policy sees of it.
+
+    Args:
+        task: The task.
+        insertion: The skill.
+        visible_depth: Depth from which anyone sees that the peg is in the hole [m].
+        **arguments: See `PegInsertExpert`.
+    """
+
+    def __init__(
+        self, task: PegInsert, insertion: InsertionByFeel, visible_depth: float, **arguments: Any
+    ) -> None:
+        """See the class."""
+        super().__init__(task, **arguments)
+        self._insertion = insertion
+        self._visible_depth = visible_depth
+        self._seen_task = task
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Draw this episode's error and pace."""
+        super().reset(rng)
+        self._insertion.reset()
+
+    def tip_goal(self) -> Vector:
+        """Where the skill wants the tip (7,), base frame."""
+        task = self._seen_task
+        looked = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
+        socket = rotations.compose(task.seen_poses()[0], looked)
+        tip = task.tip_pose()
+        measured = task.world.tcp_wrench()
+        into_frame = rotations.conjugate(socket[3:])
+        wrench = [rotations.rotate(into_frame, part) for part in (measured[:3], measured[3:])]
+        depth = -float(rotations.relative(task.socket_pose(), tip)[2])
+        goal = self._insertion.next_tip(
+            rotations.relative(socket, tip),
+            np.concatenate(wrench),
+            inside=depth > self._visible_depth,
+        )
+        return rotations.compose(socket, goal)
+
+
+class PickInsertByFeel(PegInsertByFeel, PickInsertExpert):
+    """Takes the peg as the expert of `pick_insert` does, and inserts it by feel."""
+
+
+def _pose(place: Vector, height: float, rotation: Vector) -> Vector:
+    """A pose (7,) of x and y, z and a rotation vector."""
+    return np.concatenate([place, [height], rotations.from_rotation_vector(rotation)])
