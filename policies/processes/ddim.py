@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from policies.denoisers.base import Denoiser, sinusoidal_embedding
 from policies.errors import PolicyError
 from policies.networks import standard_normal
 from policies.processes.base import Process, masked_mean_square
+from policies.processes.noise_table import NoiseTable
 
 PREDICTIONS = ("epsilon", "sample")
 
@@ -19,7 +20,7 @@ PREDICTIONS = ("epsilon", "sample")
 class DDIM(Process):
     """Denoising with K of the T training steps.
 
-    Noise schedule and timestep table come from diffusers; `transition` equals its
+    Noise schedule and timesteps come from diffusers (`NoiseTable`); `transition` equals its
     `DDIMScheduler.step` (tested at η = 0 and η = 1) where `std_bounds` is None.
 
     Args:
@@ -32,6 +33,7 @@ class DDIM(Process):
         spacing: How diffusers picks K of T timesteps: "leading", "trailing" or "linspace".
         std_bounds: Clip of the standard deviation, in mean and density alike; RL on the chain
             needs a floor (RL-100: 0.0067 to 0.1). None leaves DDIM unchanged.
+        noise_table: What `NoiseTable.to_json` gave, from a saved policy; None asks diffusers.
     """
 
     kind: ClassVar[str] = "ddim"
@@ -53,6 +55,7 @@ class DDIM(Process):
         schedule: str = "squaredcos_cap_v2",
         spacing: str = "leading",
         std_bounds: Sequence[float] | None = None,
+        noise_table: Mapping[str, Any] | None = None,
     ) -> None:
         """Tabulate the coefficients; see the class for the arguments."""
         if prediction not in PREDICTIONS:
@@ -70,27 +73,21 @@ class DDIM(Process):
         self.schedule = schedule
         self.spacing = spacing
         self.std_bounds = None if std_bounds is None else (std_bounds[0], std_bounds[1])
+        self.noise_table = (
+            NoiseTable.from_diffusers(train_steps, steps, schedule=schedule, spacing=spacing)
+            if noise_table is None
+            else NoiseTable.from_json(noise_table, train_steps, steps)
+        )
         self._tabulate()
 
     def _tabulate(self) -> None:
-        # Here, because the import takes two seconds and policies without a chain need none of it.
-        from diffusers.schedulers.scheduling_ddim import DDIMScheduler
-
-        scheduler = DDIMScheduler(
-            num_train_timesteps=self.train_steps,
-            beta_schedule=self.schedule,
-            timestep_spacing=self.spacing,
-            clip_sample=True,
-        )
-        scheduler.set_timesteps(self.steps)
-        alphas = scheduler.alphas_cumprod.double()
+        alphas = torch.tensor(self.noise_table.alphas, dtype=torch.float64)
         self.register_buffer("_scales", alphas.sqrt().float(), persistent=False)
         self.register_buffer("_noise_scales", (1 - alphas).sqrt().float(), persistent=False)
-        timesteps = scheduler.timesteps.long()
+        timesteps = torch.tensor(self.noise_table.timesteps)
         previous = timesteps - self.train_steps // self.steps
-        last = float(scheduler.final_alpha_cumprod)
         now = alphas[timesteps]
-        after = torch.where(previous >= 0, alphas[previous.clamp(min=0)], last)
+        after = torch.where(previous >= 0, alphas[previous.clamp(min=0)], 1.0)
         std = self.eta * ((1 - after) / (1 - now) * (1 - now / after)).clamp(min=0).sqrt()
         if self.std_bounds is not None:
             std = std.clamp(*self.std_bounds)
@@ -122,6 +119,7 @@ class DDIM(Process):
             "schedule": self.schedule,
             "spacing": self.spacing,
             "std_bounds": None if self.std_bounds is None else list(self.std_bounds),
+            "noise_table": self.noise_table.to_json(),
         }
 
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:

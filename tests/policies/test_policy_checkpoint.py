@@ -1,5 +1,8 @@
 """Policies on disk and as bytes: one contract over every kind, and what damage gets."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +57,30 @@ def test_the_saved_normaliser_is_the_one_used_in_training(tmp_path):
     assert torch.equal(loaded.action_normalizer.half_range, policy.action_normalizer.half_range)
     with pytest.raises(PolicyError, match="fitted already"):
         loaded.encoder.fit(observations(9))
+
+
+def test_a_saved_diffusion_policy_keeps_its_noise_table(tmp_path):
+    """Who only runs it does not wait seconds for diffusers and torch's compiler."""
+    checkpoint.save(tmp_path / "policy", behaviour(diffusion()))
+    loading = (
+        "import sys, policies.checkpoint as c; from pathlib import Path;"
+        f"c.load(Path({str(tmp_path / 'policy')!r}));"
+        "print([name for name in ('diffusers', 'torch._dynamo') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("damage", ["short", "out of range"])
+def test_a_noise_table_that_does_not_fit_is_refused(damage):
+    content = behaviour(diffusion()).to_json()
+    table = content["config"]["process"]["noise_table"]
+    if damage == "short":
+        table["alphas"].pop()
+    else:
+        table["timesteps"][0] = 50
+    with pytest.raises(PolicyError, match="noise table"):
+        Behaviour.from_json(content)
 
 
 def test_saving_again_replaces_the_folder_and_leaves_nothing_else(tmp_path):
