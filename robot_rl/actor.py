@@ -24,7 +24,6 @@ from robot_rl.data.rows import Decision, RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
@@ -149,7 +148,7 @@ def act(
         stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
         link = ConsoleLink(run, inbox, number)
         shown = TelemetryEnv(env, operated, link, _episodes_before(run, number))
-        seeds = _seeds(int(config.seed), stream, client, operated, shown, stop)
+        seeds = _seeds(int(config.seed), stream, client, shown, stop)
         labels = LateLabels(place, schema.task, opened, _note)
         env.on_late_label = labels.tell
 
@@ -305,7 +304,6 @@ def _seeds(
     run_seed: int,
     stream: int,
     client: ReplayClient,
-    env: Intervention,
     shown: TelemetryEnv,
     stop: threading.Event,
 ) -> Iterator[int]:
@@ -318,14 +316,10 @@ def _seeds(
         _note(text)
         shown.note_waiting(text)
 
-    def stopped() -> bool:
-        shown.look()
-        return stop.is_set()
-
     number = 0
     while not stop.is_set():
-        _wait_for_room(client, env.task.time_limit_steps + 1, note, stop)
-        env.wait_until_free(stopped, note)
+        _wait_for_room(client, shown.task.time_limit_steps + 1, note, stop)
+        shown.wait_until_free(stop.is_set, _note)
         if stop.is_set():
             return
         yield training_seed(run_seed, stream, number)

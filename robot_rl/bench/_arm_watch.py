@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import String
 
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 
-# A target this close to where the arm was just measured asks it to stay there [m].
-_STAYS = 0.002
+# Who asks the arm to stay sends a pose that was measured: the target is one of the poses until then
+# [m], however far the arm has gone since. Pose and command do not come in one order [s].
+_SAME = 1e-4
+_DISORDER_SECONDS = 0.03
+_POSES = 200
 _POLL_SECONDS = 0.005
+
+Position = npt.NDArray[np.float64]
 
 
 class ArmWatch:
@@ -35,11 +42,11 @@ class ArmWatch:
         self.check: Callable[[], None] = self.client.check
         self._lock = threading.Lock()
         self._modes: list[tuple[float, str]] = [(0.0, "unknown")]
-        self._position = np.full(3, np.nan)
-        self._last_command = (0.0, np.inf)  # when it came [s], and how far it was from the arm [m]
+        self._positions: deque[tuple[float, Position]] = deque(maxlen=_POSES)  # when [s], where
+        self._last_command = (0.0, np.full(3, np.nan))
         listen = self.client.node.create_subscription
         listen(String, "mode", self._take_mode, qos.latched())
-        listen(PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(1))
+        listen(PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(20))
         listen(PoseStamped, "applied_pose", self._take_command, qos.sensor_subscription(20))
 
     @property
@@ -63,7 +70,7 @@ class ArmWatch:
         Args:
             moment: On the steady clock [s].
             timeout_s: How long to wait.
-            told: Whether a last command for the place where the arm is counts as well.
+            told: Whether a last command to stay where the arm was measured counts as well.
 
         Returns:
             None where it does not hold in time.
@@ -71,11 +78,14 @@ class ArmWatch:
         if not self._wait(lambda: self._first("hold", moment) is not None, timeout_s):
             return None
         held = self._first("hold", moment)
-        with self._lock:
-            came, distance = self._last_command
         assert held is not None
-        if told and distance < _STAYS and moment < came < held:
-            held = came
+        with self._lock:
+            came, target = self._last_command
+            positions = tuple(self._positions)
+        if told and moment < came < held:
+            until_then = (place for at, place in positions if at < came + _DISORDER_SECONDS)
+            if any(np.linalg.norm(target - place) < _SAME for place in until_then):
+                held = came
         return held - moment
 
     def follows_for(self, seconds: float, timeout_s: float) -> bool:
@@ -111,10 +121,8 @@ class ArmWatch:
 
     def _take_pose(self, message: PoseStamped) -> None:
         with self._lock:
-            self._position = messages.pose_array(message)[:3]
+            self._positions.append((time.monotonic(), messages.pose_array(message)[:3]))
 
     def _take_command(self, message: PoseStamped) -> None:
-        target = messages.pose_array(message)[:3]
         with self._lock:
-            distance = float(np.linalg.norm(target - self._position))
-            self._last_command = (time.monotonic(), distance)
+            self._last_command = (time.monotonic(), messages.pose_array(message)[:3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,6 +112,19 @@ class TelemetryEnv(RobotEnvWrapper):
             else:
                 reason = self._newest.situation.reason
                 self._show(observation, stamp, activity=activity, reason=reason)
+
+    def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
+        """As `Intervention.wait_until_free`; consoles see the robot and the reason meanwhile."""
+
+        def looked() -> bool:
+            self.look()
+            return stopped()
+
+        def noted(reason: str) -> None:
+            note(reason)
+            self.note_waiting(reason)
+
+        self._operated.wait_until_free(looked, noted)
 
     def close(self) -> None:
         """Say so, hang up, and close the environment."""

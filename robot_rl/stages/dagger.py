@@ -23,7 +23,6 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Row
 from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import rollout, training_seed
 from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
@@ -82,7 +81,7 @@ def correct(
             training_seed(int(config.seed), _SEED_STREAM, episode)
             for episode in range(first, first + count)
         )
-        seeds = _once_free(numbered, operated, env, progress)
+        seeds = _once_free(numbered, env, progress)
         for done, result in enumerate(rollout([env], runner, seeds, recorder=recorder), 1):
             names = [field.name for field in env.schema.fields]
             rows = [{name: row[name] for name in names} for row in result.rows]
@@ -106,21 +105,10 @@ def correct(
     return [EpisodeDataset(run.corrections)] if found else []
 
 
-def _once_free(
-    seeds: Iterator[int], operated: Intervention, shown: TelemetryEnv, progress: WorkProgress
-) -> Iterator[int]:
-    """Hand on each seed once the operator lets an episode begin; the consoles see it wait."""
-
-    def note(text: str) -> None:
-        progress.note(text)
-        shown.note_waiting(text)
-
-    def stopped() -> bool:
-        shown.look()
-        return False
-
+def _once_free(seeds: Iterator[int], shown: TelemetryEnv, progress: WorkProgress) -> Iterator[int]:
+    """Hand on each seed once the operator lets an episode begin."""
     for seed in seeds:
-        operated.wait_until_free(stopped, note)
+        shown.wait_until_free(lambda: False, progress.note)
         yield seed
 
 

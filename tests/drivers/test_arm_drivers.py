@@ -60,7 +60,7 @@ def test_an_arm_that_is_not_connected_neither_moves_nor_hides_it(name):
 
 def test_a_franka_whose_cable_is_out_is_stopped_and_let_go():
     arm = made("franka")
-    franky = pytest.importorskip("franky")
+    franky = pytest.importorskip("franky", reason="needs the extra `franka`")
 
     def rethrow():
         raise franky.NetworkException("UDP receive: timeout")
