@@ -98,7 +98,9 @@ def make_intervention(
     operator = config["operator"]
     attendants: list[Attendant] = []
     if operator["simulated"] is not None:
-        part = "hand" if "hand" in config["task"] else "expert"
+        # Where nobody knows the true state there is neither; the error is about the expert.
+        known = config["task"]["expert"] is not None
+        part = "hand" if known and "hand" in config["task"] else "expert"
         attendants.append(
             devices.make(
                 operator["simulated"],
