@@ -20,6 +20,7 @@ from robot_rl.env.factory import make_env, make_intervention
 from robot_rl.env.intervention import Intervention, action_of_motion
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
+from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorError, OperatorInbox
 
 UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
@@ -339,3 +340,11 @@ def test_the_simulated_operator_feels_where_the_hole_is_that_it_does_not_see():
     elsewhere = "task.environment.position_noise=0.03"
     results, _ = simulated("peg_insert_hard", Idle, range(6), watchful, elsewhere)
     assert sum(result.success for result in results) <= 2
+
+
+def test_a_simulated_operator_needs_a_world_whose_state_it_knows():
+    config = configuration("task=peg_insert", "operator=simulated")
+    env = make_env(config)
+    config.task.expert = None  # as on a real robot
+    with pytest.raises(RobotRLError, match="no scripted expert"):
+        make_intervention(config, env, OperatorInbox())
