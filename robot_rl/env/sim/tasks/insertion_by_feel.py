@@ -132,7 +132,6 @@ class PegInsertByFeel(PegInsertExpert):
         super().__init__(task, **arguments)
         self._insertion = insertion
         self._visible_depth = visible_depth
-        self._seen_task = task
 
     def reset(self, rng: np.random.Generator) -> None:
         """Draw this episode's error and pace."""
@@ -141,9 +140,8 @@ class PegInsertByFeel(PegInsertExpert):
 
     def tip_goal(self) -> Vector:
         """Where the skill wants the tip (7,), base frame."""
-        task = self._seen_task
-        looked = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
-        socket = rotations.compose(task.seen_poses()[0], looked)
+        task = self._peg_task
+        socket = self.with_its_error(task.seen_poses()[0])
         tip = task.tip_pose()
         measured = task.world.tcp_wrench()
         into_frame = rotations.conjugate(socket[3:])

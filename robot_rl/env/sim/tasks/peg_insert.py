@@ -283,8 +283,7 @@ class PegInsertExpert(ScriptedExpert):
     def tip_goal(self) -> Vector:
         """Above the believed socket until aligned, then down into it; pose (7,), base frame."""
         tip = rotations.relative(self._peg_task.socket_pose(), self._peg_task.tip_pose())
-        belief = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
-        believed = rotations.compose(self._peg_task.socket_pose(), belief)
+        believed = self.with_its_error(self._peg_task.socket_pose())
         lateral = float(np.linalg.norm(tip[:2] - self.error[:2]))
         if not self._descending and lateral < self._align and tip[2] < 1.5 * self._hover:
             self._descending = True
@@ -293,6 +292,11 @@ class PegInsertExpert(ScriptedExpert):
         height = -HOLE_DEPTH if self._descending else self._hover
         lift = np.concatenate([[0.0, 0.0, height], rotations.about_z(0.0)])
         return rotations.compose(believed, lift)
+
+    def with_its_error(self, socket: Vector) -> Vector:
+        """A pose (7,) of the socket, with the expert's own error about it."""
+        error = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
+        return rotations.compose(socket, error)
 
     def tcp_with_tip_at(self, tip: Vector) -> Vector:
         """TCP pose (7,) that brings the tip to a pose (7,)."""
