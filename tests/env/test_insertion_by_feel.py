@@ -12,12 +12,16 @@ SURFACE = 0.0005  # m, where the tip is when it stands on the socket
 STILL = np.zeros(6)
 
 
-@pytest.mark.parametrize("task", ["peg_insert_hard", "pick_insert"])
-def test_the_hand_inserts_what_it_sees_with_an_error(task):
-    config = configuration(f"task={task}", "operator=simulated")
+def world_and_hand(*overrides):
+    config = configuration("operator=simulated", *overrides)
     env = make_env(config)
     imperfections = devices.make(config.operator.imperfections)
-    hand = make_expert(config, env, "hand", imperfections=imperfections)
+    return env, make_expert(config, env, "hand", imperfections=imperfections)
+
+
+@pytest.mark.parametrize("task", ["peg_insert_hard", "pick_insert"])
+def test_the_hand_inserts_what_it_sees_with_an_error(task):
+    env, hand = world_and_hand(f"task={task}")
     inserted = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
@@ -29,6 +33,16 @@ def test_the_hand_inserts_what_it_sees_with_an_error(task):
             over = terminated or truncated
         inserted += terminated
     assert inserted >= 11
+
+
+def test_the_hand_reaches_for_the_peg_where_it_is_seen():
+    env, hand = world_and_hand("task=pick_insert", "task.environment.peg_noise=0.02")
+    rng = np.random.default_rng(0)
+    env.reset(seed=0)
+    hand.reset(rng)
+    goal = hand.waypoint(rng)
+    assert np.abs(env.task.seen_tip() - env.task.tip_pose()).max() > 0.005
+    assert goal[:2] == pytest.approx(env.task.seen_tip()[:2])
 
 
 @pytest.fixture

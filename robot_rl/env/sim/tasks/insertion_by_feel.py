@@ -16,8 +16,8 @@ import numpy as np
 
 from robot_rl.env import rotations
 from robot_rl.env.sim.task import Vector
-from robot_rl.env.sim.tasks.peg_insert import PegInsert, PegInsertExpert
-from robot_rl.env.sim.tasks.pick_insert import PickInsertExpert
+from robot_rl.env.sim.tasks.peg_insert import PegInsert, TipExpert
+from robot_rl.env.sim.tasks.pick_insert import PickFirst
 
 
 class _Phase(Enum):
@@ -115,14 +115,14 @@ class InsertionByFeel:
             self._phase = _Phase.LOWER
 
 
-class PegInsertByFeel(PegInsertExpert):
-    """Inserts by feel, and knows of the socket what the policy sees of it.
+class PegInsertByFeel(TipExpert):
+    """Inserts by feel, and knows of socket and peg what the policy sees of them.
 
     Args:
         task: The task.
         insertion: The skill.
         visible_depth: Depth from which anyone sees that the peg is in the hole [m].
-        **arguments: See `PegInsertExpert`.
+        **arguments: See `TipExpert`.
     """
 
     def __init__(
@@ -138,25 +138,35 @@ class PegInsertByFeel(PegInsertExpert):
         super().reset(rng)
         self._insertion.reset()
 
+    def tip(self) -> Vector:
+        """The tip (7,) as the policy knows it."""
+        return self._peg_task.seen_tip()
+
+    def socket(self) -> Vector:
+        """The socket (7,) as the policy sees it."""
+        return self._peg_task.seen_poses()[0]
+
     def tip_goal(self) -> Vector:
         """Where the skill wants the tip (7,), base frame."""
-        task = self._peg_task
-        socket = self.with_its_error(task.seen_poses()[0])
-        tip = task.tip_pose()
-        measured = task.world.tcp_wrench()
+        socket = self.believed_socket()
+        measured = self.task.world.tcp_wrench()
         into_frame = rotations.conjugate(socket[3:])
         wrench = [rotations.rotate(into_frame, part) for part in (measured[:3], measured[3:])]
-        depth = -float(rotations.relative(task.socket_pose(), tip)[2])
         goal = self._insertion.next_tip(
-            rotations.relative(socket, tip),
+            rotations.relative(socket, self.tip()),
             np.concatenate(wrench),
-            inside=depth > self._visible_depth,
+            inside=self._depth() > self._visible_depth,
         )
         return rotations.compose(socket, goal)
 
+    def _depth(self) -> float:
+        """How deep the tip truly is in the hole [m]."""
+        task = self._peg_task
+        return -float(rotations.relative(task.socket_pose(), task.tip_pose())[2])
 
-class PickInsertByFeel(PegInsertByFeel, PickInsertExpert):
-    """Takes the peg as the expert of `pick_insert` does, and inserts it by feel."""
+
+class PickInsertByFeel(PickFirst, PegInsertByFeel):
+    """Takes the peg, carries it over the socket, and inserts it by feel."""
 
 
 def _pose(place: Vector, height: float, rotation: Vector) -> Vector:

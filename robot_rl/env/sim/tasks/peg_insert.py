@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import mujoco
@@ -141,6 +142,10 @@ class PegInsert(SimTask):
         """Pose (7,) of the peg's lower end, z up, in the base frame."""
         return rotations.compose(self.world.tcp_pose(), _TIP_IN_TCP)
 
+    def seen_tip(self) -> Vector:
+        """Pose (7,) of the tip as the policy knows it: here exactly, as the hand holds the peg."""
+        return self.tip_pose()
+
     def socket_pose(self) -> Vector:
         """The true pose (7,) of the socket: for experts and tests, never observed."""
         return self._socket
@@ -238,17 +243,16 @@ def _friction(sliding: float) -> list[float]:
     return [sliding, 0.005, 0.0001]
 
 
-class PegInsertExpert(ScriptedExpert):
-    """Goes above where it believes the socket is, descends, and corrects itself when stuck.
+class TipExpert(ScriptedExpert):
+    """Says where the tip of the peg should be next, and leads the TCP so that it is there.
+
+    It knows the true scene, and the socket with its own error.
 
     Args:
         task: The task.
         imperfections: See `Imperfections`.
         translation_step: See `ScriptedExpert`.
         rotation_step: See `ScriptedExpert`.
-        hover: Height of the tip over the socket until it is aligned [m].
-        align: Distance at which it begins to descend [m].
-        stuck_steps: Steps without descent in contact before it notices.
     """
 
     def __init__(
@@ -257,16 +261,53 @@ class PegInsertExpert(ScriptedExpert):
         imperfections: Imperfections,
         translation_step: float,
         rotation_step: float,
-        hover: float,
-        align: float,
-        stuck_steps: int,
     ) -> None:
         """See the class."""
         super().__init__(task, imperfections, translation_step, rotation_step)
+        self._peg_task = task
+
+    @abstractmethod
+    def tip_goal(self) -> Vector:
+        """Where the tip should be next: a pose (7,) in the base frame."""
+
+    def waypoint(self, rng: np.random.Generator) -> Vector:
+        """Where the TCP should be next for the tip to be there."""
+        held = rotations.relative(self.tip(), self.task.world.tcp_pose())
+        return rotations.compose(self.tip_goal(), held)
+
+    def tip(self) -> Vector:
+        """The tip (7,) as this expert knows it."""
+        return self._peg_task.tip_pose()
+
+    def socket(self) -> Vector:
+        """The socket (7,) as this expert knows it, but for its own error."""
+        return self._peg_task.socket_pose()
+
+    def believed_socket(self) -> Vector:
+        """The same (7,) with its own error."""
+        error = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
+        return rotations.compose(self.socket(), error)
+
+
+class PegInsertExpert(TipExpert):
+    """Goes above where it believes the socket is, descends, and corrects itself when stuck.
+
+    Args:
+        task: The task.
+        hover: Height of the tip over the socket until it is aligned [m].
+        align: Distance at which it begins to descend [m].
+        stuck_steps: Steps without descent in contact before it notices.
+        **arguments: See `TipExpert`.
+    """
+
+    def __init__(
+        self, task: PegInsert, hover: float, align: float, stuck_steps: int, **arguments: Any
+    ) -> None:
+        """See the class."""
+        super().__init__(task, **arguments)
         self._hover = hover
         self._align = align
         self._stuck_steps = stuck_steps
-        self._peg_task = task
         self._descending = False
         self._depths: list[float] = []
 
@@ -276,33 +317,18 @@ class PegInsertExpert(ScriptedExpert):
         self._descending = False
         self._depths = []
 
-    def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Where the TCP should be next for the tip to be there."""
-        return self.tcp_with_tip_at(self.tip_goal())
-
     def tip_goal(self) -> Vector:
         """Above the believed socket until aligned, then down into it; pose (7,), base frame."""
-        tip = rotations.relative(self._peg_task.socket_pose(), self._peg_task.tip_pose())
-        believed = self.with_its_error(self._peg_task.socket_pose())
+        tip = rotations.relative(self.socket(), self.tip())
         lateral = float(np.linalg.norm(tip[:2] - self.error[:2]))
         if not self._descending and lateral < self._align and tip[2] < 1.5 * self._hover:
             self._descending = True
+        believed = self.believed_socket()
         if self._descending:
             self._notice_stuck(float(tip[2]))
         height = -HOLE_DEPTH if self._descending else self._hover
         lift = np.concatenate([[0.0, 0.0, height], rotations.about_z(0.0)])
         return rotations.compose(believed, lift)
-
-    def with_its_error(self, socket: Vector) -> Vector:
-        """A pose (7,) of the socket, with the expert's own error about it."""
-        error = np.concatenate([self.error, rotations.about_z(self.yaw_error)])
-        return rotations.compose(socket, error)
-
-    def tcp_with_tip_at(self, tip: Vector) -> Vector:
-        """TCP pose (7,) that brings the tip to a pose (7,)."""
-        return rotations.compose(
-            tip, np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], [-1.0, 0.0, 0.0, 0.0]])
-        )
 
     def _notice_stuck(self, height: float) -> None:
         self._depths.append(height)

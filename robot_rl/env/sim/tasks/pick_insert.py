@@ -21,6 +21,7 @@ from robot_rl.env.sim.tasks.peg_insert import (
     PegInsert,
     PegInsertExpert,
     PegInsertView,
+    TipExpert,
     add_socket,
     peg_geom,
 )
@@ -123,26 +124,24 @@ class PickInsert(PegInsert):
         """Pose (7,) of the peg's lower end, z up, in the base frame."""
         return self.world.site_pose("tip")
 
-    def grasp_pose(self) -> Vector:
-        """The true TCP pose (7,) at which the hand holds the peg as in `PegInsert`."""
-        up = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], rotations.DOWNWARD])
-        return rotations.compose(self.tip_pose(), up)
+    def seen_tip(self) -> Vector:
+        """Pose (7,) of the tip with the error with which it is seen."""
+        tip = self.tip_pose()
+        return np.concatenate([tip[:3] + self._peg_error, tip[3:]])
 
     def seen_poses(self) -> Vector:
         """Socket and tip of the peg (2, 7), with the errors with which they are seen."""
-        tip = self.tip_pose()
-        seen = np.concatenate([tip[:3] + self._peg_error, tip[3:]])
-        return np.concatenate([super().seen_poses(), seen[None]])
+        return np.concatenate([super().seen_poses(), self.seen_tip()[None]])
 
 
-class PickInsertExpert(PegInsertExpert):
-    """Takes the peg, pulls it out, carries it over the socket and inserts it.
+class PickFirst(TipExpert):
+    """Takes the peg, pulls it out and carries it over the socket, before what it is mixed into.
 
     Args:
         task: The task.
         carry_height: Height of the tip over the socket on the way to it [m].
         grasp: How the peg is taken.
-        **arguments: See `PegInsertExpert`.
+        **arguments: See the class that it is mixed into.
     """
 
     def __init__(
@@ -150,7 +149,6 @@ class PickInsertExpert(PegInsertExpert):
     ) -> None:
         """See the class."""
         super().__init__(task, **arguments)
-        self._pick_task = task
         self._carry_height = carry_height
         self._grasp = grasp
         self._arrived = False
@@ -162,24 +160,23 @@ class PickInsertExpert(PegInsertExpert):
         self._arrived = False
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
-        """To the peg, up, over to the socket, and down into it."""
+        """To the peg, up, over to the socket, and then as whoever inserts it wants."""
         if not self._grasp.held or self._grasp.lost(self):
             self._arrived = False
-            grasp = self._pick_task.grasp_pose()
-            believed = np.concatenate([grasp[:3] + self.error, rotations.DOWNWARD])
-            return self._grasp.waypoint(self, believed)
+            return self._grasp.waypoint(self, self._grasp_pose())
         if not self._arrived:
             return self._carry()
         return super().waypoint(rng)
 
-    def tcp_with_tip_at(self, tip: Vector) -> Vector:
-        """TCP pose (7,) that brings the tip to a pose (7,), the peg being as it is in the hand."""
-        held = rotations.relative(self._pick_task.tip_pose(), self.task.world.tcp_pose())
-        return rotations.compose(tip, held)
+    def _grasp_pose(self) -> Vector:
+        """The TCP pose (7,), level, at which the hand holds the peg as in `PegInsert`."""
+        above = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], rotations.DOWNWARD])
+        position = rotations.compose(self.tip(), above)[:3] + self.error
+        return np.concatenate([position, rotations.DOWNWARD])
 
     def _carry(self) -> Vector:
         """Straight up until the tip is free, then level to above the socket."""
-        tip, socket = self._pick_task.tip_pose(), self._pick_task.socket_pose()
+        tip, socket = self.tip(), self.socket()
         tcp = self.task.world.tcp_pose()
         height = tcp[2] + SOCKET_HEIGHT + self._carry_height - tip[2]
         away = socket[:2] - tip[:2]
@@ -189,3 +186,7 @@ class PickInsertExpert(PegInsertExpert):
             self._arrived = True
         place = np.array([tcp[0] + away[0], tcp[1] + away[1], height])
         return np.concatenate([place, rotations.DOWNWARD])
+
+
+class PickInsertExpert(PickFirst, PegInsertExpert):
+    """Takes the peg, carries it over the socket, and inserts it as `PegInsertExpert` does."""
