@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from robot_rl.evaluation.statistics import clopper_pearson
 from robot_rl.rewards.classifier import Decision
+from robot_rl.rewards.examples import FrameLabels
 
 Values = npt.NDArray[np.float64]
 
@@ -21,12 +22,22 @@ class Scored:
     Attributes:
         index: Of the episode in its dataset.
         scores: (T + 1,), logits or probabilities.
-        labels: bool (T + 1,), whether each frame shows success.
+        labels: Of the frames.
     """
 
     index: int
     scores: Values
-    labels: npt.NDArray[np.bool_]
+    labels: FrameLabels
+
+    @property
+    def positives(self) -> Values:
+        """Scores of the frames that show success."""
+        return self.scores[self.labels.positive]
+
+    @property
+    def negatives(self) -> Values:
+        """Scores of the frames that show that there is none yet."""
+        return self.scores[self.labels.negative]
 
 
 @dataclass(frozen=True)
@@ -81,12 +92,17 @@ def calibrate(episodes: Sequence[Scored], limits: Limits) -> Decision:
         episodes: With logits as scores.
         limits: What the threshold may lead to.
     """
-    logits = np.concatenate([episode.scores for episode in episodes])
-    labels = np.concatenate([episode.labels for episode in episodes])
-    scale, offset = fit_platt(logits, labels)
+    scale, offset = fit_platt(*known_frames(episodes))
     decision = Decision(scale, offset)
     scored = [Scored(e.index, decision.probability(e.scores), e.labels) for e in episodes]
     return Decision(scale, offset, choose_threshold(scored, limits))
+
+
+def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.bool_]]:
+    """Scores (n,) of all frames that show success or none, and which of the two they show (n,)."""
+    positives = [score for episode in episodes for score in episode.positives]
+    negatives = [score for episode in episodes for score in episode.negatives]
+    return np.array(positives + negatives), np.arange(len(positives + negatives)) < len(positives)
 
 
 def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
@@ -98,8 +114,8 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
         episodes: With probabilities as scores.
         limits: What it may lead to.
     """
-    negatives = np.sort(np.concatenate([e.scores[~e.labels] for e in episodes]))[::-1]
-    failed = [e for e in episodes if not e.labels.any()]
+    negatives = np.sort(np.concatenate([e.negatives for e in episodes]))[::-1]
+    failed = [e for e in episodes if not e.labels.succeeds]
     # An episode is lost to a threshold at or below the best run of frames that it has.
     runs = np.sort([best_run(e.scores, limits.consecutive_frames) for e in failed])[::-1]
     floor = 0.5
@@ -107,7 +123,7 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
         allowed = most_mistakes(len(values), rate)
         if allowed < len(values):
             floor = max(floor, float(values[allowed]))
-    above = [float(s) for e in episodes for s in e.scores[e.labels] if s > floor]
+    above = [float(s) for e in episodes for s in e.positives if s > floor]
     return min(0.5 * (floor + min(above, default=1.0)), 1.0 - 1e-6)
 
 

@@ -38,6 +38,8 @@ class CollectionOptions:
         action_noise: Standard deviation of a wandering expert's noise on each action column.
         stall_steps: Most steps before its success at which a stalling expert stops for good.
         fidget: Standard deviation of the action columns of one that has stopped.
+        reaction_s: Longest time [s] that an operator takes to say that it has succeeded; what the
+            frames of that time show, nobody knows.
     """
 
     labels: str
@@ -49,12 +51,17 @@ class CollectionOptions:
     action_noise: float
     stall_steps: int
     fidget: float
+    reaction_s: float
 
     def __post_init__(self) -> None:
-        """Check whose labels are wanted."""
+        """Check whose labels are wanted, and the operator's time."""
         if self.labels not in (TASK, OPERATOR):
             raise RewardError(
                 "nobody of that name gives labels", got=self.labels, expected=f"{TASK}, {OPERATOR}"
+            )
+        if self.reaction_s < 0:
+            raise RewardError(
+                "the operator's reaction_s is negative", got=self.reaction_s, expected=">= 0 [s]"
             )
 
 

@@ -15,6 +15,26 @@ from robot_rl.rewards.source import RewardError
 Array = npt.NDArray[Any]
 Images = dict[str, Array]
 
+REACTION_FRAMES = "reaction_frames"
+
+
+@dataclass(frozen=True)
+class FrameLabels:
+    """What the frames of an episode show; of those that are neither, nobody knows.
+
+    Attributes:
+        positive: bool (T + 1,), whether each shows success.
+        negative: bool (T + 1,), whether each shows that there is none yet.
+    """
+
+    positive: npt.NDArray[np.bool_]
+    negative: npt.NDArray[np.bool_]
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether any frame shows success."""
+        return bool(self.positive.any())
+
 
 @dataclass(frozen=True)
 class ExampleEpisode:
@@ -23,17 +43,12 @@ class ExampleEpisode:
     Attributes:
         index: Of the episode in its dataset.
         images: Observation name → uint8 (T + 1, H, W, 3).
-        labels: bool (T + 1,), whether each frame shows success.
+        labels: Of its frames.
     """
 
     index: int
     images: Images
-    labels: npt.NDArray[np.bool_]
-
-    @property
-    def succeeds(self) -> bool:
-        """Whether any frame shows success."""
-        return bool(self.labels.any())
+    labels: FrameLabels
 
     def stacked(self, rows: npt.NDArray[np.int64], frames: int) -> Images:
         """Give what a classifier sees at some rows.
@@ -53,7 +68,9 @@ class Examples:
     """Reads the episodes of a recording one at a time, as all of their images are too many.
 
     Args:
-        dataset: The recording; a row's `success` belongs to the observation after it.
+        dataset: The recording; a row's `success` belongs to the observation after it. Its metadata
+            `REACTION_FRAMES` are how many frames before the first success are left out: somebody
+            saw it and had yet to say so.
         cameras: Observation names; None takes all with colour images.
 
     Raises:
@@ -77,6 +94,7 @@ class Examples:
                 hint="record with classifier.cameras, as robot-rl collect-reward does",
             )
         self.cameras = {name: colour[name] for name in wanted}
+        self._reaction_frames = int(dataset.metadata.get(REACTION_FRAMES, 0))
 
     def __len__(self) -> int:
         """Return the number of episodes."""
@@ -85,8 +103,13 @@ class Examples:
     def episode(self, index: int) -> ExampleEpisode:
         """Read one episode."""
         columns = self.dataset.episode(index)
-        labels = np.concatenate([[False], columns["success"][:-1]])
-        return ExampleEpisode(index, {name: columns[name] for name in self.cameras}, labels)
+        positive = np.concatenate([[False], columns["success"][:-1]])
+        negative = ~positive
+        if positive.any():
+            first = int(positive.argmax())
+            negative[max(0, first - self._reaction_frames) : first] = False
+        images = {name: columns[name] for name in self.cameras}
+        return ExampleEpisode(index, images, FrameLabels(positive, negative))
 
     def split(self, share: float, rng: np.random.Generator) -> tuple[list[int], list[int]]:
         """Split the episodes in two, those that succeed and those that do not alike.

@@ -124,9 +124,9 @@ def _galleries(
 ) -> list[dict[str, Any]]:
     """Pictures of what is taken for what, the most telling ones first."""
     frames = [
-        (float(p), bool(y), e.index, row)
+        (float(e.scores[row]), bool(e.labels.positive[row]), e.index, row)
         for e in scored
-        for row, (p, y) in enumerate(zip(e.scores, e.labels, strict=True))
+        for row in np.flatnonzero(e.labels.positive | e.labels.negative).tolist()
     ]
     wrong = [f for f in frames if f[0] >= threshold and not f[1]]
     missed = [f for f in frames if f[0] < threshold and f[1]]

@@ -109,15 +109,15 @@ class ClassifierTrainer:
     def _first_frames(self, episode: ExampleEpisode) -> tuple[Images, Images]:
         """All positive frames of an episode and some of the others."""
         frames = self._network.frames
-        negative = np.flatnonzero(~episode.labels)
+        negative = np.flatnonzero(episode.labels.negative)
         chosen = self._rng.permutation(negative)[: self._options.frames_per_episode]
-        positive = np.flatnonzero(episode.labels)
+        positive = np.flatnonzero(episode.labels.positive)
         return episode.stacked(positive, frames), episode.stacked(chosen, frames)
 
     def _hard_frames(self, episode: ExampleEpisode) -> Images:
         """The negative frames that look most like success now, and as many of the others."""
         scores = score(self._network.eval(), episode).scores
-        negative = np.flatnonzero(~episode.labels)
+        negative = np.flatnonzero(episode.labels.negative)
         ranked = negative[np.argsort(-scores[negative], kind="stable")]
         half = max(1, self._options.frames_per_episode // 2)
         others = self._rng.permutation(ranked[half:])[:half]
@@ -150,7 +150,7 @@ class ClassifierTrainer:
 @torch.no_grad()
 def score(network: SuccessClassifier, episode: ExampleEpisode) -> Scored:
     """Give the logits of all frames of an episode; the network must be in evaluation mode."""
-    rows = np.arange(len(episode.labels))
+    rows = np.arange(len(episode.labels.positive))
     parts = [
         network(episode.stacked(rows[at : at + _CHUNK], network.frames)).cpu().numpy()
         for at in range(0, len(rows), _CHUNK)

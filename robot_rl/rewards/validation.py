@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.rewards.calibration import Limits, Scored, upper_bound
+from robot_rl.rewards.calibration import Limits, Scored, known_frames, upper_bound
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,20 @@ def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> 
         threshold: Probability from which a frame shows success.
         consecutive: Frames in a row that make an episode's success.
     """
-    scores = np.concatenate([e.scores for e in episodes])
-    labels = np.concatenate([e.labels for e in episodes])
+    scores, labels = known_frames(episodes)
     shown = scores >= threshold
     found = {e.index: first_success(e.scores >= threshold, consecutive) for e in episodes}
-    failed = [e for e in episodes if not e.labels.any()]
-    solved = [(e, found[e.index], int(e.labels.argmax())) for e in episodes if e.labels.any()]
-    delays = [at - begin for _, at, begin in solved if at is not None and at >= begin]
+    failed = [e for e in episodes if not e.labels.succeeds]
+    solved = [(e.labels, found[e.index]) for e in episodes if e.labels.succeeds]
+    seen = [(kind, at - int(kind.positive.argmax()), at) for kind, at in solved if at is not None]
+    delays = [delay for _, delay, _ in seen if delay >= 0]
     return Validation(
         true_positives=int((shown & labels).sum()),
         false_negatives=int((~shown & labels).sum()),
         false_frames=Rate(int((shown & ~labels).sum()), int((~labels).sum())),
         false_episodes=Rate(sum(found[e.index] is not None for e in failed), len(failed)),
-        early_episodes=Rate(sum(a is not None and a < b for _, a, b in solved), len(solved)),
-        missed_episodes=Rate(sum(at is None for _, at, _ in solved), len(solved)),
+        early_episodes=Rate(sum(d < 0 and bool(k.negative[at]) for k, d, at in seen), len(solved)),
+        missed_episodes=Rate(len(solved) - len(seen), len(solved)),
         delay_frames=float(np.median(delays)) if delays else None,
         bins=_bins(scores, labels),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -30,6 +32,7 @@ from robot_rl.rewards.collection import (
     Resting,
     StallingController,
 )
+from robot_rl.rewards.examples import REACTION_FRAMES
 from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
@@ -178,7 +181,8 @@ def collect_by_operator(
     """Record episodes of an operator, whose events `success` and `failure` are the labels.
 
     An episode without a label is not kept, nor is one that something else has cut: another event,
-    or a robot that could not go on.
+    or a robot that could not go on. The time in which somebody sees a success and has yet to say so
+    is recorded, and is an example of neither.
 
     The policy of the run acts while nobody has taken over; without one the robot rests.
 
@@ -195,7 +199,9 @@ def collect_by_operator(
     source = Lingering(options.frames_after_success)
     env = RewardWrapper(detector, source)
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
-    with closing(env), EpisodeWriter(run.reward_examples, env.schema, _facts(config)) as writer:
+    reaction = math.ceil(options.reaction_s * float(config.control_rate_hz))
+    facts = _facts(config) | {REACTION_FRAMES: reaction}
+    with closing(env), EpisodeWriter(run.reward_examples, env.schema, facts) as writer:
         controller = _newest_or_resting(run, env.schema.action_dimension)
         known = EpisodeDataset(run.reward_examples)
         successes = options.positive_frames - _positive_frames(known)
@@ -247,7 +253,7 @@ def _positive_frames(dataset: EpisodeDataset) -> int:
     return int(dataset.read("success").sum()) if len(dataset) else 0
 
 
-def _facts(config: DictConfig) -> dict[str, str]:
+def _facts(config: DictConfig) -> dict[str, Any]:
     return {"robot": str(config.choices.robot)}
 
 

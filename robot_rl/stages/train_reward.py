@@ -68,7 +68,7 @@ def train_reward(config: DictConfig, run: RunDirectory) -> RewardRecord:
         warnings=weaknesses(result, limits),
         limits=limits,
         training_episodes=len(split[0]),
-        training_positives=sum(int(examples.episode(i).labels.sum()) for i in split[0]),
+        training_positives=sum(int(examples.episode(i).labels.positive.sum()) for i in split[0]),
         validation_episodes=len(split[1]),
         tested_on=str(held_out.dataset.path),
         separate_test=bool(config.classifier.test),

@@ -1,5 +1,7 @@
 """Calibration, threshold and the figures on held-out episodes, on scores that are made up."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,14 +15,15 @@ from robot_rl.rewards.calibration import (
     most_mistakes,
     upper_bound,
 )
+from robot_rl.rewards.examples import FrameLabels
 from robot_rl.rewards.validation import first_success, validate, weaknesses
 
 LIMITS = Limits(frames=0.01, episodes=0.02, consecutive_frames=2)
 
 
 def episode(index, scores, success_from=None):
-    labels = np.arange(len(scores)) >= (len(scores) if success_from is None else success_from)
-    return Scored(index, np.array(scores, float), labels)
+    shown = np.arange(len(scores)) >= (len(scores) if success_from is None else success_from)
+    return Scored(index, np.array(scores, float), FrameLabels(shown, ~shown))
 
 
 def recording(rng, failures=200, successes=30, frames=20, apart=6.0):
@@ -105,3 +108,17 @@ def test_a_success_that_is_seen_before_it_happens_is_early():
     result = validate([early, episode(1, [0.1, 0.1])], 0.5, 2)
     assert (result.early_episodes.count, result.false_frames.count) == (1, 3)
     assert result.delay_frames is None
+
+
+def test_frames_of_which_nobody_knows_count_neither_way():
+    frames = np.arange(6)
+    unsure = Scored(
+        0, np.array([0.1, 0.1, 0.9, 0.9, 0.9, 0.9]), FrameLabels(frames >= 4, frames < 2)
+    )
+    result = validate([unsure, episode(1, [0.1, 0.1])], 0.5, 2)
+    assert (result.false_frames.count, result.false_frames.trials) == (0, 4)
+    assert (result.early_episodes.count, result.missed_episodes.count) == (0, 0)
+    assert result.true_positives == 2
+    logits = [replace(unsure, scores=np.array([-3.0, -3.0, 3.0, 3.0, 3.0, 3.0]))] * 30
+    failed = [episode(2, [-3.0] * 12) for _ in range(200)]
+    assert calibrate([*logits, *failed], LIMITS).threshold < 0.9

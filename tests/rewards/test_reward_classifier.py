@@ -74,8 +74,10 @@ def recording(tmp_path):
 
 
 def test_a_frames_label_is_the_success_of_the_action_that_led_to_it(recording):
-    assert recording.episode(0).labels.tolist() == [False] * 4 + [True] * 2
-    assert not recording.episode(1).succeeds
+    labels = recording.episode(0).labels
+    assert labels.positive.tolist() == [False] * 4 + [True] * 2
+    assert labels.negative.tolist() == [True] * 4 + [False] * 2
+    assert not recording.episode(1).labels.succeeds
 
 
 def test_the_split_keeps_episodes_whole_and_both_kinds_in_both_parts(recording):
@@ -108,8 +110,8 @@ def test_it_learns_what_success_looks_like(recording, frames):
 
     learner = trained()
     scored = score_all(learner, recording, held_out)
-    positive = np.concatenate([s.scores[s.labels] for s in scored])
-    negative = np.concatenate([s.scores[~s.labels] for s in scored])
+    positive = np.concatenate([s.positives for s in scored])
+    negative = np.concatenate([s.negatives for s in scored])
     assert positive.min() > negative.max()
     again = trained().state_dict()
     assert all(torch.equal(again[name], t) for name, t in learner.state_dict().items())

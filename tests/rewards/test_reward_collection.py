@@ -15,12 +15,14 @@ from robot_rl.env.rollout import rollout
 from robot_rl.operator import OperatorError, OperatorInbox
 from robot_rl.progress import WorkProgress
 from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingController
+from robot_rl.rewards.examples import Examples
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 from robot_rl.stages.collect import ExpertController
 from robot_rl.stages.collect_reward import collect_by_operator
 
+CAMERAS = compose([]).classifier.cameras[:1]
 CONFIG = compose(
     [
         "task=reach",
@@ -72,6 +74,18 @@ def test_the_operators_word_is_the_label_and_discarded_episodes_are_not_kept(tmp
     assert not recorded.read("truncated").any()
 
 
+def test_frames_of_the_operators_reaction_are_examples_of_neither(tmp_path):
+    config = CONFIG.copy()
+    config.classifier.collection.negative_episodes = 0
+    config.classifier.collection.positive_frames = 3
+    config.classifier.collection.reaction_s = 0.15  # of 10 Hz: two frames
+    config.classifier.cameras = CAMERAS
+    recorded, _ = by_operator(tmp_path, config, {6: "success"})
+    labels = Examples(recorded).episode(0).labels
+    assert np.flatnonzero(labels.positive).tolist() == [5, 6, 7]
+    assert np.flatnonzero(labels.negative).tolist() == [0, 1, 2]
+
+
 def test_an_episode_that_is_cut_or_that_nobody_labels_is_no_example(tmp_path):
     config = CONFIG.copy()
     config.classifier.collection.positive_frames = 3
@@ -120,4 +134,4 @@ def test_an_expert_that_stalls_hardly_moves_any_more():
 
 def test_labels_of_nobody_are_refused():
     with pytest.raises(RewardError, match="got: robot"):
-        CollectionOptions("robot", 1, 1, 1, 0.0, 0.0, 0.0, 1, 0.0)
+        CollectionOptions("robot", 1, 1, 1, 0.0, 0.0, 0.0, 1, 0.0, 0.0)
