@@ -45,6 +45,21 @@ def test_the_hand_reaches_for_the_peg_where_it_is_seen():
     assert goal[:2] == pytest.approx(env.task.seen_tip()[:2])
 
 
+def test_the_hand_keeps_a_peg_that_somebody_else_has_taken():
+    env, hand = world_and_hand("task=pick_insert")
+    rng = np.random.default_rng(0)
+    somebody = make_expert(configuration("task=pick_insert"), env)
+    env.reset(seed=0)
+    somebody.reset(rng)
+    while env.task.tip_pose()[2] < 0.04:
+        env.step(somebody.act(rng))
+    hand.reset(rng)
+    assert hand.act(rng)[-1] == 1.0
+    env.step(np.array([0, 0, 0, 0, 0, 0, -1], np.float32))
+    env.step(np.array([0, 0, 0, 0, 0, 0, -1], np.float32))
+    assert hand.act(rng)[-1] == -1.0
+
+
 @pytest.fixture
 def insertion():
     return devices.make(configuration("task=peg_insert").task.hand.insertion)
@@ -96,6 +111,16 @@ def test_who_has_missed_the_hole_lifts_the_peg_and_begins_again(insertion):
     again = insertion.next_tip(tip(beyond, 0.0, SURFACE), felt(z=10.0), inside=False)
     assert again[2] == insertion.hover
     assert (again[:2] < 0).all()
+
+
+def test_who_pushes_at_something_that_is_no_hole_begins_again(insertion):
+    place = set_down(insertion)
+    for _ in range(insertion.patience + 2):
+        pushed = insertion.next_tip(tip(place, place, 0.0), felt(-15.0, -15.0, 10.0), inside=False)
+    assert pushed[2] == insertion.hover
+    for _ in range(insertion.patience + 2):
+        deeper = insertion.next_tip(tip(0.0, 0.0, -0.004), felt(z=30.0), inside=True)
+    assert deeper[2] < -0.004
 
 
 def test_a_peg_in_the_hole_yields_to_force_and_twist(insertion):

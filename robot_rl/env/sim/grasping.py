@@ -10,6 +10,9 @@ from robot_rl.env.sim.task import ScriptedExpert, Vector
 
 # Fingers that come closer than this have nothing between them [m].
 _EMPTY = 0.01
+# How much higher or lower than meant an object may be held, and how much narrower or wider [m].
+_OFF_GRASP = 0.03
+_OFF_WIDTH = 0.006
 
 
 @dataclass
@@ -54,6 +57,22 @@ class TopGrasp:
         self.held = self._closing > self.close_steps
         lift = 0.0 if self._descending else self.hover
         return np.concatenate([grasp[:3] + np.array([0.0, 0.0, lift]), grasp[3:]])
+
+    def see(self, expert: ScriptedExpert, grasp: Vector, width: float) -> None:
+        """Look at what the fingers have, which somebody else may have closed or opened.
+
+        Args:
+            expert: Who looks.
+            grasp: The pose (7,) at which the object is in the fingers, base frame.
+            width: Of the object [m].
+        """
+        world = expert.task.world
+        beside = float(np.linalg.norm(grasp[:3] - world.tcp_pose()[:3])) > _OFF_GRASP
+        has_it = not beside and abs(world.finger_opening() - width) < _OFF_WIDTH
+        if has_it and not self._closing:
+            self._closing, self.held, expert.gripper = self.close_steps + 1, True, 1.0
+        elif self.held and not has_it:
+            self.reset()
 
     def lost(self, expert: ScriptedExpert) -> bool:
         """Whether the fingers are closed on nothing; the expert then looks again."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from robot_rl.env import rotations
 from robot_rl.env.sim.task import Vector
-from robot_rl.env.sim.tasks.peg_insert import PegInsert, TipExpert
+from robot_rl.env.sim.tasks.peg_insert import PEG_WIDTH, PegInsert, TipExpert
 from robot_rl.env.sim.tasks.pick_insert import PickFirst
 
 
@@ -48,6 +48,7 @@ class InsertionByFeel:
         overshoot: Position beyond the hole at which the slide has missed it [m].
         yielding: Sideways motion per step for a force [m/N].
         turning: Rotation per step about the vertical for a torque [rad/Nm].
+        patience: Steps of pushing at something that is no hole, before it is tried anew.
     """
 
     offset: float
@@ -63,6 +64,8 @@ class InsertionByFeel:
     overshoot: float
     yielding: float
     turning: float
+    patience: int
+    _pushed: int = field(default=0, init=False)
     _phase: _Phase = field(default=_Phase.APPROACH, init=False)
     _caught_at: Vector = field(default_factory=lambda: np.zeros(3), init=False)
 
@@ -99,12 +102,14 @@ class InsertionByFeel:
     def _turn_to(self, tip: Vector, *, touching: bool, held: Vector, inside: bool) -> None:
         """Enter the next phase, or the first again where the hole was missed."""
         over = np.linalg.norm(tip[:2] + self.offset) < self.near and tip[2] < self.hover + self.near
+        self._pushed = 0 if inside or self._phase is not _Phase.INSERT else self._pushed + 1
         if inside or (self._phase is _Phase.SLIDE and held.all()):
             if self._phase is not _Phase.INSERT:
                 self._caught_at = tip
             self._phase = _Phase.INSERT
         elif self._phase is _Phase.INSERT:
-            if (tip - self._caught_at).max() > self.near:  # along the walls, or up again
+            slipped = (tip - self._caught_at).max() > self.near  # along the walls, or up again
+            if slipped or self._pushed > self.patience:
                 self._phase = _Phase.APPROACH
         elif self._phase is _Phase.SLIDE:
             if tip[:2].max() > self.overshoot:
@@ -121,7 +126,8 @@ class PegInsertByFeel(TipExpert):
     Args:
         task: The task.
         insertion: The skill.
-        visible_depth: Depth from which anyone sees that the peg is in the hole [m].
+        visible_depth: Depth from which anyone sees that the peg is in the hole, and not beside it
+            or over its edge [m].
         **arguments: See `TipExpert`.
     """
 
@@ -155,18 +161,27 @@ class PegInsertByFeel(TipExpert):
         goal = self._insertion.next_tip(
             rotations.relative(socket, self.tip()),
             np.concatenate(wrench),
-            inside=self._depth() > self._visible_depth,
+            inside=self._is_inside(),
         )
         return rotations.compose(socket, goal)
 
-    def _depth(self) -> float:
-        """How deep the tip truly is in the hole [m]."""
+    def _is_inside(self) -> bool:
+        """Whether the tip truly is in the hole, as anyone would see."""
         task = self._peg_task
-        return -float(rotations.relative(task.socket_pose(), task.tip_pose())[2])
+        x, y, z = rotations.relative(task.socket_pose(), task.tip_pose())[:3]
+        return bool(z < -self._visible_depth and max(abs(x), abs(y)) < PEG_WIDTH / 4)
 
 
 class PickInsertByFeel(PickFirst, PegInsertByFeel):
-    """Takes the peg, carries it over the socket, and inserts it by feel."""
+    """Takes the peg, carries it over the socket, and inserts it by feel.
+
+    Whoever else moves the arm meanwhile may take the peg, or lose it: it sees that.
+    """
+
+    def waypoint(self, rng: np.random.Generator) -> Vector:
+        """Where the TCP should be next, whoever has brought it where it is."""
+        self._grasp.see(self, self.grasp_pose(), PEG_WIDTH)
+        return super().waypoint(rng)
 
 
 def _pose(place: Vector, height: float, rotation: Vector) -> Vector:

@@ -163,12 +163,12 @@ class PickFirst(TipExpert):
         """To the peg, up, over to the socket, and then as whoever inserts it wants."""
         if not self._grasp.held or self._grasp.lost(self):
             self._arrived = False
-            return self._grasp.waypoint(self, self._grasp_pose())
+            return self._grasp.waypoint(self, self.grasp_pose())
         if not self._arrived:
             return self._carry()
         return super().waypoint(rng)
 
-    def _grasp_pose(self) -> Vector:
+    def grasp_pose(self) -> Vector:
         """The TCP pose (7,), level, at which the hand holds the peg as in `PegInsert`."""
         above = np.concatenate([[0.0, 0.0, PEG_BELOW_TCP], rotations.DOWNWARD])
         position = rotations.compose(self.tip(), above)[:3] + self.error
