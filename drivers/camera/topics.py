@@ -62,12 +62,13 @@ class TopicsCamera:
 
         from robot_rl.ros import qos
         from robot_rl.ros.client import RosClient
+        from robot_rl.ros.executors import plain_executor
 
         self.close()
         self._newest, self._first = NewestFrame(self._topic), threading.Event()
         self._colors.clear()
         self._depths.clear()
-        self._client = RosClient("topics_camera", self._namespace)
+        self._client = RosClient("topics_camera", self._namespace, plain_executor)
         subscribe: Any = self._client.node.create_subscription
         profile = qos.sensor_subscription(2)
         subscribe(ImageMessage, self._topic, self._take_color, profile)

@@ -11,11 +11,12 @@ from typing import Any
 
 import rclpy
 from rclpy.client import Client
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import Executor, ExternalShutdownException
 from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import Trigger
 
 from robot_rl.ros.errors import RosUnavailable, ServiceFailed
+from robot_rl.ros.executors import light_executor
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
@@ -31,13 +32,19 @@ class RosClient:
     Args:
         name: Of the node; the process's number is added.
         namespace: Of the node; relative names of topics are below it.
+        executor: Makes what runs the callbacks: see `light_executor` for those it cannot run.
 
     Attributes:
         node: The node. Publishing is safe from every thread.
         namespace: Its namespace, beginning with a slash.
     """
 
-    def __init__(self, name: str, namespace: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        executor: Callable[[rclpy.Context], Executor] = light_executor,
+    ) -> None:
         """See the class."""
         self._context = rclpy.Context()
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)
@@ -45,7 +52,7 @@ class RosClient:
             f"{name}_{os.getpid()}", namespace=namespace, context=self._context
         )
         self.namespace = str(self.node.get_namespace())
-        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor = executor(self._context)
         self._executor.add_node(self.node)
         self._problem: BaseException | None = None
         self._ending = threading.Event()

@@ -150,7 +150,7 @@ class PegInsertByFeel(TipExpert):
 
     def socket(self) -> Vector:
         """The socket (7,) as the policy sees it."""
-        return self._peg_task.seen_poses()[0]
+        return np.asarray(self._peg_task.seen_poses()[0])
 
     def tip_goal(self) -> Vector:
         """Where the skill wants the tip (7,), base frame."""

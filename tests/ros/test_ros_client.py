@@ -1,0 +1,78 @@
+"""A ROS node inside a process that has other things to do."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+from geometry_msgs.msg import PoseStamped
+from std_srvs.srv import Trigger
+
+from robot_rl.ros.client import RosClient
+from robot_rl.ros.executors import light_executor, plain_executor
+
+CYCLES = 20
+
+
+@pytest.fixture
+def talker():
+    """A node that publishes 500 times a second on two topics and answers `ask`."""
+    client = RosClient("talker", "/talk")
+
+    def answer(request, response):
+        response.success = True
+        return response
+
+    client.node.create_service(Trigger, "ask", answer)
+    publishers = [client.node.create_publisher(PoseStamped, t, 5) for t in ("one", "two")]
+    ending = threading.Event()
+
+    def talk():
+        while not ending.wait(0.004):
+            for publisher in publishers:
+                publisher.publish(PoseStamped())
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    yield client
+    ending.set()
+    thread.join()
+    client.close()
+
+
+def visit(executor):
+    """Hear both topics, ask, stop hearing one, and leave."""
+    client = RosClient("visitor", "/talk", executor)
+    heard = {"one": threading.Event(), "two": threading.Event()}
+    try:
+        subscriptions = [
+            client.node.create_subscription(PoseStamped, topic, lambda _, e=event: e.set(), 5)
+            for topic, event in heard.items()
+        ]
+        client.trigger("ask", 20.0)
+        assert all(event.wait(20.0) for event in heard.values())
+        client.node.destroy_subscription(subscriptions[0])
+        client.trigger("ask", 20.0)
+        client.check()
+    finally:
+        client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("executor", [light_executor, plain_executor])
+def test_nodes_come_and_go_beside_traffic_and_leave_nothing_behind(talker, executor):
+    process = psutil.Process()
+    visit(executor)
+    time.sleep(1.0)  # for ROS's own threads
+    before = process.num_threads(), process.num_fds()
+    for _ in range(CYCLES):
+        visit(executor)
+    time.sleep(1.0)
+    assert process.num_threads() <= before[0]
+    assert process.num_fds() <= before[1]
