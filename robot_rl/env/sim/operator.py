@@ -70,7 +70,8 @@ class SimulatedOperator:
     itself. A policy that stands still, presses beside the hole or goes astray makes no progress;
     the person notices only while they watch, takes a reaction time, and takes over if there is no
     progress still. They let go when they have made progress for `correction_s`; but who has to
-    help a second time in an episode finishes it.
+    help a second time in an episode finishes it. Where nobody could succeed any more, since the
+    object has fallen down for example, they say `reset`, a reaction time after they saw that.
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped
     clock a run with it is repeatable.
@@ -103,6 +104,7 @@ class SimulatedOperator:
         self._helped = False
         self._next_look = 0
         self._reaction: int | None = None
+        self._resignation: int | None = None
 
     def begin(self, seed: int) -> None:
         """Let go, and watch a new episode."""
@@ -114,6 +116,7 @@ class SimulatedOperator:
         self._driving = False
         self._helped = False
         self._next_look = 0
+        self._resignation = None
         self._forget()
         self._inbox.jog(np.zeros(6), source=_SOURCE)
 
@@ -128,7 +131,9 @@ class SimulatedOperator:
         action = self._hand.act(self._rng)
         self._wanted = np.zeros(6)
         self._wanted[self._arm] = action[: len(self._arm)]
-        if self._driving:
+        if self._gives_up():
+            self._inbox.post(OperatorEvent.RESET)
+        elif self._driving:
             self._drive_on()
         else:
             self._turn_attention()
@@ -177,10 +182,26 @@ class SimulatedOperator:
             self._reaction = None
             return False
         if self._reaction is None:
-            delay = self._rng.uniform(habits.reaction_low_s, habits.reaction_high_s)
-            self._reaction = self._steps(float(delay))
+            self._reaction = self._drawn_reaction()
         self._reaction -= 1
         return self._reaction < 0
+
+    def _gives_up(self) -> bool:
+        """Whether the person has seen that nothing can be done, and has got to say so."""
+        seen = self._watching or self._driving
+        if not seen or not self._hand.is_beyond_help():
+            self._resignation = None
+            return False
+        if self._resignation is None:
+            self._resignation = self._drawn_reaction()
+        self._resignation -= 1
+        return self._resignation < 0
+
+    def _drawn_reaction(self) -> int:
+        """A time from seeing something to the motion of a hand [control steps]."""
+        habits = self._habits
+        delay = self._rng.uniform(habits.reaction_low_s, habits.reaction_high_s)
+        return self._steps(float(delay))
 
     def _drive_on(self) -> None:
         if not self._helped and self._makes_progress(self._habits.correction_s):

@@ -201,6 +201,10 @@ class ScriptedExpert(ABC):
         translation = (end[:3] - start[:3]) / self._steps[0]
         return np.concatenate([translation, rotations.to_rotation_vector(turn) / self._steps[1]])
 
+    def is_beyond_help(self) -> bool:
+        """Whether anyone sees that nobody could succeed any more; never, unless a task says so."""
+        return False
+
     def correct(self) -> None:
         """Notice being stuck, look again, and come closer to the truth."""
         self.error = self.error * self.imperfections.correction

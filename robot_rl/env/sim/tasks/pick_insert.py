@@ -29,6 +29,9 @@ from robot_rl.env.task import refuse_resume
 
 # Beside the socket wherever that is.
 HOLDER_CENTRE = np.array([0.45, 0.16, SOCKET_HEIGHT])
+_UP = np.array([0.0, 0.0, 1.0])
+# Cosine of the angle from which a peg cannot be set upright: 0.5 rad.
+_ASKEW = 0.88
 # The peg stands on the floor of the holder's hole.
 _PEG_CENTRE_Z = SOCKET_HEIGHT - HOLE_DEPTH + PEG_LENGTH / 2
 
@@ -167,6 +170,13 @@ class PickFirst(TipExpert):
         if not self._arrived:
             return self._carry()
         return super().waypoint(rng)
+
+    def is_beyond_help(self) -> bool:
+        """The peg is askew in the fingers, or lies somewhere."""
+        peg = rotations.rotate(self.tip()[3:], _UP)
+        fingers = -rotations.rotate(self.task.world.tcp_pose()[3:], _UP)
+        upright = fingers if self._grasp.held else _UP
+        return float(peg @ upright) < _ASKEW
 
     def grasp_pose(self) -> Vector:
         """The TCP pose (7,), level, at which the hand holds the peg as in `PegInsert`."""
