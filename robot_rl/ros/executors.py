@@ -11,7 +11,8 @@ def light_executor(context: Context) -> Executor:
 
     `EventsExecutor` came with rclpy 7.1.4. At 500 messages a second it took 0.11 of a core where
     `SingleThreadedExecutor` took 0.30, which a control loop in the same process feels. Until 7.1.6
-    at least it fails at callbacks that take a message's info too: those need the other.
+    at least it fails at callbacks that take a message's info too, and at services that are
+    coroutines: those need the other.
 
     Args:
         context: Of the nodes.
