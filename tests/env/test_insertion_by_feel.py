@@ -7,7 +7,8 @@ from scenes import configuration
 from robot_rl import devices
 from robot_rl.env import rotations
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
-from robot_rl.operator import OperatorEvent
+from robot_rl.rewards.source import TaskReward
+from robot_rl.rewards.wrapper import RewardWrapper
 
 SURFACE = 0.0005  # m, where the tip is when it stands on the socket
 STILL = np.zeros(6)
@@ -61,27 +62,26 @@ def test_the_hand_keeps_a_peg_that_somebody_else_has_taken():
     assert hand.act(rng)[-1] == -1.0
 
 
-def test_the_operator_ends_an_episode_in_which_the_peg_lies_on_the_table():
+def test_the_operator_calls_it_a_failure_when_the_peg_lies_on_the_table():
     watching = "operator.simulated.habits.attention=1.0"
     config = configuration("task=pick_insert", "operator=simulated", watching)
     env = make_env(config)
-    inbox = make_inbox(config)
-    operated = make_intervention(config, env, inbox)
+    operated = RewardWrapper(make_intervention(config, env, make_inbox(config)), TaskReward())
     somebody = make_expert(configuration("task=pick_insert"), env)
     rng = np.random.default_rng(0)
     operated.reset(seed=2)
     somebody.reset(rng)
     while env.task.tip_pose()[2] < 0.06:
         operated.step(somebody.act(rng))
-    steps, over = 0, False
-    while not over:  # tilted, and let go in the air beside the holder
+    steps, failed = 0, False
+    while not failed:  # tilted, and let go in the air beside the holder
         gripper = -1.0 if steps > 10 else 1.0
         action = np.array([0, -1, 0, 1, 0, 0, gripper], np.float32)
-        _, _, _, over, info = operated.step(action)
+        _, reward, failed, truncated, info = operated.step(action)
+        assert not truncated
         steps += 1
-    assert operated.ended_by is OperatorEvent.RESET
     assert steps < 60
-    assert not info["success"]
+    assert (reward, info["success"]) == (0.0, False)
 
 
 @pytest.fixture

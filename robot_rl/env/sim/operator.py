@@ -71,7 +71,7 @@ class SimulatedOperator:
     the person notices only while they watch, takes a reaction time, and takes over if there is no
     progress still. They let go when they have made progress for `correction_s`; but who has to
     help a second time in an episode finishes it. Where nobody could succeed any more, since the
-    object has fallen down for example, they say `reset`, a reaction time after they saw that.
+    object has fallen down for example, they say `failure`, a reaction time after they saw that.
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped
     clock a run with it is repeatable.
@@ -132,7 +132,7 @@ class SimulatedOperator:
         self._wanted = np.zeros(6)
         self._wanted[self._arm] = action[: len(self._arm)]
         if self._gives_up():
-            self._inbox.post(OperatorEvent.RESET)
+            self._inbox.post(OperatorEvent.FAILURE)
         elif self._driving:
             self._drive_on()
         else:
