@@ -17,6 +17,8 @@ from drivers.camera.base import Depth, Frame, Intrinsics, check_color
 from drivers.errors import DriverError, DriverTimeout, MissingExtra, require
 
 _MILLIMETRES = 1000.0
+# Colour and depth of one moment are at most half a period apart, where they are not synchronised.
+_MOMENT = 0.75
 
 
 class RealSenseCamera:
@@ -104,14 +106,14 @@ class RealSenseCamera:
             self._set_options(device)
 
     def read(self, timeout_s: float) -> Frame:
-        """Wait for a new frame."""
+        """Wait for a new frame, with depth of its moment where depth is asked for."""
         deadline = time.monotonic() + timeout_s
         while True:
             frames = self._wait(deadline)
             color = frames.get_color_frame()
             depth = frames.get_depth_frame() if self._depth else None
-            fresh = color and color.get_frame_number() != self._last and (depth or not self._depth)
-            if fresh:
+            fresh = color and color.get_frame_number() != self._last
+            if fresh and (not self._depth or self._are_of_one_moment(color, depth)):
                 break
         number = self._last = int(color.get_frame_number())
         stamp = self._stamp_ns(color)
@@ -148,6 +150,15 @@ class RealSenseCamera:
                 got=error,
                 hint="is it still plugged into USB 3?",
             ) from error
+
+    def _are_of_one_moment(self, color: Any, depth: Any) -> bool:
+        """Whether depth belongs to a picture: where one is lost, the library passes on an older."""
+        if not depth:
+            return False
+        if color.get_frame_timestamp_domain() != depth.get_frame_timestamp_domain():
+            return True  # nobody can tell
+        apart = abs(color.get_timestamp() - depth.get_timestamp())  # ms
+        return bool(apart <= _MOMENT * 1e3 / self._rate)
 
     def _stamp_ns(self, frame: Any) -> int:
         """When it was taken, on the system clock, if the camera relates its clock to that."""

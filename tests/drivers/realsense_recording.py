@@ -13,8 +13,10 @@ import numpy as np
 WIDTH, HEIGHT, RATE = 64, 48, 30
 
 
-def record(path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5):
+def record(path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5, depth_every=1):
     """Record `frames` pictures: number n is all n in colour, and 500 + n in depth.
+
+    Depth is there for every `depth_every`-th only.
 
     Returns the stamp of number 0 [ns].
     """
@@ -54,7 +56,7 @@ def record(path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5):
             np.full((HEIGHT, WIDTH), 500 + number, np.uint16),
         )
         kept.extend(pictures)  # the library does not copy them
-        for place in (1, 0):
+        for place in (1, 0) if number % depth_every == 0 else (0,):
             frame = rs.software_video_frame()
             frame.pixels, frame.bpp = pictures[place], streams[place][2]
             frame.stride = WIDTH * frame.bpp

@@ -70,6 +70,19 @@ def test_colour_and_depth_of_the_camera_with_this_serial(camera, recorded):
     assert numbers == sorted(set(numbers))
 
 
+def test_a_picture_is_not_given_the_depth_of_another(tmp_path):
+    file = tmp_path / "sparse.db3"
+    record(file, "333", depth_every=3)
+    here = RealSenseCamera(recording=str(file), depth=True, **SIZE)
+    here.connect()
+    try:
+        for _ in range(6):
+            frame = here.read(5.0)
+            assert set(np.unique(frame.depth)) - {0} == {500 + frame.sequence}
+    finally:
+        here.close()
+
+
 def test_depth_in_another_unit_comes_in_millimetres(camera):
     here = camera(serial=222, depth=True)
     here.connect()
