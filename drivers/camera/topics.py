@@ -57,18 +57,18 @@ class TopicsCamera:
 
     def connect(self) -> None:
         """Subscribe, and wait for the first picture."""
+        from rclpy.executors import SingleThreadedExecutor
         from sensor_msgs.msg import CameraInfo
         from sensor_msgs.msg import Image as ImageMessage
 
         from robot_rl.ros import qos
         from robot_rl.ros.client import RosClient
-        from robot_rl.ros.executors import plain_executor
 
         self.close()
         self._newest, self._first = NewestFrame(self._topic), threading.Event()
         self._colors.clear()
         self._depths.clear()
-        self._client = RosClient("topics_camera", self._namespace, plain_executor)
+        self._client = RosClient("topics_camera", self._namespace, SingleThreadedExecutor)
         subscribe: Any = self._client.node.create_subscription
         profile = qos.sensor_subscription(2)
         subscribe(ImageMessage, self._topic, self._take_color, profile)

@@ -100,9 +100,9 @@ def calibrate(episodes: Sequence[Scored], limits: Limits) -> Decision:
 
 def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.bool_]]:
     """Scores (n,) of all frames that show success or none, and which of the two they show (n,)."""
-    positives = [score for episode in episodes for score in episode.positives]
-    negatives = [score for episode in episodes for score in episode.negatives]
-    return np.array(positives + negatives), np.arange(len(positives + negatives)) < len(positives)
+    positives = np.concatenate([episode.positives for episode in episodes])
+    scores = np.concatenate([positives, *(episode.negatives for episode in episodes)])
+    return scores, np.arange(len(scores)) < len(positives)
 
 
 def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:

@@ -32,7 +32,8 @@ class RosClient:
     Args:
         name: Of the node; the process's number is added.
         namespace: Of the node; relative names of topics are below it.
-        executor: Makes what runs the callbacks: see `light_executor` for those it cannot run.
+        executor: Makes what runs the callbacks, of its keyword `context`: see `light_executor`
+            for those it cannot run.
 
     Attributes:
         node: The node. Publishing is safe from every thread.
@@ -43,7 +44,7 @@ class RosClient:
         self,
         name: str,
         namespace: str,
-        executor: Callable[[rclpy.Context], Executor] = light_executor,
+        executor: Callable[..., Executor] = light_executor,
     ) -> None:
         """See the class."""
         self._context = rclpy.Context()
@@ -52,7 +53,7 @@ class RosClient:
             f"{name}_{os.getpid()}", namespace=namespace, context=self._context
         )
         self.namespace = str(self.node.get_namespace())
-        self._executor = executor(self._context)
+        self._executor = executor(context=self._context)
         self._executor.add_node(self.node)
         self._problem: BaseException | None = None
         self._ending = threading.Event()

@@ -12,7 +12,7 @@ def light_executor(context: Context) -> Executor:
     `EventsExecutor` came with rclpy 7.1.4. At 500 messages a second it took 0.11 of a core where
     `SingleThreadedExecutor` took 0.30, which a control loop in the same process feels. Until 7.1.6
     at least it fails at callbacks that take a message's info too, and at services that are
-    coroutines: those need the other.
+    coroutines: those need `SingleThreadedExecutor`.
 
     Args:
         context: Of the nodes.
@@ -22,12 +22,3 @@ def light_executor(context: Context) -> Executor:
     except ImportError:
         return SingleThreadedExecutor(context=context)
     return EventsExecutor(context=context)
-
-
-def plain_executor(context: Context) -> Executor:
-    """One that knows callbacks of every kind.
-
-    Args:
-        context: Of the nodes.
-    """
-    return SingleThreadedExecutor(context=context)

@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
+from rclpy.executors import SingleThreadedExecutor
 from std_srvs.srv import Trigger
 
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.executors import light_executor, plain_executor
+from robot_rl.ros.executors import light_executor
 
 CYCLES = 20
 
@@ -65,7 +66,7 @@ def visit(executor):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("executor", [light_executor, plain_executor])
+@pytest.mark.parametrize("executor", [light_executor, SingleThreadedExecutor])
 def test_nodes_come_and_go_beside_traffic_and_leave_nothing_behind(talker, executor):
     process = psutil.Process()
     visit(executor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,23 @@ class Habits:
     spell_s: float
     correction_s: float
     motor_noise: float
+
+
+@dataclass
+class _Reaction:
+    """Counts the steps from seeing something to the motion of a hand, anew where it is gone."""
+
+    left: int | None = None
+
+    def has_come(self, sees: bool, drawn: Callable[[], int]) -> bool:
+        """Whether so many steps as were `drawn` have passed since the person sees it."""
+        if not sees:
+            self.left = None
+            return False
+        if self.left is None:
+            self.left = drawn()
+        self.left -= 1
+        return self.left < 0
 
 
 class SimulatedOperator:
@@ -103,8 +121,8 @@ class SimulatedOperator:
         self._driving = False
         self._helped = False
         self._next_look = 0
-        self._reaction: int | None = None
-        self._resignation: int | None = None
+        self._reaction = _Reaction()
+        self._resignation = _Reaction()
 
     def begin(self, seed: int) -> None:
         """Let go, and watch a new episode."""
@@ -116,7 +134,7 @@ class SimulatedOperator:
         self._driving = False
         self._helped = False
         self._next_look = 0
-        self._resignation = None
+        self._resignation = _Reaction()
         self._forget()
         self._inbox.jog(np.zeros(6), source=_SOURCE)
 
@@ -174,28 +192,17 @@ class SimulatedOperator:
 
     def _notices(self) -> bool:
         """Whether the person sees that there is no progress, and has got their hand to move."""
-        habits = self._habits
         if not self._watching:
             self._forget()
             return False
-        if self._makes_progress(habits.patience_s) is not False:
-            self._reaction = None
-            return False
-        if self._reaction is None:
-            self._reaction = self._drawn_reaction()
-        self._reaction -= 1
-        return self._reaction < 0
+        stuck = self._makes_progress(self._habits.patience_s) is False
+        return self._reaction.has_come(stuck, self._drawn_reaction)
 
     def _gives_up(self) -> bool:
         """Whether the person has seen that nothing can be done, and has got to say so."""
-        seen = self._watching or self._driving
-        if not seen or not self._hand.is_beyond_help():
-            self._resignation = None
-            return False
-        if self._resignation is None:
-            self._resignation = self._drawn_reaction()
-        self._resignation -= 1
-        return self._resignation < 0
+        looks = self._watching or self._driving
+        hopeless = looks and self._hand.is_beyond_help()
+        return self._resignation.has_come(hopeless, self._drawn_reaction)
 
     def _drawn_reaction(self) -> int:
         """A time from seeing something to the motion of a hand [control steps]."""
@@ -233,7 +240,7 @@ class SimulatedOperator:
 
     def _forget(self) -> None:
         self._judged.clear()
-        self._reaction = None
+        self._reaction = _Reaction()
 
     def _steps(self, seconds: float) -> int:
         return max(1, round(seconds * self._rate))
