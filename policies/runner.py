@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from policies.acting import (
+    Acted,
+    Concluded,
+    RunningEpisode,
+    act_in,
+    advance,
+    by_behaviour,
+    noise_generators,
+    plan,
+    take_rows,
+)
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
 from policies.history import ObservationHistory, Rows, episode_windows
@@ -19,69 +29,10 @@ from policies.instructions import (
     INSTRUCTION_WIDTH,
     instruction_features,
 )
-from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.vision import ENCODER_ID, FEATURES
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Acted:
-    """One step of all slots; rows of inactive slots are zero.
-
-    Attributes:
-        action: (slots, d) float32 in [-1, 1], exploration included.
-        base_action: (slots, d) float32, the base's proposal; zero without a base.
-        chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
-        version: (slots,) int64, version of the behaviour that acted.
-        features: With an image encoder its ``features/image``, (slots, F) float16, as the policy
-            saw them, and ``encoder_id``, (slots,) int64; where the behaviour
-            `tells_instruction`, ``features/instruction``, (slots, 16) float16.
-    """
-
-    action: Floats
-    base_action: Floats
-    chunk_index: npt.NDArray[np.int16]
-    version: npt.NDArray[np.int64]
-    features: dict[str, Array]
-
-
-@dataclass(frozen=True)
-class Concluded:
-    """What belongs to the final observation of an episode.
-
-    Attributes:
-        base_action: (slots, d) float32, the base's proposal; zero without a base.
-        features: As in `Acted`.
-    """
-
-    base_action: Floats
-    features: dict[str, Array]
-
-
-@dataclass
-class _Episode:
-    """What belongs to one running episode."""
-
-    behaviour: Behaviour
-    plan_noise: np.random.Generator
-    step_noise: np.random.Generator
-    instruction: str
-    chunk: Floats | None = None
-    position: int = 0
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether the queue is empty, so that the next step starts something new."""
-        return self.chunk is None or self.position >= self.behaviour.execute_steps
-
-    @property
-    def queued(self) -> Floats:
-        """The next action of the chunk, (d,)."""
-        if self.chunk is None:
-            raise PolicyError("nothing was planned", hint="plan where at_boundary holds")
-        return np.asarray(self.chunk[self.position])
 
 
 class PolicyRunner:
@@ -100,7 +51,7 @@ class PolicyRunner:
         self.slots = slots
         self._latest = behaviour
         self._history = ObservationHistory(slots)
-        self._running: list[_Episode | None] = [None] * slots
+        self._running: list[RunningEpisode | None] = [None] * slots
         self._all = np.arange(slots)
 
     @property
@@ -149,7 +100,7 @@ class PolicyRunner:
                 )
         self._history.forget(rows)
         for row, seed, text in zip(rows, seeds, texts, strict=True):
-            self._running[row] = _Episode(self._latest, *_generators(seed), text)
+            self._running[row] = RunningEpisode(self._latest, *noise_generators(seed), text)
 
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
@@ -178,10 +129,10 @@ class PolicyRunner:
         self._switch(episodes)
         windows = self._history.shifted({**observation, **acted.features}, rows)
         with torch.inference_mode():
-            for part in _groups(episodes):
+            for part in by_behaviour(episodes):
                 members = [episodes[index] for index in part]
-                seen = windows if len(part) == len(rows) else _take(windows, part)
-                _act_group(members, seen, rows[part], acted)
+                seen = windows if len(part) == len(rows) else take_rows(windows, part)
+                act_in(members, seen, rows[part], acted)
         self._history.keep(windows, rows)
         return acted
 
@@ -228,11 +179,11 @@ class PolicyRunner:
         features = self._features(observation, rows)
         windows = self._history.shifted({**observation, **features}, rows)
         with torch.inference_mode():
-            for part in _groups(episodes):
+            for part in by_behaviour(episodes):
                 members = [episodes[index] for index in part]
                 base = members[0].behaviour.policy.base
                 if base is not None:
-                    proposals[rows[part]] = _advance(base, members, _take(windows, part))
+                    proposals[rows[part]] = advance(base, members, take_rows(windows, part))
         return Concluded(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
@@ -262,9 +213,9 @@ class PolicyRunner:
         rows = min((len(observations[name]) for name in names if name in observations), default=0)
         at = np.arange(0, rows, behaviour.execute_steps)
         windows = episode_windows(observations, names, at, base.encoder.observation_steps)
-        source = _generators(seed)[0]
+        source = noise_generators(seed)[0]
         with torch.inference_mode():
-            chunks = _plan(base, windows, [source] * len(at), [instruction] * len(at))
+            chunks = plan(base, windows, [source] * len(at), [instruction] * len(at))
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
@@ -293,7 +244,7 @@ class PolicyRunner:
         identifiers = np.full(self.slots, self._latest.encoder_id, np.int64)
         return {FEATURES: features, ENCODER_ID: identifiers}
 
-    def _episodes(self, rows: Rows) -> list[_Episode]:
+    def _episodes(self, rows: Rows) -> list[RunningEpisode]:
         episodes = []
         for row in rows:
             episode = self._running[row]
@@ -304,7 +255,7 @@ class PolicyRunner:
             episodes.append(episode)
         return episodes
 
-    def _switch(self, episodes: Sequence[_Episode]) -> None:
+    def _switch(self, episodes: Sequence[RunningEpisode]) -> None:
         latest = self._latest
         for episode in episodes:
             if episode.behaviour is not latest and episode.at_boundary:
@@ -312,99 +263,6 @@ class PolicyRunner:
                 episode.chunk = None
         self._require(episodes)
 
-    def _require(self, episodes: Sequence[_Episode]) -> None:
+    def _require(self, episodes: Sequence[RunningEpisode]) -> None:
         for behaviour in {id(e.behaviour): e.behaviour for e in episodes}.values():
             self._history.require(behaviour.policy.observation, behaviour.policy.observation_steps)
-
-
-def _groups(episodes: Sequence[_Episode]) -> list[Rows]:
-    """Split the positions of episodes by behaviour; one group except around a switch."""
-    groups: dict[int, list[int]] = {}
-    for index, episode in enumerate(episodes):
-        groups.setdefault(id(episode.behaviour), []).append(index)
-    return [np.asarray(part) for part in groups.values()]
-
-
-def _act_group(
-    episodes: Sequence[_Episode], windows: dict[str, Array], rows: Rows, acted: Acted
-) -> None:
-    """Act in the slots `rows` that run one behaviour; fills their rows of `acted`."""
-    behaviour = episodes[0].behaviour
-    policy, exploration = behaviour.policy, behaviour.exploration
-    proposal = None
-    if policy.base is not None:
-        proposal = _advance(policy.base, episodes, windows)
-        acted.base_action[rows] = proposal
-        acted.chunk_index[rows] = [episode.position - 1 for episode in episodes]
-    if proposal is not None and (exploration.mode == "base" or policy.base is policy):
-        action = proposal
-    else:
-        noise = None
-        if exploration.mode == "sample" and policy.stochastic:
-            noise = torch.from_numpy(
-                _normal([e.step_noise for e in episodes], (policy.action_dimension,))
-            )
-        given = None if proposal is None else torch.from_numpy(proposal)
-        seen = _last(windows, policy.encoder.observation_steps)
-        action = policy.act(seen, given, noise).cpu().numpy()
-    if exploration.noise != "none":
-        action = action + _extra_noise(behaviour, episodes)
-    acted.action[rows] = action.clip(-1, 1)
-    acted.version[rows] = behaviour.version
-
-
-def _advance(base: ChunkPolicy, episodes: Sequence[_Episode], windows: dict[str, Array]) -> Floats:
-    """Plan where a chunk is used up, and take the next proposal (r, d) of each episode."""
-    due = np.array([episode.at_boundary for episode in episodes])
-    if due.any():
-        planning = [episode for episode in episodes if episode.at_boundary]
-        seen = windows if due.all() else _take(windows, due)
-        sources = [episode.plan_noise for episode in planning]
-        chunks = _plan(base, seen, sources, [episode.instruction for episode in planning])
-        for episode, chunk in zip(planning, chunks, strict=True):
-            episode.chunk, episode.position = chunk, 0
-    proposal = np.stack([episode.queued for episode in episodes])
-    for episode in episodes:
-        episode.position += 1
-    return proposal
-
-
-def _extra_noise(behaviour: Behaviour, episodes: Sequence[_Episode]) -> Floats:
-    scale = np.float32(behaviour.exploration.noise_scale)
-    sources = [episode.step_noise for episode in episodes]
-    dimension = behaviour.policy.action_dimension
-    if behaviour.exploration.noise == "normal":
-        return scale * _normal(sources, (dimension,))
-    return scale * (2 * np.stack([s.random(dimension, np.float32) for s in sources]) - 1)
-
-
-def _generators(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
-    """Make the generators of plans and of steps; plans alone can be repeated along a recording."""
-    plan, step = np.random.SeedSequence(int(seed)).spawn(2)
-    return np.random.default_rng(plan), np.random.default_rng(step)
-
-
-def _normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
-    return np.stack([source.standard_normal(shape, np.float32) for source in sources])
-
-
-def _plan(
-    base: ChunkPolicy,
-    windows: dict[str, Array],
-    sources: Sequence[np.random.Generator],
-    instructions: Sequence[str],
-) -> Floats:
-    noise = torch.from_numpy(_normal(sources, base.noise_shape))
-    seen = _last(windows, base.encoder.observation_steps)
-    if base.conditioned:
-        seen[INSTRUCTION] = np.array(instructions)
-    chunk: Floats = base.plan(seen, noise).cpu().numpy()
-    return chunk
-
-
-def _last(windows: dict[str, Array], steps: int) -> dict[str, Array]:
-    return {name: window[:, -steps:] for name, window in windows.items()}
-
-
-def _take(windows: dict[str, Array], part: Array) -> dict[str, Array]:
-    return {name: window[part] for name, window in windows.items()}
