@@ -10,7 +10,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from sensor_msgs.msg import Image
 
-from robot_rl.bench._topics import CAMERA, NAMESPACE, over_topics
+from robot_rl.bench._topics import NAMESPACE, over_topics
 from robot_rl.bench._training import BenchFailed
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
@@ -19,6 +19,7 @@ from robot_rl.ros.stamps import to_nanoseconds
 from robot_rl.stages.nodes import robot_nodes
 
 RATE_HZ = 30.0
+_CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 _DRIVER = "drivers.camera.pattern.PatternCamera"
 _DEPTH = 5
 _SETTLING_FRAMES = 30
@@ -39,7 +40,7 @@ def count_pictures(config: DictConfig, logs: Path) -> dict[str, object]:
     Raises:
         BenchFailed: They did not come.
     """
-    camera = f"{{_target_:{CAMERA},name:front,width:640,height:480}}"
+    camera = f"{{_target_:{_CAMERA},name:front,width:640,height:480}}"
     settings = over_topics(config, f"observation.cameras=[{camera}]")
     OmegaConf.set_struct(settings, False)
     settings.nodes = {"cameras": settings.nodes.cameras}

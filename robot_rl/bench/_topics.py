@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from robot_rl.bench._arm_watch import ArmWatch
 
 NAMESPACE = "/bench"
-CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
-_TWO_CAMERAS = (
-    f"observation.cameras=[{{_target_:{CAMERA},name:front}},{{_target_:{CAMERA},name:wrist}}]"
-)
+_TWO_CAMERAS = "observation=state_and_cameras"
 # Of these ROS makes ports that Linux gives to nobody else.
 _DOMAINS = 101
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scenes import configuration
 
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.env.sim.cameras import CameraError
 
 UP = np.array([0, 0, 1, 0, 0, 0], np.float32)
@@ -45,6 +45,20 @@ def test_a_camera_sees_the_arm_move_and_no_pose_of_an_object_is_observed(seeing)
     assert first.dtype == np.uint8
     assert (first != last).any(-1).mean() > 0.01
     assert first.std() > 10
+
+
+def test_pictures_are_recorded_beside_the_state_that_the_policy_sees():
+    config = configuration("task=reach", "observation=state_and_cameras")
+    env = make_env(config)
+    try:
+        observation, _ = env.reset(seed=0)
+        assert observation["images/front"].shape == (128, 128, 3)
+        assert observation["images/wrist"].shape == (128, 128, 3)
+        seen = observed_widths(config, env.schema)
+    finally:
+        env.close()
+    assert config.observation.vision is None
+    assert list(seen) == list(config.task.observation)
 
 
 def test_the_seed_decides_the_images(seeing):
