@@ -62,6 +62,28 @@ def test_the_hand_keeps_a_peg_that_somebody_else_has_taken():
     assert hand.act(rng)[-1] == -1.0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_operator_lets_be_who_carries_the_peg_another_way(seed):
+    watching = "operator.simulated.habits.attention=1.0"
+    config = configuration("task=pick_insert", "operator=simulated", watching)
+    env = make_env(config)
+    operated = make_intervention(config, env, make_inbox(config))
+    lower = configuration("task=pick_insert", "task.expert.carry_height=0.01")
+    somebody = make_expert(lower, env)
+    rng = np.random.default_rng(seed)
+    operated.reset(seed=seed)
+    somebody.reset(rng)
+    away, carried, intervened = np.inf, 0, 0
+    while away > 0.01:
+        *_, info = operated.step(somebody.act(rng))
+        tip = env.task.tip_pose()
+        away = float(np.hypot(*(tip - env.task.socket_pose())[:2]))
+        carried += tip[2] > 0.04
+        intervened += info["intervened"] and tip[2] > 0.04
+    assert carried > 15
+    assert intervened == 0
+
+
 def test_the_operator_calls_it_a_failure_when_the_peg_lies_on_the_table():
     watching = "operator.simulated.habits.attention=1.0"
     config = configuration("task=pick_insert", "operator=simulated", watching)

@@ -85,11 +85,12 @@ class SimulatedOperator:
     * not what the policy is about to do, nor its values.
 
     It compares how the tool has moved in the last `patience_s` with how it would have moved it
-    itself. A policy that stands still, presses beside the hole or goes astray makes no progress;
-    the person notices only while they watch, takes a reaction time, and takes over if there is no
-    progress still. They let go when they have made progress for `correction_s`; but who has to
-    help a second time in an episode finishes it. Where nobody could succeed any more, since the
-    object has fallen down for example, they say `failure`, a reaction time after they saw that.
+    itself, or straight to where an object is being brought: by which way is all the same to it. A
+    policy that stands still, presses beside the hole or goes astray makes no progress; the person
+    notices only while they watch, takes a reaction time, and takes over if there is no progress
+    still. They let go when they have made progress for `correction_s`; but who has to help a
+    second time in an episode finishes it. Where nobody could succeed any more, since the object
+    has fallen down for example, they say `failure`, a reaction time after they saw that.
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped
     clock a run with it is repeatable.
@@ -117,6 +118,7 @@ class SimulatedOperator:
         self._judged: deque[tuple[float, float]] = deque()
         self._pose = hand.task.world.tcp_pose()
         self._wanted = np.zeros(6)
+        self._ways = [self._wanted]
         self._watching = True
         self._driving = False
         self._helped = False
@@ -130,6 +132,7 @@ class SimulatedOperator:
         self._hand.reset(self._rng)
         self._pose = self._hand.task.world.tcp_pose()
         self._wanted = np.zeros(6)
+        self._ways = [self._wanted]
         self._watching = bool(self._rng.random() < self._habits.attention)
         self._driving = False
         self._helped = False
@@ -149,6 +152,7 @@ class SimulatedOperator:
         action = self._hand.act(self._rng)
         self._wanted = np.zeros(6)
         self._wanted[self._arm] = action[: len(self._arm)]
+        self._ways = self._ways_on()
         if self._gives_up():
             self._inbox.post(OperatorEvent.FAILURE)
         elif self._driving:
@@ -171,17 +175,22 @@ class SimulatedOperator:
         """Nothing to release."""
 
     def _judge(self) -> None:
-        """Note how far the last step went where the person would have gone, and how far that is."""
+        """Note how far the last step went where it should go, and how far the person would have."""
         pose = self._hand.task.world.tcp_pose()
         moved = self._hand.motion_between(self._pose, pose)[self._arm]
-        wanted = self._wanted[self._arm]
-        length = float(np.sqrt(wanted @ wanted))
-        along = float(moved @ wanted) / max(length, _LEAST_MOTION)
         self._pose = pose
-        self._judged.append((along, max(length, _LEAST_MOTION)))
+        pace = _length(self._wanted[self._arm])
+        along = max(float(moved @ way[self._arm]) / _length(way[self._arm]) for way in self._ways)
+        self._judged.append((along, pace))
         span = self._habits.correction_s if self._driving else self._habits.patience_s
         while len(self._judged) > self._steps(span):
             self._judged.popleft()
+
+    def _ways_on(self) -> list[Motion]:
+        """The motions (6,) that would be progress now: the person's own, and the straight one."""
+        destination = self._hand.destination()
+        straight = [] if destination is None else [self._hand.motion(destination)]
+        return [self._wanted, *straight]
 
     def _makes_progress(self, span_s: float) -> bool | None:
         """Whether the last steps were progress; None before there are enough of them."""
@@ -244,3 +253,7 @@ class SimulatedOperator:
 
     def _steps(self, seconds: float) -> int:
         return max(1, round(seconds * self._rate))
+
+
+def _length(motion: Motion) -> float:
+    return max(float(np.sqrt(motion @ motion)), _LEAST_MOTION)

@@ -201,6 +201,13 @@ class ScriptedExpert(ABC):
         translation = (end[:3] - start[:3]) / self._steps[0]
         return np.concatenate([translation, rotations.to_rotation_vector(turn) / self._steps[1]])
 
+    def destination(self) -> Vector | None:
+        """Where the TCP is being brought by whatever way: a pose (7,); None where the way counts.
+
+        Call it after `act`.
+        """
+        return None
+
     def is_beyond_help(self) -> bool:
         """Whether anyone sees that nobody could succeed any more; never, unless a task says so."""
         return False

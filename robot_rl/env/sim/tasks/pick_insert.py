@@ -16,6 +16,7 @@ from robot_rl.env.sim.tasks.peg_insert import (
     HOLE_DEPTH,
     PEG_BELOW_TCP,
     PEG_LENGTH,
+    PEG_WIDTH,
     SOCKET_CENTRE,
     SOCKET_HEIGHT,
     PegInsert,
@@ -184,18 +185,28 @@ class PickFirst(TipExpert):
         position = rotations.compose(self.tip(), above)[:3] + self.error
         return np.concatenate([position, rotations.DOWNWARD])
 
+    def destination(self) -> Vector | None:
+        """Above the socket, while the peg is carried there."""
+        carried = self._grasp.held and not self._arrived
+        return self._above_socket() if carried else super().destination()
+
     def _carry(self) -> Vector:
         """Straight up until the tip is free, then level to above the socket."""
-        tip, socket = self.tip(), self.socket()
-        tcp = self.task.world.tcp_pose()
-        height = tcp[2] + SOCKET_HEIGHT + self._carry_height - tip[2]
-        away = socket[:2] - tip[:2]
-        if tip[2] < SOCKET_HEIGHT + 0.5 * self._carry_height:
-            away = np.zeros(2)
-        elif float(np.hypot(*away)) < self._carry_height:
+        tip, place = self.tip(), self._above_socket()
+        away = float(np.hypot(*(self.socket()[:2] - tip[:2])))
+        # Whoever else moves the arm may bring the peg there at less height, or into the hole.
+        if away < (self._carry_height if tip[2] > SOCKET_HEIGHT else PEG_WIDTH / 2):
             self._arrived = True
-        place = np.array([tcp[0] + away[0], tcp[1] + away[1], height])
-        return np.concatenate([place, rotations.DOWNWARD])
+        elif tip[2] < SOCKET_HEIGHT + 0.5 * self._carry_height:
+            place[:2] = self.task.world.tcp_pose()[:2]
+        return place
+
+    def _above_socket(self) -> Vector:
+        """The TCP pose (7,), level, with which the tip is `carry_height` above the socket."""
+        tip, tcp = self.tip(), self.task.world.tcp_pose()
+        height = tcp[2] + SOCKET_HEIGHT + self._carry_height - tip[2]
+        beside = tcp[:2] + (self.socket()[:2] - tip[:2])
+        return np.concatenate([beside, [height], rotations.DOWNWARD])
 
 
 class PickInsertExpert(PickFirst, PegInsertExpert):
