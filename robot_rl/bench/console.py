@@ -42,10 +42,10 @@ def run(config: DictConfig) -> dict[str, object]:
     results: dict[str, object] = {"rate_hz": RATE_HZ, "cameras": len(CAMERAS)}
     pages: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        results |= _figures("without_console", measure(_seeing(config, folder))[0], budget)
+        results |= _figures("without_console", measure(_seeing(config, folder)).decisions, budget)
     with tempfile.TemporaryDirectory() as folder:
-        seconds = measure(_seeing(config, folder), beside=lambda run: _opened(run, 0, pages))[0]
-        results |= _figures("with_console", seconds, budget)
+        opened = measure(_seeing(config, folder), beside=lambda run: _opened(run, 0, pages))
+        results |= _figures("with_console", opened.decisions, budget)
     with tempfile.TemporaryDirectory() as folder:
         settings = _seeing(config, folder)
         settings.environment_steps = _STOP_STEPS

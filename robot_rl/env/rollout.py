@@ -66,6 +66,7 @@ class EpisodeResult:
         seconds: Its length on the environment's clock [s].
         policy_version: Version of the policy at its first step.
         decision_seconds: For each step, time from the tick to the sending of the action [s].
+        lateness_seconds: For each step, how late the tick after it was reached [s].
         intervened_steps: Actions that an operator took in place of the controller.
         take_overs: How often an operator began to.
         interrupted: Why the robot could not go on, if it could not. The last action, whose effect
@@ -82,6 +83,7 @@ class EpisodeResult:
     seconds: float = 0.0
     policy_version: int = 0
     decision_seconds: list[float] = field(default_factory=list)
+    lateness_seconds: list[float] = field(default_factory=list)
     intervened_steps: int = 0
     take_overs: int = 0
     interrupted: RobotInterrupted | None = None
@@ -227,6 +229,7 @@ def _step(
     result.seconds += slot.env.clock.period
     result.success = bool(info["success"])
     result.decision_seconds.append(info["decision_seconds"])
+    result.lateness_seconds.append(info["lateness"])
     return terminated or truncated
 
 

@@ -102,7 +102,7 @@ def test_an_episode_of_t_steps_has_t_plus_one_rows_that_fit_the_schema():
         assert set(rows["source"]) == {SOURCE_POLICY}
         assert set(rows["policy_version"][:-1]) == {7}
         assert result.policy_version == 7
-        assert len(result.decision_seconds) == result.steps
+        assert len(result.decision_seconds) == len(result.lateness_seconds) == result.steps
         assert result.seconds == pytest.approx(0.1 * result.steps)
 
 
