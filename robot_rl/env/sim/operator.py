@@ -85,7 +85,7 @@ class SimulatedOperator:
     * not what the policy is about to do, nor its values.
 
     It compares how the tool has moved in the last `patience_s` with how it would have moved it
-    itself, or straight to where an object is being brought: by which way is all the same to it. A
+    itself, or straight to where an object is taken or brought: by which way is the same to it. A
     policy that stands still, presses beside the hole or goes astray makes no progress; the person
     notices only while they watch, takes a reaction time, and takes over if there is no progress
     still. They let go when they have made progress for `correction_s`; but who has to help a

@@ -202,7 +202,7 @@ class ScriptedExpert(ABC):
         return np.concatenate([translation, rotations.to_rotation_vector(turn) / self._steps[1]])
 
     def destination(self) -> Vector | None:
-        """Where the TCP is being brought by whatever way: a pose (7,); None where the way counts.
+        """Where the TCP should come by whatever way: a pose (7,); None where the way counts.
 
         Call it after `act`.
         """

@@ -186,9 +186,10 @@ class PickFirst(TipExpert):
         return np.concatenate([position, rotations.DOWNWARD])
 
     def destination(self) -> Vector | None:
-        """Above the socket, while the peg is carried there."""
-        carried = self._grasp.held and not self._arrived
-        return self._above_socket() if carried else super().destination()
+        """Where the peg is grasped, then above the socket."""
+        if not self._grasp.held:
+            return self.grasp_pose()
+        return super().destination() if self._arrived else self._above_socket()
 
     def _carry(self) -> Vector:
         """Straight up until the tip is free, then level to above the socket."""
