@@ -350,8 +350,12 @@ def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
     for file in ("data.mdb", "lock.mdb"):
         (server.store / file).unlink()
     server.start()
-    client.append_episode(make_episode(3))
-    for call in (client.flush, lambda: client.has_room(1), client.close):
+
+    def append_and_flush():
+        client.append_episode(make_episode(3))  # the first to fail where the link knows already
+        client.flush()
+
+    for call in (append_and_flush, lambda: client.has_room(1), client.close):
         with pytest.raises((StoreError, SessionTaken), match=r"another store|never opened"):
             call()
 
