@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.phase import best_moment, rhythm_of
 from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
 
 Vector = npt.NDArray[np.float64]
@@ -130,6 +132,17 @@ class Measurements:
             sensor.forget()
         # The first to arrive may have been on its way already.
         wait_for_all(self.all_sensors, 2, self._limits.start_timeout_s)
+
+    def wait_for_pictures(self) -> None:
+        """Wait until the cameras have just looked: after `wait_until_fresh`, before a loop begins.
+
+        It takes no longer than a period of a camera.
+        """
+        arrivals = [camera.arrivals() for camera in self._images.values()]
+        # Of a camera whose clock was just set back, only the last is kept.
+        rhythms = [rhythm_of(times) for times in arrivals if len(times) > 1]
+        now = time.monotonic()
+        time.sleep(best_moment(rhythms, now) - now)
 
     def observe(self, target: Vector) -> Observation:
         """The measurements that were taken together.

@@ -278,6 +278,7 @@ class RosRobot:
     def _begin(self) -> None:
         """From now on the arm may move, and its sensors are watched."""
         self.attend()
+        self.measurements.wait_for_pictures()
         self.limiter.reset(self.tcp_pose())
         self._monitor.arm()
 

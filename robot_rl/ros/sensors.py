@@ -79,6 +79,11 @@ class Sensor:
         age = self.age_s()
         return SensorLate(self.topic, age, self.limit_s) if age > self.limit_s else None
 
+    def arrivals(self) -> list[float]:
+        """When the newest measurements were received, oldest first [s, steady clock]."""
+        with self._lock:
+            return [one.received for one in self._kept]
+
     def newest(self) -> Received:
         """The newest measurement.
 
