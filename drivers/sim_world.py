@@ -50,7 +50,6 @@ class WorldCopy:
         self._message: Any = None
         self._stamp = 0
         self._received = 0.0
-        self._shown = 0
 
     def connect(self, name: str) -> RosClient:
         """Begin to listen; `name` is that of the device."""
@@ -71,17 +70,18 @@ class WorldCopy:
         client, self.client = self.client, None
         if client is not None:
             client.close()
-        self._message, self._shown = None, 0
+        self._message, self._stamp = None, 0
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for a state that the copy has not shown yet; returns its stamp [ns].
+        """Wait for the next state, and show it; returns its stamp [ns].
 
         Raises:
             DriverTimeout: None came in time.
             DriverError: It is the state of another model.
         """
         with self._arrived:
-            newer = self._arrived.wait_for(self._has_news, timeout_s)
+            last = self._stamp
+            newer = self._arrived.wait_for(lambda: self._stamp != last, timeout_s)
         self._check()
         if not newer:
             raise DriverTimeout(
@@ -106,9 +106,6 @@ class WorldCopy:
         if age > _STALE_S:
             raise Stale(f"the state on {TOPIC}", age, _STALE_S, "the simulated arm's node is gone")
         return self._show()
-
-    def _has_news(self) -> bool:
-        return self._message is not None and self._stamp != self._shown
 
     def _check(self) -> None:
         if self.client is None:
@@ -135,5 +132,4 @@ class WorldCopy:
                 hint="give all simulated nodes the same task and model",
             )
         self._scene.restore(np.asarray(message.position, np.float64))
-        self._shown = stamp
         return stamp

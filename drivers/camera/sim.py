@@ -16,8 +16,9 @@ from robot_rl.env.task import Task
 class SimCamera:
     """One camera of the simulated arm's model, in the process of another node.
 
-    A picture is stamped with the instant of the world that it shows. Pictures that were due while
-    nobody read, or while the world stood still, are left out.
+    Cameras of one rate on one machine look at the same time, as cameras with a common trigger do. A
+    picture shows the first state of the world after it was due, and is stamped with that instant.
+    Pictures that were due while nobody read, or while the world stood still, are left out.
 
     Args:
         task: The simulated task, the same as the arm's.
@@ -56,22 +57,21 @@ class SimCamera:
         self._period = 1.0 / rate_hz
         self._depth = depth
         self._renderer: SceneRenderer | None = None
-        self._began = self._due = 0.0
+        self._due = 0.0
 
     def connect(self) -> None:
         """Listen to the world."""
         self._copy.connect(f"sim_camera_{self._camera}")
-        self._began = self._due = time.monotonic()
+        self._next_due()
 
     def read(self, timeout_s: float) -> Frame:
-        """Wait until a picture is due and the world has moved on, and render it."""
+        """Wait until a picture is due and the world moves on, and render it."""
         deadline = time.monotonic() + timeout_s
         time.sleep(max(0.0, min(self._due, deadline) - time.monotonic()))
         if self._due > deadline:
             raise DriverTimeout("no picture of the simulated camera is due yet")
         stamp = self._copy.wait(max(0.0, deadline - time.monotonic()))
-        number = int((time.monotonic() - self._began) / self._period)
-        self._due = self._began + (number + 1) * self._period
+        number = self._next_due()
         if self._renderer is None:  # here, since OpenGL wants one thread
             self._renderer = SceneRenderer(self._copy.world, *self._size)
         color = self._renderer.color(self._camera)
@@ -84,6 +84,12 @@ class SimCamera:
         angle = math.radians(float(self._copy.world.model.camera(self._camera).fovy[0]))
         focal = 0.5 * height / math.tan(0.5 * angle)
         return Intrinsics(width, height, focal, focal, 0.5 * (width - 1), 0.5 * (height - 1))
+
+    def _next_due(self) -> int:
+        """Note when the next picture is due; returns the number of the present one."""
+        number = int(time.monotonic() / self._period)
+        self._due = (number + 1) * self._period
+        return number
 
     def close(self) -> None:
         """Stop listening, and release the renderer."""

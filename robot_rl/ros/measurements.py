@@ -19,7 +19,7 @@ from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.phase import best_moment, rhythm_of
+from robot_rl.ros.phase import best_moment
 from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
 
 Vector = npt.NDArray[np.float64]
@@ -133,16 +133,19 @@ class Measurements:
         # The first to arrive may have been on its way already.
         wait_for_all(self.all_sensors, 2, self._limits.start_timeout_s)
 
-    def wait_for_pictures(self) -> None:
-        """Wait until the cameras have just looked: after `wait_until_fresh`, before a loop begins.
+    def wait_for_phase(self, period: float) -> None:
+        """Wait until a loop that begins now will see young measurements at its ticks.
 
-        It takes no longer than a period of a camera.
+        After `wait_until_fresh`, before the loop begins; it takes two of its periods at most.
+
+        Args:
+            period: Of the loop [s].
         """
-        arrivals = [camera.arrivals() for camera in self._images.values()]
-        # Of a camera whose clock was just set back, only the last is kept.
-        rhythms = [rhythm_of(times) for times in arrivals if len(times) > 1]
-        now = time.monotonic()
-        time.sleep(best_moment(rhythms, now) - now)
+        start = time.monotonic()
+        time.sleep(period)
+        streams = [sensor.arrivals() for sensor in (self.pose, *self._newest)]
+        begin = best_moment(streams, start, period) + period
+        time.sleep(max(0.0, begin - time.monotonic()))
 
     def observe(self, target: Vector) -> Observation:
         """The measurements that were taken together.

@@ -1,9 +1,9 @@
-"""When to begin an episode so that pictures are young at every tick.
+"""When to begin an episode so that what is seen at its ticks is young.
 
-Cameras and the control loop run at rates of their own. Where one rate is a multiple of the other,
-as 30 Hz and 10 Hz are, a picture that is old at the first tick is as old at each: an episode that
-begins at any moment sees pictures half a period old on average. Cameras cannot be told when to
-look, but the loop can begin when they have.
+Sensors and the control loop run at rates of their own. Where one rate is a multiple of the other,
+as 30 Hz and 10 Hz are, a picture that is old at the first tick is as old at all of them, and an
+episode that begins at any moment sees pictures half a period old on average. Sensors cannot be told
+when to look, but the loop can begin when they have.
 """
 
 from __future__ import annotations
@@ -11,38 +11,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Arrivals vary by milliseconds. So long after one is expected, an episode may begin; one that is
-# expected a shorter time than this before a tick may as well come after it [s].
-_AFTER_S, _UNSURE_S = 0.004, 0.003
+import numpy as np
+import numpy.typing as npt
+
+# Arrivals vary by milliseconds: what came so shortly before a tick may another time come after it.
+_UNSURE_S = 0.003
+_RESOLUTION_S = 0.001
 
 
-class Rhythm(NamedTuple):
-    """When pictures of one camera arrive [s, steady clock]: one of them, and their period."""
+class Arrival(NamedTuple):
+    """When a measurement was taken and when it was received [s, steady clock]."""
 
-    last: float
-    period: float
-
-    def age_at(self, moment: float) -> float:
-        """Time since the last arrival that surely was before this moment [s]."""
-        return (moment - self.last - _UNSURE_S) % self.period + _UNSURE_S
-
-    def next_after(self, moment: float) -> float:
-        """When the first arrival after a moment is expected [s, steady clock]."""
-        return moment + self.period - (moment - self.last) % self.period
+    taken: float
+    received: float
 
 
-def rhythm_of(arrivals: Sequence[float]) -> Rhythm:
-    """The rhythm of two or more arrivals [s, steady clock]."""
-    return Rhythm(arrivals[-1], (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1))
-
-
-def best_moment(rhythms: Sequence[Rhythm], now: float) -> float:
-    """The moment [s, steady clock] within a camera's next period at which the oldest is youngest.
+def best_moment(streams: Sequence[Sequence[Arrival]], start: float, period: float) -> float:
+    """The moment of a control period at which measurements were the youngest, on average.
 
     Args:
-        rhythms: Of the cameras; without any, the moment is now.
-        now: It is not before [s, steady clock].
+        streams: What arrived of each sensor, oldest first, from before `start` until a period after
+            it; one without anything from before it does not count.
+        start: Where the control period begins [s, steady clock].
+        period: Its length [s].
+
+    Returns:
+        A moment from `start` until `start + period` [s, steady clock]. What repeats in the control
+        period is as young a whole number of periods later.
     """
-    # An age only falls when a picture arrives: no moment between two arrivals is the best.
-    moments = [rhythm.next_after(now) + _AFTER_S for rhythm in rhythms]
-    return min(moments, key=lambda moment: max(r.age_at(moment) for r in rhythms), default=now)
+    moments = start + np.arange(0.0, period, _RESOLUTION_S)
+    ages = [_ages(stream, moments) for stream in streams if stream and stream[0].received < start]
+    if not ages:
+        return start
+    return float(moments[np.argmin(np.sum(ages, axis=0))])
+
+
+def _ages(stream: Sequence[Arrival], moments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Age of the newest measurement that had surely been received, at each moment [s]."""
+    taken, received = np.array(stream).T
+    newest = np.searchsorted(received + _UNSURE_S, moments, side="right") - 1
+    ages: npt.NDArray[np.float64] = moments - taken[np.maximum(newest, 0)]
+    return ages

@@ -85,6 +85,7 @@ class RosRobot:
         self.action_names = task.action_names
         self.limits = sensors
         self._episodes = episodes
+        self._period = 1.0 / control_rate_hz
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
         self._lock = threading.Lock()  # what is published, and why no more
@@ -277,8 +278,8 @@ class RosRobot:
 
     def _begin(self) -> None:
         """From now on the arm may move, and its sensors are watched."""
+        self.measurements.wait_for_phase(self._period)
         self.attend()
-        self.measurements.wait_for_pictures()
         self.limiter.reset(self.tcp_pose())
         self._monitor.arm()
 

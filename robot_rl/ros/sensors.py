@@ -13,6 +13,7 @@ from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart
 from robot_rl.ros.messages import MessageError
+from robot_rl.ros.phase import Arrival
 from robot_rl.ros.stamps import to_nanoseconds
 
 # Fast topics are matched with slow ones: this much of the past is kept [messages].
@@ -79,10 +80,11 @@ class Sensor:
         age = self.age_s()
         return SensorLate(self.topic, age, self.limit_s) if age > self.limit_s else None
 
-    def arrivals(self) -> list[float]:
-        """When the newest measurements were received, oldest first [s, steady clock]."""
+    def arrivals(self) -> list[Arrival]:
+        """The newest measurements, oldest first."""
+        since_steady = 1e-9 * time.time_ns() - time.monotonic()
         with self._lock:
-            return [one.received for one in self._kept]
+            return [Arrival(1e-9 * one.stamp_ns - since_steady, one.received) for one in self._kept]
 
     def newest(self) -> Received:
         """The newest measurement.
