@@ -141,7 +141,7 @@ class CameraNode(DeviceNode):
 
 def main() -> int:
     """Run the node; its driver is in the parameter `driver`."""
-    return run_node(CameraNode)
+    return run_node(CameraNode, sends_pictures=True)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ class SensorLate(RobotInterrupted):
         self.age_s = age_s
 
 
+class SensorSlow(RobotInterrupted):
+    """A topic is not silent, but has not yet given enough measurements to begin with."""
+
+
 class SensorsApart(RobotInterrupted):
     """The measurements of one observation were not taken at about the same time."""
 

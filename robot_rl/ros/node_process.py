@@ -15,7 +15,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.device_node import DeviceNode, ParameterError
-from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.environment import leave_shared_memory, prepare_environment
 from robot_rl.ros.shared_memory import clean_shared_memory
 from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, stop_event
 
@@ -24,17 +24,23 @@ _LEAVE_SECONDS = 10.0
 _EXIT_ERROR = 2
 
 
-def run_node(make: Callable[[], DeviceNode]) -> int:
+def run_node(make: Callable[[], DeviceNode], *, sends_pictures: bool = False) -> int:
     """Run a node until it is asked to end: the `main` of every `drivers/*/node.py`.
 
     Unless the parameter `autostart` is false, where a lifecycle manager does so, the node
     configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device.
+
+    Args:
+        make: Makes it.
+        sends_pictures: Whether it sends what is too large for UDP, through shared memory.
 
     Returns:
         The exit code: 0, or 2 after an error that the user can mend.
     """
     ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
     prepare_environment()
+    if not sends_pictures:
+        leave_shared_memory()
     clean_shared_memory()
     try:
         rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)

@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from robot_rl.errors import RobotRLError
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart
+from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart, SensorSlow
 from robot_rl.ros.messages import MessageError
 from robot_rl.ros.phase import Arrival
 from robot_rl.ros.stamps import to_nanoseconds
@@ -176,14 +175,18 @@ def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> 
     """Wait until each topic has given this many measurements: not inside the control loop.
 
     Raises:
-        RobotRLError: The `SensorLate` of one that has not.
+        SensorLate: One is silent.
+        SensorSlow: One has given fewer.
     """
     waiting = list(sensors)
     deadline = time.monotonic() + timeout_s
     while waiting := [sensor for sensor in waiting if sensor.count < messages]:
         if time.monotonic() > deadline:
-            problem: RobotRLError = SensorLate(
-                waiting[0].topic, waiting[0].age_s(), waiting[0].limit_s
+            first = waiting[0]
+            raise first.late() or SensorSlow(
+                f"{first.topic} gives measurements too slowly, or has only just begun to",
+                got=f"{first.count} in {timeout_s:g} s",
+                expected=f"{messages}",
+                hint="at which rate does its node publish? See /diagnostics",
             )
-            raise problem
         time.sleep(0.005)

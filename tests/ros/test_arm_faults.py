@@ -92,6 +92,11 @@ class Node:
     def start(self):
         self._process = subprocess.Popen(self._command, env=self._environment)
 
+    @property
+    def memory(self):
+        """What is mapped into the process's memory."""
+        return Path(f"/proc/{self._process.pid}/maps").read_text()
+
     def kill(self):
         self._process.kill()
         self._process.wait()
@@ -117,6 +122,21 @@ def test_a_stop_outlives_the_node_that_kept_it(tmp_path):
         listener.heard["/diagnostics"].clear()
         node.start()
         listener.reports("mode", "hold")
+    finally:
+        node.kill()
+        listener.close()
+
+
+def test_nobody_who_freezes_can_hold_a_lock_that_the_node_waits_for(tmp_path):
+    # Fast DDS's shared memory has a lock for each receiver. One that was frozen in 1 of 50 to 100
+    # tries held it, and the node, which sends to it, neither read its arm nor held it meanwhile.
+    namespace = f"/locks_{os.getpid()}"
+    listener = Listener(namespace)
+    node = Node(namespace, tmp_path)
+    try:
+        listener.reports("mode", "hold")
+        assert "fastrtps_" in Path("/proc/self/maps").read_text()
+        assert "fastrtps_" not in node.memory
     finally:
         node.kill()
         listener.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from robot_rl.config import compose
-from robot_rl.ros.environment import DISCOVERY, PROFILE, ros_environment
+from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ros_environment
 from robot_rl.ros.nodes import NodeTableError, joined, node_table
 
 JOBS = ("train", "collect", "evaluate", "robot", "sim_robot")
@@ -76,6 +77,28 @@ def test_the_fast_dds_profile_is_used_unless_the_user_has_one(monkeypatch):
     assert wanted[DISCOVERY] == "LOCALHOST"
     monkeypatch.setenv(PROFILE, "mine.xml")
     assert PROFILE not in ros_environment()
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "left"),
+    [
+        ("LOCALHOST", "fastdds_udp_localhost.xml", "SYSTEM_DEFAULT"),
+        ("SUBNET", "fastdds_udp.xml", "SUBNET"),
+    ],
+)
+def test_a_node_without_pictures_leaves_shared_memory(monkeypatch, found, name, left):
+    monkeypatch.delenv(PROFILE, raising=False)
+    monkeypatch.setenv(DISCOVERY, found)
+    monkeypatch.setenv(PROFILE, ros_environment()[PROFILE])
+    leave_shared_memory()
+    assert (Path(os.environ[PROFILE]).name, os.environ[DISCOVERY]) == (name, left)
+
+
+def test_a_profile_of_the_user_is_left_to_nodes_without_pictures(monkeypatch):
+    monkeypatch.setenv(DISCOVERY, "LOCALHOST")
+    monkeypatch.setenv(PROFILE, "mine.xml")
+    leave_shared_memory()
+    assert (os.environ[PROFILE], os.environ[DISCOVERY]) == ("mine.xml", "LOCALHOST")
 
 
 @pytest.fixture

@@ -34,7 +34,9 @@ from robot_rl.ros.errors import (
     CommandConflict,
     SensorLate,
     SensorsApart,
+    SensorSlow,
 )
+from robot_rl.ros.sensors import wait_for_all
 from robot_rl.stages.collect import ExpertController
 
 # A busy machine is late by chance; what is said of lateness is tested with nodes that are gone.
@@ -302,6 +304,22 @@ def test_measurements_of_one_instant_are_put_together_and_others_refused():
         np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
         with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* \d+ ms apart"):
             assembled(robot, lambda stamp: publisher.arm(stamp, behind=4_000_000_000))
+    finally:
+        robot.close()
+        publisher.client.close()
+
+
+def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent():
+    publisher = Publisher("/slow")
+    robot = robot_on("/slow", "robot.sensors.start_timeout_s=1.0")
+    joints = robot.measurements.joints
+    try:
+        for sensor in robot.all_sensors:
+            sensor.forget()
+        while joints.count < 1:
+            publisher.arm(1_790_000_000_000_000_000)
+        with pytest.raises(SensorSlow, match=r"/slow/joint_states gives .* too slowly.*1 in 1 s"):
+            wait_for_all([joints], 2, 1.0)
     finally:
         robot.close()
         publisher.client.close()
