@@ -102,41 +102,41 @@ class Node:
         self._process.wait()
 
 
-def test_a_stop_outlives_the_node_that_kept_it(tmp_path):
-    namespace = f"/restarted_{os.getpid()}"
+@pytest.fixture
+def apart(tmp_path):
+    """A node in a process of its own that holds, and who listens to it."""
+    namespace = f"/apart_{os.getpid()}"
     listener = Listener(namespace)
     node = Node(namespace, tmp_path)
     try:
         listener.reports("mode", "hold")
-        assert listener.trigger("stop")[0]
-        listener.reports("mode", "stopped")
-        for _ in range(2):
-            node.kill()
-            listener.heard["/diagnostics"].clear()
-            node.start()
-            facts = listener.reported("stopped: since before this node began: the service stop")
-            assert facts["mode"] == "stopped"
-        assert listener.trigger("clear_errors")[0]
-        listener.reports("mode", "hold")
+        yield node, listener
+    finally:
+        node.kill()
+        listener.close()
+
+
+def test_a_stop_outlives_the_node_that_kept_it(apart):
+    node, listener = apart
+    assert listener.trigger("stop")[0]
+    listener.reports("mode", "stopped")
+    for _ in range(2):
         node.kill()
         listener.heard["/diagnostics"].clear()
         node.start()
-        listener.reports("mode", "hold")
-    finally:
-        node.kill()
-        listener.close()
+        facts = listener.reported("stopped: since before this node began: the service stop")
+        assert facts["mode"] == "stopped"
+    assert listener.trigger("clear_errors")[0]
+    listener.reports("mode", "hold")
+    node.kill()
+    listener.heard["/diagnostics"].clear()
+    node.start()
+    listener.reports("mode", "hold")
 
 
-def test_nobody_who_freezes_can_hold_a_lock_that_the_node_waits_for(tmp_path):
+def test_nobody_who_freezes_can_hold_a_lock_that_the_node_waits_for(apart):
     # Fast DDS's shared memory has a lock for each receiver. One that was frozen in 1 of 50 to 100
     # tries held it, and the node, which sends to it, neither read its arm nor held it meanwhile.
-    namespace = f"/locks_{os.getpid()}"
-    listener = Listener(namespace)
-    node = Node(namespace, tmp_path)
-    try:
-        listener.reports("mode", "hold")
-        assert "fastrtps_" in Path("/proc/self/maps").read_text()
-        assert "fastrtps_" not in node.memory
-    finally:
-        node.kill()
-        listener.close()
+    node, _ = apart
+    assert "/dev/shm/fastrtps_" in Path("/proc/self/maps").read_text()
+    assert "/dev/shm/fastrtps_" not in node.memory
