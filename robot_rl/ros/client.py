@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ import rclpy
 from rclpy.client import Client
 from rclpy.executors import Executor, ExternalShutdownException
 from rclpy.signals import SignalHandlerOptions
+from rclpy.task import Future
 from std_srvs.srv import Trigger
 
 from robot_rl.ros.errors import RosUnavailable, ServiceFailed
@@ -55,6 +57,7 @@ class RosClient:
         self.namespace = str(self.node.get_namespace())
         self._executor = executor(context=self._context)
         self._executor.add_node(self.node)
+        self._servers: dict[str, Client] = {}
         self._problem: BaseException | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._spin, name="ros", daemon=True)
@@ -106,6 +109,7 @@ class RosClient:
         request: Any,
         timeout_s: float,
         meanwhile: Callable[[], None] = _nothing,
+        again_s: float = math.inf,
     ) -> Any:
         """Call a service and wait for its answer: not inside the control loop.
 
@@ -115,29 +119,37 @@ class RosClient:
             request: Of that type.
             timeout_s: For the server to be there, and for its answer from now on [s].
             meanwhile: Called again and again; what it raises ends the waiting, not the service.
+            again_s: After so long without an answer it is called again [s]: for services that may
+                be called twice. A server that knows only half of a client, since that is new to
+                it, carries out the request but loses the answer (https://github.com/ros2/ros2/issues/1253).
 
         Raises:
             ServiceFailed: No server, or no answer in time.
         """
-        client = self.node.create_client(kind, name)
+        deadline = time.monotonic() + timeout_s
+        server = self._server(kind, name)
+        self.wait_for(server, timeout_s, meanwhile)
+        calls: list[Future] = []
+        next_call = -math.inf
         try:
-            deadline = time.monotonic() + timeout_s
-            self.wait_for(client, timeout_s, meanwhile)
-            future = client.call_async(request)
-            while not future.done():
-                self.check()
-                meanwhile()
-                if time.monotonic() > deadline:
-                    client.remove_pending_request(future)
+            while not (answered := [call for call in calls if call.done()]):
+                now = time.monotonic()
+                if now > deadline:
                     raise ServiceFailed(
                         f"{self.topic(name)} does not answer",
                         got=f"nothing within {timeout_s:g} s",
                         hint="see the log of the arm's node",
                     )
+                if now > next_call:
+                    calls.append(server.call_async(request))
+                    next_call = now + again_s
+                self.check()
+                meanwhile()
                 time.sleep(_POLL_SECONDS)
-            return future.result()
+            return answered[0].result()
         finally:
-            self.node.destroy_client(client)
+            for call in calls:
+                server.remove_pending_request(call)
 
     def trigger(
         self, name: str, timeout_s: float, meanwhile: Callable[[], None] = _nothing
@@ -161,6 +173,12 @@ class RosClient:
         self._executor.shutdown()
         self.node.destroy_node()
         rclpy.try_shutdown(context=self._context)
+
+    def _server(self, kind: Any, name: str) -> Client:
+        """What calls a service; kept, so that its server has long known it at the next call."""
+        if name not in self._servers:
+            self._servers[name] = self.node.create_client(kind, name)
+        return self._servers[name]
 
     def _spin(self) -> None:
         try:

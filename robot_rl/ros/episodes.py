@@ -22,6 +22,7 @@ Vector = npt.NDArray[np.float64]
 
 _ATTEMPTS = 2
 _COMMAND_SECONDS = 0.05
+_AGAIN_SECONDS = 1.0  # a parameter may be set twice
 _LARGEST_SEED = 2**63
 
 
@@ -48,7 +49,9 @@ class SimulatedEpisodes:
         seed = _seed_of(rng)
         value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
         request = SetParameters.Request(parameters=[Parameter(name="episode_seed", value=value)])
-        answer = robot.client.call(SetParameters, self._parameters, request, self._timeout)
+        answer = robot.client.call(
+            SetParameters, self._parameters, request, self._timeout, again_s=_AGAIN_SECONDS
+        )
         for result in answer.results:
             if not result.successful:
                 raise ServiceFailed(

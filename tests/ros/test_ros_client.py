@@ -11,10 +11,13 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
+from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
+from rclpy.task import Future
 from std_srvs.srv import Trigger
 
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.errors import ServiceFailed
 from robot_rl.ros.executors import light_executor
 
 CYCLES = 20
@@ -77,3 +80,32 @@ def test_nodes_come_and_go_beside_traffic_and_leave_nothing_behind(talker, execu
     time.sleep(1.0)
     assert process.num_threads() <= before[0]
     assert process.num_fds() <= before[1]
+
+
+@pytest.fixture
+def forgetful():
+    """A node whose service `ask` answers no call but the third."""
+    client = RosClient("forgetful", "/forget", SingleThreadedExecutor)
+    calls = []
+
+    async def answer(request, response):
+        calls.append(request)
+        if len(calls) != 3:
+            await Future()  # nobody ever answers this one
+        response.message = f"call {len(calls)}"
+        return response
+
+    client.node.create_service(Trigger, "ask", answer, callback_group=ReentrantCallbackGroup())
+    yield
+    client.close()
+
+
+def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(forgetful):
+    asking = RosClient("asking", "/forget")
+    try:
+        with pytest.raises(ServiceFailed, match="/forget/ask does not answer"):
+            asking.call(Trigger, "ask", Trigger.Request(), 5.0)
+        answer = asking.call(Trigger, "ask", Trigger.Request(), 30.0, again_s=1.0)
+        assert answer.message == "call 3"
+    finally:
+        asking.close()
