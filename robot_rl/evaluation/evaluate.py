@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Literal
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Literal, Self
 
 import numpy as np
 from omegaconf import DictConfig
@@ -24,7 +26,7 @@ SeedSet = Literal["periodic", "final"]
 
 
 class Evaluator:
-    """Keeps the environments between evaluations.
+    """Keeps the environments between evaluations, as a context manager closes them.
 
     Args:
         config: The configuration; its `evaluation` says how many episodes and which seeds.
@@ -37,7 +39,25 @@ class Evaluator:
         count = min(int(config.evaluation.slots), int(episodes))
         # Episodes side by side share no wall clock: they run in simulated time, where there is one.
         stepped = on_stepped_clock(config)
-        self._envs: list[RobotEnv] = [make_env(stepped) for _ in range(count)]
+        self._envs: list[RobotEnv] = []
+        with ExitStack() as open_envs:
+            for _ in range(count):
+                self._envs.append(make_env(stepped))
+                open_envs.callback(self._envs[-1].close)
+            self._open_envs = open_envs.pop_all()
+
+    def __enter__(self) -> Self:
+        """Nothing more to open."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the environments: a robot has one owner at a time."""
+        self._open_envs.close()
 
     def evaluate(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from omegaconf import DictConfig
 
@@ -55,7 +55,8 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
     controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
     wanted = int(config.demonstrations)
     seed = int(config.seed)
-    with EpisodeWriter(run.demonstrations, env.schema, {"robot": config.choices.robot}) as writer:
+    facts = {"robot": config.choices.robot}
+    with closing(env), EpisodeWriter(run.demonstrations, env.schema, facts) as writer:
         known = EpisodeDataset(run.demonstrations).seeds.tolist()
         first = attempts = _attempts_behind(known, seed)
         seeds = (training_seed(seed, SEED_STREAM, number) for number in itertools.count(first))
@@ -80,7 +81,6 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
                     source=SOURCE_DEMONSTRATION,
                 )
                 progress.update(len(writer))
-    env.close()
     if attempts > first:
         progress.note(
             f"collected {wanted} demonstrations of {config.task.name} in {attempts} attempts"

@@ -43,17 +43,17 @@ def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None
         Stopped: `stop` was set.
     """
     torch.set_num_threads(1)
-    evaluator = Evaluator(config)
-    for steps in unevaluated(config, run):
-        name = CLONED if steps == 0 else run.snapshot_name(steps)
-        while not run.has_folder(name) and learned_steps(run) <= steps:
-            if stop.wait(_POLL_SECONDS):
-                raise Stopped
-        if not run.has_folder(name):
-            continue  # the run has passed this point with other points of evaluation
-        behaviour = checkpoint.load(run.complete_folder(name) / "policy")
-        result = evaluator.evaluate(behaviour, "periodic", steps, stop)
-        run.append_jsonl(RECORDS, result.to_json())
+    with Evaluator(config) as evaluator:
+        for steps in unevaluated(config, run):
+            name = CLONED if steps == 0 else run.snapshot_name(steps)
+            while not run.has_folder(name) and learned_steps(run) <= steps:
+                if stop.wait(_POLL_SECONDS):
+                    raise Stopped
+            if not run.has_folder(name):
+                continue  # the run has passed this point with other points of evaluation
+            behaviour = checkpoint.load(run.complete_folder(name) / "policy")
+            result = evaluator.evaluate(behaviour, "periodic", steps, stop)
+            run.append_jsonl(RECORDS, result.to_json())
 
 
 def evaluates_periodically(config: DictConfig) -> bool:
@@ -80,7 +80,8 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
     """Evaluate a run's last checkpoint on the final seeds and write `evaluation.json`."""
     torch.set_num_threads(1)
     behaviour, steps = load_newest(run)
-    result = Evaluator(config).evaluate(behaviour, "final", steps)
+    with Evaluator(config) as evaluator:
+        result = evaluator.evaluate(behaviour, "final", steps)
     run.save_json("evaluation.json", result.to_json())
     return result
 

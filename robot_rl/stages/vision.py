@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from functools import partial
 
 import torch
@@ -127,6 +128,7 @@ def _explore(
     seeds = (training_seed(int(config.seed), _SEED_STREAM, n) for n in itertools.count())
     count = options.exploration_episodes
     with (
+        closing(env),
         EpisodeWriter(run.exploration, env.schema) as writer,
         WorkProgress(count, "episodes") as progress,
     ):
@@ -146,7 +148,6 @@ def _explore(
             )
             progress.episode(result.success)
             progress.update(len(writer))
-    env.close()
     dataset = EpisodeDataset(run.exploration)
     arrays = dataset.arrays([_POSE, *taught.vision.cameras])
     return Explored(arrays.pop(_POSE), arrays, dataset.episode_ends)
