@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ def act(
     place = ServerPlace.of(config, run)
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)
-    with _spooling_client(config, run, place, env, stop) as client:
+    with closing(inner), _spooling_client(config, run, place, env, stop) as client:
         receiver = WeightsReceiver(run)
         first = _first_behaviour(client, receiver, stop)
         check_fit(first.behaviour, env)
@@ -159,7 +159,10 @@ def act(
             labels.note_row(client.append(row, about), begins=begins)
             shown.note_progress(controller.run_steps, int(row["policy_version"]))
 
-        try:
+        with ExitStack() as parts:  # one that cannot be closed keeps none of the others open
+            parts.callback(source.close)
+            parts.callback(labels.close)
+            parts.callback(shown.close)  # the robot first
             while controller.run_steps < total and not stop.is_set():
                 for result in rollout(
                     [shown],
@@ -174,10 +177,6 @@ def act(
                         print(f"actor: the episode is cut: {result.interrupted}", flush=True)
                     result.facts |= env.episode_facts
                     yield controller.run_steps, result
-        finally:
-            source.close()
-            shown.close()
-            labels.close()
         flush(client, stop)
 
 

@@ -70,6 +70,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(columns))
         self.action_space = spaces.Box(-1.0, 1.0, (len(robot.action_names),), np.float32)
         self._step = 0
+        self._closed = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -127,9 +128,14 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         return observation, outcome.reward, outcome.terminated, truncated, info
 
     def close(self) -> None:
-        """Hold the robot and release it."""
-        self.robot.hold()
-        self.robot.close()
+        """Hold the robot and release it; may be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.robot.hold()
+        finally:
+            self.robot.close()
 
     def observe(self) -> Observation:
         """What can be observed now, beside the steps: between episodes, for a person."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_runs import TINY, Train
+from tiny_runs import TINY, ServerProcess, Train
 
 from robot_rl import cli
 
@@ -33,6 +33,14 @@ def folder(cloned: Path, tmp_path: Path) -> Path:
     """A working directory with a copy of `cloned`."""
     shutil.copytree(cloned / "runs", tmp_path / "runs", symlinks=True)
     return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[ServerProcess]:
+    """The replay server of the copied run."""
+    server = ServerProcess((folder / "runs/latest").resolve())
+    yield server
+    server.kill()
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_runs import WAIT_SECONDS, lines
+from tiny_runs import WAIT_SECONDS, ServerProcess, lines, publish_cloned
 
-from robot_rl.replay import StoreReader, wait_for_endpoint
+from robot_rl.replay import StoreReader
 
 pytestmark = pytest.mark.faults
 
@@ -46,39 +46,11 @@ class Actor:
         return self.process.wait(WAIT_SECONDS)
 
 
-class Server:
-    """`robot-rl replay` of a run, with weights that may act for ever."""
-
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen([*ROBOT_RL, "replay", f"run={self.run}"])
-        try:
-            while wait_for_endpoint(self.run / "store", WAIT_SECONDS).pid != self.process.pid:
-                time.sleep(0.02)
-        except BaseException:
-            self.kill()
-            raise
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
-    from policies import checkpoint
-    from robot_rl.replay import ReplayClient
-    from robot_rl.weights import publish
-
-    run = (folder / "runs/latest").resolve()
-    server = Server(run)
-    with ReplayClient(run / "store") as client:
-        publish(client, checkpoint.load(run / "checkpoints/bc/policy"), 10**9)
-    yield server
-    server.kill()
+def server(server: ServerProcess) -> ServerProcess:
+    """A server with weights that may act for ever."""
+    publish_cloned(server.run)
+    return server
 
 
 def check_store(run: Path) -> int:
@@ -95,7 +67,7 @@ def check_store(run: Path) -> int:
     return sum(episode.environment_steps for episode in episodes)
 
 
-def test_the_actor_pauses_between_episodes_and_keeps_its_rows(server: Server) -> None:
+def test_the_actor_pauses_between_episodes_and_keeps_its_rows(server: ServerProcess) -> None:
     run = server.run
     spool = run / "spool" / "actor-1.ring"
     actor = Actor(run, "environment_steps=1000000", SMALL)
@@ -130,7 +102,7 @@ def test_the_actor_pauses_between_episodes_and_keeps_its_rows(server: Server) ->
     assert not spool.exists()
 
 
-def test_a_killed_actor_is_followed_by_one_that_sends_its_rows_first(server: Server) -> None:
+def test_a_killed_actor_is_followed_by_one_that_sends_its_rows_first(server: ServerProcess) -> None:
     run = server.run
     actor = Actor(run, "environment_steps=1000000", SMALL)
     actor.wait_until(lambda: len(lines(run / "episodes.jsonl")) >= 2)
@@ -146,7 +118,7 @@ def test_a_killed_actor_is_followed_by_one_that_sends_its_rows_first(server: Ser
     assert lines(run / "episodes.jsonl")[-1]["environment_steps"] == steps + 60
 
 
-def test_a_spool_without_room_for_an_episode_is_refused_with_numbers(server: Server) -> None:
+def test_a_spool_without_room_for_an_episode_is_refused_with_numbers(server: ServerProcess) -> None:
     actor = Actor(server.run, "replay.spool_bytes=70000")
     assert actor.end() == 2
     (error,) = [line for line in actor.text.splitlines() if line.startswith("robot-rl:")]

@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
-from tiny_runs import TINY, WAIT_SECONDS, lines
+from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, lines, publish_cloned
 
-from policies import checkpoint
 from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.learner import Learner
 from robot_rl.progress import WorkProgress
-from robot_rl.replay import ReplayClient, client, wait_for_endpoint
+from robot_rl.replay import ReplayClient, client
 from robot_rl.run import LAST, RunDirectory
 from robot_rl.run_policies import STATE_FILE
 from robot_rl.signals import Stopped
-from robot_rl.weights import publish
 
 pytestmark = pytest.mark.faults
 
 STEPS = 100
-
-
-class Server:
-    """`robot-rl replay` of a run."""
-
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        self.start()
-
-    def start(self) -> None:
-        words = [sys.executable, "-m", "robot_rl.cli", "replay", f"run={self.run}"]
-        self.process = subprocess.Popen(words)
-        while wait_for_endpoint(self.run / "store", WAIT_SECONDS).pid != self.process.pid:
-            time.sleep(0.02)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -54,21 +32,13 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return RunDirectory.open("latest", "runs")
 
 
-@pytest.fixture
-def server(run: RunDirectory) -> Iterator[Server]:
-    server = Server(run.path)
-    yield server
-    server.kill()
-
-
 def configured(*words: str) -> DictConfig:
     return compose([*TINY, "clock=realtime", "evaluation.every_steps=400", *words])
 
 
 def act_for(steps: int, run: RunDirectory) -> None:
     """Put environment steps into the store with the cloned policy."""
-    with ReplayClient(run.store) as sender:
-        publish(sender, checkpoint.load(run.path / "checkpoints/bc/policy"), 10**9)
+    publish_cloned(run.path)
     config = compose([*TINY, f"environment_steps={steps}"])
     for _ in act(config, run, threading.Event()):
         pass
@@ -77,7 +47,7 @@ def act_for(steps: int, run: RunDirectory) -> None:
 class KillingProgress(WorkProgress):
     """Kills the server when a block has been trained, before its weights are published."""
 
-    def __init__(self, server: Server, at_steps: tuple[int, ...]) -> None:
+    def __init__(self, server: ServerProcess, at_steps: tuple[int, ...]) -> None:
         super().__init__(STEPS)
         self._server, self._at_steps = server, at_steps
 
@@ -96,7 +66,7 @@ def wait_until(reached: Callable[[], bool]) -> None:
 
 def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     run: RunDirectory,
-    server: Server,
+    server: ServerProcess,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

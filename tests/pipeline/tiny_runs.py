@@ -13,6 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from policies import checkpoint
+from robot_rl.replay import ReplayClient, wait_for_endpoint
+from robot_rl.weights import publish
+
 TINY = (
     "task=reach",
     "task.environment.time_limit_steps=30",
@@ -92,6 +96,34 @@ class Train:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
         return code
+
+
+class ServerProcess:
+    """`robot-rl replay` of a run."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.start()
+
+    def start(self) -> None:
+        words = [sys.executable, "-m", "robot_rl.cli", "replay", f"run={self.run}"]
+        self.process = subprocess.Popen(words)
+        try:
+            while wait_for_endpoint(self.run / "store", WAIT_SECONDS).pid != self.process.pid:
+                time.sleep(0.02)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def publish_cloned(run: Path) -> None:
+    """Give the store of a run its cloned policy, which may act for ever."""
+    with ReplayClient(run / "store") as client:
+        publish(client, checkpoint.load(run / "checkpoints/bc/policy"), 10**9)
 
 
 def processes_of(run: Path) -> list[str]:

@@ -1,0 +1,54 @@
+"""However the actor ends, the robot holds still and is released."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import pytest
+from tiny_runs import TINY, ServerProcess, publish_cloned
+
+from robot_rl.actor import act
+from robot_rl.config import compose
+from robot_rl.env.sim.robot import SimRobot
+from robot_rl.pacing import SteppedWeights
+from robot_rl.run import RunDirectory
+
+
+class LinkFailed(Exception):
+    """What a weight source says whose link has failed."""
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the robot was told at its end."""
+    told: list[str] = []
+    for name in ("hold", "close"):
+        monkeypatch.setattr(SimRobot, name, lambda robot, name=name: told.append(name))
+    return told
+
+
+def test_a_weight_source_that_cannot_be_closed_leaves_the_robot_held(
+    server: ServerProcess, released: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: SteppedWeights) -> None:
+        raise LinkFailed
+
+    publish_cloned(server.run)
+    monkeypatch.setattr(SteppedWeights, "close", fail)
+    run = RunDirectory.open(str(server.run), str(server.run.parent))
+    episodes = act(compose([*TINY, "environment_steps=1"]), run, threading.Event())
+    with closing(episodes), pytest.raises(LinkFailed):
+        list(episodes)
+    assert released[-2:] == ["hold", "close"]
+
+
+def test_a_policy_of_another_task_leaves_the_robot_held(
+    server: ServerProcess, released: list[str]
+) -> None:
+    publish_cloned(server.run)
+    run = RunDirectory.open(str(server.run), str(server.run.parent))
+    config = compose([*TINY, "task=pick_cube", "environment_steps=1"])
+    with pytest.raises(Exception, match="reach"):
+        list(act(config, run, threading.Event()))
+    assert released == ["hold", "close"]
