@@ -171,7 +171,8 @@ class Intervention(RobotEnvWrapper):
         if GRIPPER_ACTION in self._names:
             column = self._names.index(GRIPPER_ACTION)
             self._tell_gripper(float(info["executed_action"][column]))
-        truncated = (truncated or over) and not terminated
+        # Even where the task says that it is done: who judges otherwise would let it go on.
+        truncated = over or (truncated and not terminated)
         info |= {"intervened": intervened, "operator": said}
         return observation, float(reward), terminated, truncated, info
 

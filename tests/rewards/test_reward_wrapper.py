@@ -61,6 +61,23 @@ def test_a_label_ends_the_episode_at_the_next_tick_whatever_the_source(source, s
     assert (info["success"], info["reward_version"]) == (success, 1)
 
 
+@pytest.mark.parametrize("event", ["stop", "pause", "reset", "discard"])
+def test_the_operator_ends_an_episode_that_the_source_lets_go_on_at_the_tasks_goal(event):
+    said = inbox()
+    inner, env = rewarded(After(1000), said)
+    reached = []
+
+    def end_it_there(step):
+        if env.episode_facts["task_success"] and not reached:
+            reached.append(step)
+            said.post(event)
+
+    steps = play(inner, env, before_step=end_it_there)
+    *_, (_, terminated, truncated, info) = steps
+    assert (len(steps), terminated, truncated) == (reached[0] + 1, False, True)
+    assert info["task_success"]
+
+
 def test_a_label_between_two_episodes_is_about_the_one_before():
     said, heard = inbox(), []
     inner, env = rewarded(After(3), said)
