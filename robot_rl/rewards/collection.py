@@ -129,25 +129,6 @@ class OperatorDetector(RobotEnvWrapper):
         return observation, float(self._success), self._success or failed, truncated, info
 
 
-class Resting:
-    """An expert who does nothing, while an operator moves the robot.
-
-    Args:
-        action_dimension: Number of action columns d.
-    """
-
-    def __init__(self, action_dimension: int) -> None:
-        """See the class."""
-        self._rest = np.zeros(action_dimension, np.float32)
-
-    def reset(self, rng: np.random.Generator) -> None:
-        """Nothing to begin."""
-
-    def act(self, rng: np.random.Generator) -> Action:
-        """The action that moves nothing (d,)."""
-        return self._rest.copy()
-
-
 class StallingController(ControllerWrapper[Controller]):
     """Lets another controller act, and stops for good at a step of the episode.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -18,7 +18,7 @@ from robot_rl.config import on_stepped_clock, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
-from robot_rl.env.controllers import ExpertController
+from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.rollout import Controller, EpisodeResult, rollout, training_seed
 from robot_rl.errors import RobotRLError
@@ -29,11 +29,11 @@ from robot_rl.rewards.collection import (
     CollectionOptions,
     Lingering,
     OperatorDetector,
-    Resting,
     StallingController,
 )
 from robot_rl.rewards.examples import REACTION_FRAMES
 from robot_rl.rewards.factory import make_watched_env
+from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.run_policies import load_newest
@@ -65,6 +65,7 @@ class ExampleCollector:
         self._source = Lingering(self._options.frames_after_success)
         self._inner, _ = make_watched_env(config, config.classifier.cameras)
         self._env = RewardWrapper(self._inner, self._source)
+        self._ahead = make_env(on_stepped_clock(config))
         self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
 
     def collect(self, progress: WorkProgress) -> EpisodeDataset:
@@ -72,11 +73,16 @@ class ExampleCollector:
 
         Raises:
             NoExamples: Nothing wanted came of 200 episodes in a row.
+            RewardError: What is recorded there was labelled by an operator.
         """
         path = self._run.reward_examples
         facts = _facts(self._config)
-        with closing(self._env), EpisodeWriter(path, self._env.schema, facts) as writer:
-            known = EpisodeDataset(path)
+        with (
+            closing(self._env),
+            closing(self._ahead),
+            EpisodeWriter(path, self._env.schema, facts) as writer,
+        ):
+            known = _labelled_alike(EpisodeDataset(path), facts)
             self._collect_successes(writer, known, progress)
             self._collect_failures(writer, known, progress)
         return EpisodeDataset(path)
@@ -90,10 +96,9 @@ class ExampleCollector:
         while left > 0:
             self._source.frames = min(options.frames_after_success, left)
             result = next(attempts)
-            if result.success:
-                _record(writer, result)
-                left -= sum(bool(row["success"]) for row in result.rows)
-                progress.update(len(writer))
+            _record(writer, result)
+            left -= sum(bool(row["success"]) for row in result.rows)
+            progress.update(len(writer))
 
     def _collect_failures(
         self, writer: EpisodeWriter, known: EpisodeDataset, progress: WorkProgress
@@ -101,17 +106,17 @@ class ExampleCollector:
         self._source.frames = 1  # what succeeds is not recorded
         left = self._options.negative_episodes - int((~known.successes).sum())
         attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
-        while left > 0:
-            result = next(attempts)
-            if not result.success:
-                _record(writer, result)
-                left -= 1
-                progress.update(len(writer))
+        for _ in range(left):
+            _record(writer, next(attempts))
+            progress.update(len(writer))
 
     def _attempts(
         self, known: EpisodeDataset, success: bool, kinds: Iterator[Attempt]
     ) -> Iterator[EpisodeResult]:
-        """Episodes of numbered seeds, from behind the last that is recorded."""
+        """Wanted episodes of numbered seeds, from behind the last that is recorded.
+
+        One that the robot has cut is none: nobody knows what would have come of it.
+        """
         stream = _POSITIVE_STREAM if success else _NEGATIVE_STREAM
         recorded = known.seeds[known.successes == success].tolist()
         vain = 0
@@ -121,13 +126,18 @@ class ExampleCollector:
                 recorded = [] if seed == recorded[-1] else recorded
                 continue
             result = kind(seed)
-            vain = vain + 1 if result.success is not success else 0
+            if result.interrupted is None and result.success is success:
+                vain = 0
+                yield result
+                continue
+            vain += 1
             if vain > _MOST_VAIN:
                 what = "succeeds" if success else "fails"
                 raise NoExamples(
-                    f"no episode {what}", got=f"none of {vain}", hint="see classifier.collection"
+                    f"no episode {what}",
+                    got=f"none of {vain}, the last: {result.interrupted or 'to its end'}",
+                    hint="see classifier.collection",
                 )
-            yield result
 
     def _negative_kinds(self) -> list[Attempt]:
         """Everything that fails in a way of its own."""
@@ -146,15 +156,14 @@ class ExampleCollector:
 
     def _stalling(self) -> Attempt:
         """The expert, which stops for good shortly before it would have succeeded."""
-        ahead = make_env(on_stepped_clock(self._config))
         foresight = ExpertController(
-            make_expert(self._config, ahead), ahead.schema.action_dimension
+            make_expert(self._config, self._ahead), self._ahead.schema.action_dimension
         )
         names, fidget = self._env.schema.action_names, self._options.fidget
         controller = StallingController(self._expert(), names, fidget)
 
         def attempt(seed: int) -> EpisodeResult:
-            steps = next(rollout([ahead], foresight, iter([seed]))).steps
+            steps = next(rollout([self._ahead], foresight, iter([seed]))).steps
             rng = np.random.default_rng(seed)
             controller.stall_at = steps - int(rng.integers(1, self._options.stall_steps + 1))
             return _one(self._env, controller, seed, self._recorder)
@@ -191,6 +200,9 @@ def collect_by_operator(
         run: Where `reward.zarr` is written.
         inbox: Where the operator writes.
         progress: Where to show how far it is.
+
+    Raises:
+        RewardError: What is recorded there was labelled by the task, or more quickly or slowly.
     """
     options: CollectionOptions = devices.make(config.classifier.collection)
     inner, _ = make_watched_env(config, config.classifier.cameras)
@@ -202,8 +214,8 @@ def collect_by_operator(
     reaction = math.ceil(options.reaction_s * float(config.control_rate_hz))
     facts = _facts(config) | {REACTION_FRAMES: reaction}
     with closing(env), EpisodeWriter(run.reward_examples, env.schema, facts) as writer:
-        controller = _newest_or_resting(run, env.schema.action_dimension)
-        known = EpisodeDataset(run.reward_examples)
+        controller = _newest_or_resting(run, env.schema.action_names)
+        known = _labelled_alike(EpisodeDataset(run.reward_examples), facts)
         successes = options.positive_frames - _positive_frames(known)
         failures = options.negative_episodes - int((~known.successes).sum())
         while successes > 0 or failures > 0:
@@ -222,11 +234,34 @@ def collect_by_operator(
     return EpisodeDataset(run.reward_examples)
 
 
-def _newest_or_resting(run: RunDirectory, action_dimension: int) -> Controller:
+def _labelled_alike(known: EpisodeDataset, facts: Mapping[str, Any]) -> EpisodeDataset:
+    """Check that what is recorded was labelled as what comes now: a dataset says it once for all.
+
+    Raises:
+        RewardError: It was not.
+    """
+    recorded, now = (about.get(REACTION_FRAMES) for about in (known.metadata, facts))
+    if recorded != now:
+        raise RewardError(
+            "the examples of this run were labelled in another way",
+            got=_labels(now),
+            expected=_labels(recorded),
+            hint="set classifier.collection.labels and reaction_s as before, or leave run=... out",
+        )
+    return known
+
+
+def _labels(reaction_frames: int | None) -> str:
+    if reaction_frames is None:
+        return "labels=task"
+    return f"labels=operator with a reaction of {reaction_frames} frames"
+
+
+def _newest_or_resting(run: RunDirectory, action_names: Sequence[str]) -> Controller:
     """The policy of a run; without one, who does nothing."""
     if run.has_folder(LAST) or run.has_folder(CLONED):
         return PolicyRunner(load_newest(run)[0].exploring("mean"))
-    return ExpertController(Resting(action_dimension), action_dimension)
+    return IdleController(action_names)
 
 
 def _one(

@@ -1,12 +1,14 @@
 """Examples of success and failure: who acts, whose labels, and which frames show success."""
 
 import io
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from robot_rl.config import compose, save_resolved
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
@@ -15,12 +17,12 @@ from robot_rl.env.rollout import rollout
 from robot_rl.operator import OperatorError, OperatorInbox
 from robot_rl.progress import WorkProgress
 from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingController
-from robot_rl.rewards.examples import Examples
+from robot_rl.rewards.examples import REACTION_FRAMES, Examples
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 from robot_rl.stages.collect import ExpertController
-from robot_rl.stages.collect_reward import collect_by_operator
+from robot_rl.stages.collect_reward import ExampleCollector, collect_by_operator
 
 CAMERAS = compose([]).classifier.cameras[:1]
 CONFIG = compose(
@@ -32,6 +34,14 @@ CONFIG = compose(
         "classifier.collection.negative_episodes=1",
     ]
 )
+
+
+@dataclass
+class Jog:
+    """A motion to the front, or the gripper; without arguments the device is at rest."""
+
+    front: float = 0.0
+    gripper: float | None = None
 
 
 class Scripted(OperatorInbox):
@@ -49,7 +59,9 @@ class Scripted(OperatorInbox):
         self._tick += 1
         if isinstance(said, Exception):
             raise said
-        if said is not None:
+        if isinstance(said, Jog):
+            self.jog(np.array([said.front, 0, 0, 0, 0, 0]), said.gripper, source="test")
+        elif said is not None:
             self.post(said)
         return super().poll()
 
@@ -114,6 +126,68 @@ def test_a_session_that_breaks_off_releases_the_robot(tmp_path, monkeypatch):
     with pytest.raises(OperatorError, match="no such operator event"):
         by_operator(tmp_path, CONFIG, {3: "what?"})
     assert len(closed) == 1
+
+
+def test_what_the_operator_holds_is_held_while_nobody_drives(tmp_path):
+    config = compose(
+        [
+            "task=pick_cube",
+            "classifier.cameras=[]",
+            "classifier.collection.positive_frames=3",
+            "classifier.collection.frames_after_success=3",
+            "classifier.collection.negative_episodes=0",
+        ]
+    )
+    grasp = Jog(gripper=1.0)
+    recorded, _ = by_operator(tmp_path, config, {3: grasp, 4: Jog(), 20: "success"})
+    actions = np.array(recorded.read("action"))[:, -1]
+    intervened = recorded.read("intervened")
+    assert not intervened[12]  # handed back long ago
+    assert actions[0] == -1.0
+    assert (actions[1:-1] == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({}, "labels=operator with a reaction of 6 frames"),
+        ({REACTION_FRAMES: 2}, "labels=operator with a reaction of 6 frames"),
+    ],
+)
+def test_an_operator_does_not_add_to_what_was_labelled_otherwise(tmp_path, before, now):
+    run = RunDirectory.create("reach", tmp_path)
+    schema = RewardWrapper(make_env(CONFIG), Lingering(1)).schema
+    EpisodeWriter(run.reward_examples, schema, {"robot": "sim", **before}).close()
+    with pytest.raises(RewardError, match=f"labelled in another way; got: {now}"):
+        collect_by_operator(CONFIG, run, Scripted({}), WorkProgress(0))
+
+
+def test_the_task_does_not_add_to_what_an_operator_labelled(tmp_path):
+    run = RunDirectory.create("reach", tmp_path)
+    schema = RewardWrapper(make_env(CONFIG), Lingering(1)).schema
+    EpisodeWriter(run.reward_examples, schema, {REACTION_FRAMES: 6}).close()
+    with pytest.raises(RewardError, match="got: labels=task; expected: labels=operator"):
+        ExampleCollector(CONFIG, run).collect(WorkProgress(0))
+
+
+def test_an_episode_that_the_robot_cuts_is_no_failure(tmp_path, monkeypatch):
+    config = CONFIG.copy()
+    config.classifier.collection.positive_frames = 1
+    run = RunDirectory.create("reach", tmp_path)
+    collector = ExampleCollector(config, run)
+    step, cut = RewardWrapper.step, []
+
+    def cut_the_first_negative_at_its_first_step(env, action):
+        if not cut and len(EpisodeDataset(run.reward_examples)) == 1:
+            cut.append(True)
+            raise RobotInterrupted("a camera is late")
+        return step(env, action)
+
+    monkeypatch.setattr(RewardWrapper, "step", cut_the_first_negative_at_its_first_step)
+    with WorkProgress(0) as progress:
+        recorded = collector.collect(progress)
+    assert cut
+    assert recorded.successes.tolist() == [True, False]
 
 
 def test_an_expert_that_stalls_hardly_moves_any_more():
