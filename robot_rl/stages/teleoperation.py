@@ -80,7 +80,8 @@ class TeleoperatedSession:
                 self._wait_for_start(number, writer)
                 self._commit(writer, failures)
                 result = self._one_episode(next(seeds))
-                if result.rows and self._operated.ended_by is None:
+                judged = self._operated.ended_by is None and result.interrupted is None
+                if result.rows and judged:
                     kept = result.success or failures is not None
                     self._pending = result if kept else None
                 self._tell(number, result)

@@ -104,6 +104,16 @@ def test_a_stop_and_a_lost_device_cut_the_episode_and_it_goes_on_afterwards(tmp_
     assert "device is gone" in printed
 
 
+def test_a_lost_device_is_no_failure_that_somebody_has_seen(tmp_path):
+    lost = [*BEGIN, FRONT, "gone", [0.0] * 6]
+    printed, run = session(
+        tmp_path, [*lost, *EPISODE], "demonstrations=1", "recording.keep_failures=true"
+    )
+    assert "device is gone" in printed
+    assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
+    assert len(EpisodeDataset(run / "failures.zarr")) == 0
+
+
 def test_the_last_one_can_be_undone_for_a_moment(tmp_path):
     script = [*EPISODE, "u", *EPISODE]
     printed, run = session(tmp_path, script, "demonstrations=1", "recording.undo_s=1.0")
