@@ -150,7 +150,7 @@ def read_run(directory: Path) -> RunRecords:
         config=config,
         summary=_summary(directory / "summary.json", notes),
         evaluations=_evaluations(lines["evaluations.jsonl"], notes),
-        episodes=without_superseded(lines["episodes.jsonl"], "environment_steps"),
+        episodes=_episodes(lines["episodes.jsonl"]),
         learner=without_superseded(lines["learner.jsonl"], "environment_steps"),
         notes=notes,
     )
@@ -188,6 +188,14 @@ def _configuration(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
         notes.append(f"config.yaml could not be read: {error}")
         return text, {}
     return text, {str(k): v for k, v in content.items()} if isinstance(content, dict) else {}
+
+
+def _episodes(records: Sequence[Record]) -> list[Record]:
+    """In the order of their steps: each actor counts by itself what all of them have done."""
+    actors = {str(record.get("actor", 1)) for record in records}
+    mine = [[r for r in records if str(r.get("actor", 1)) == actor] for actor in sorted(actors)]
+    kept = [r for own in mine for r in without_superseded(own, "environment_steps")]
+    return sorted(kept, key=lambda record: float(record["environment_steps"]))
 
 
 def _evaluations(records: Sequence[Record], notes: list[str]) -> list[EvaluationResult]:

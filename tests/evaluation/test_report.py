@@ -7,7 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from robot_rl.evaluation.records import ReportError, read_json_lines, without_superseded
+from robot_rl.evaluation.records import (
+    ReportError,
+    read_json_lines,
+    read_run,
+    without_superseded,
+)
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult
 
@@ -256,3 +261,11 @@ def test_unreadable_lines_are_counted(tmp_path):
 def test_later_records_supersede_those_that_they_repeat():
     records = [{"x": x, "i": i} for i, x in enumerate([1, 2, 3, 2, 3, 4])]
     assert [r["i"] for r in without_superseded([*records, {"y": 9}], "x")] == [0, 1, 3, 4, 5]
+
+
+def test_episodes_of_one_actor_do_not_supersede_those_of_another(tmp_path):
+    ends = [(1, 1000), (2, 1012), (1, 1010), (2, 1030), (1, 1050), (1, 1045)]  # 1 was resumed
+    lines = [json.dumps({"actor": actor, "environment_steps": at}) for actor, at in ends]
+    (tmp_path / "episodes.jsonl").write_text("\n".join(lines))
+    kept = [(e["actor"], e["environment_steps"]) for e in read_run(tmp_path).episodes]
+    assert kept == [(1, 1000), (1, 1010), (2, 1012), (2, 1030), (1, 1045)]
