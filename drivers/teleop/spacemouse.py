@@ -19,6 +19,9 @@ _FULL = 350.0  # largest reading of an axis
 _TRANSLATION, _ROTATION, _BUTTONS = 1, 2, 3
 _READ_BYTES = 64
 _READ_MS = 100
+# A deflected device reports every 8 ms (measured on a SpaceNavigator: github.com/FreeSpacenav/
+# spacenavd/issues/108). After so many reads without a report it is gone, or its last one was lost.
+_SILENT_READS = 2
 # Device axes: x to the right, y to the operator, z down; ours: front, left, up.
 _TO_OPERATOR = np.array([[0.0, -1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
@@ -35,6 +38,7 @@ class Reports:
         self._translation = np.zeros(3)
         self._rotation = np.zeros(3)
         self._down = 0
+        self._silent_reads = 0
 
     @property
     def values(self) -> Vector:
@@ -45,8 +49,12 @@ class Reports:
     def take(self, report: bytes) -> frozenset[str]:
         """Take in one report; returns the buttons that went down with it.
 
-        Reports of other kinds, such as the battery's, tell nothing.
+        Reports of other kinds, such as the battery's, tell nothing. An empty one is a read in vain:
+        several in a row put the axes to rest.
         """
+        self._silent_reads = 0 if report else self._silent_reads + 1
+        if self._silent_reads >= _SILENT_READS:
+            self._translation, self._rotation = np.zeros(3), np.zeros(3)
         if not report:
             return frozenset()
         kind, body = report[0], report[1:]

@@ -39,6 +39,16 @@ def test_it_comes_to_rest_when_it_says_so():
     assert not values.any()
 
 
+def test_a_device_that_falls_silent_while_it_is_deflected_is_at_rest():
+    pushed = "01 0000a2fe0000 000000005e01"
+    brief, _ = after(pushed, "")
+    assert brief.any()
+    interrupted, _ = after(pushed, "", "17 ffff", "")
+    assert interrupted.any()
+    silent, _ = after(pushed, "", "")
+    assert not silent.any()
+
+
 def test_buttons_are_told_when_they_go_down():
     _, pressed = after("03 01000000", "03 03000000", "03 00000000", "03 0200")
     assert pressed == [{"button_0"}, {"button_1"}, set(), {"button_1"}]
