@@ -106,9 +106,13 @@ def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.boo
 
 
 def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
-    """The threshold that finds most successes within the limits, halfway to the next mistake.
+    """The threshold halfway, in logits, from the worst mistake to be avoided to the successes.
 
-    Where there is too little data to show that the limits hold, no mistake is allowed.
+    Of a success one run of frames must be seen, not each frame: what is missed is seen a step
+    later, and what is seen wrongly ends an episode with a reward that nobody has earned. So the
+    success that counts is the weakest episode's best run. Of those no better than the worst mistake
+    none can be kept. Where there is too little data to show that the limits hold, no mistake is
+    allowed.
 
     Args:
         episodes: With probabilities as scores.
@@ -123,8 +127,16 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
         allowed = most_mistakes(len(values), rate)
         if allowed < len(values):
             floor = max(floor, float(values[allowed]))
-    above = [float(s) for e in episodes for s in e.positives if s > floor]
-    return min(0.5 * (floor + min(above, default=1.0)), 1.0 - 1e-6)
+    solved = (best_run(e.positives, limits.consecutive_frames) for e in episodes)
+    ends = np.array([floor, min((best for best in solved if best > floor), default=1.0)])
+    between = _logit(ends).mean()
+    return float(min(1.0 / (1.0 + np.exp(-between)), 1.0 - 1e-6))
+
+
+def _logit(probability: Values) -> Values:
+    """Finite for 0 and 1 too."""
+    inside = probability.clip(1e-6, 1.0 - 1e-6)
+    return np.log(inside) - np.log1p(-inside)
 
 
 def most_mistakes(trials: int, rate: float) -> int:

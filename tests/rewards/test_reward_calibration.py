@@ -78,6 +78,12 @@ def test_one_bad_frame_is_forgiven_but_two_in_a_row_are_not():
     assert choose_threshold([*fine, success, *stuck], LIMITS) > 0.8
 
 
+def test_a_success_need_not_be_seen_in_its_first_frame():
+    fine = [episode(i, [0.1] * 10) for i in range(300)]
+    success = episode(300, [0.1, 0.55, 0.95, 0.95], success_from=1)
+    assert 0.7 < choose_threshold([*fine, success], LIMITS) < 0.9
+
+
 def test_too_few_data_are_said_to_be_too_few():
     few = [episode(i, [0.1] * 10) for i in range(20)]
     result = validate([*few, episode(20, [0.1, 0.9], success_from=1)], 0.5, 2)
