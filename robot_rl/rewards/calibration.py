@@ -136,7 +136,7 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
 def _logit(probability: Values) -> Values:
     """Finite for 0 and 1 too."""
     inside = probability.clip(1e-6, 1.0 - 1e-6)
-    return np.log(inside) - np.log1p(-inside)
+    return np.asarray(np.log(inside) - np.log1p(-inside))
 
 
 def most_mistakes(trials: int, rate: float) -> int:
