@@ -265,7 +265,8 @@ class Learner:
 def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour) -> None:
     """Put the demonstrations into the store, with the base's proposals along them.
 
-    Rows that an earlier, interrupted insertion has put there are not sent again.
+    Only the successful ones, as for cloning: an actor that imitates learns from these rows what to
+    do. Rows that an earlier, interrupted insertion has put there are not sent again.
 
     Args:
         client: A client of the store's server.
@@ -276,9 +277,10 @@ def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned:
     opened = client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
     present = opened.next_sequence
     runner = PolicyRunner(cloned)
+    lengths = np.diff(dataset.episode_ends, prepend=0)
     start = 0
-    for index in range(len(dataset)):
-        length = int(dataset.episode_ends[index]) - start
+    for index in np.flatnonzero(dataset.successes).tolist():
+        length = int(lengths[index])
         if start + length > present:
             columns = dataset.episode(index)
             columns |= feature_columns(columns, cloned, dataset.instructions[index])

@@ -1,0 +1,44 @@
+"""What of a dataset becomes demonstrations in the replay store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_runs import ServerProcess
+
+from policies import checkpoint
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learner import insert_demonstrations
+from robot_rl.replay import ReplayClient, StoreReader
+
+
+@pytest.fixture
+def mixed(server: ServerProcess) -> EpisodeDataset:
+    """Episodes as `robot-rl export` gives them: the first and third of four have failed."""
+    given = EpisodeDataset(server.run / "demonstrations.zarr")
+    with EpisodeWriter(server.run / "mixed.zarr", given.schema) as writer:
+        for index in range(4):
+            columns = given.episode(index)
+            rows = [
+                {n: c[row] for n, c in columns.items()} for row in range(len(columns["action"]))
+            ]
+            seed, success = int(given.seeds[index]), index % 2 == 1
+            writer.append(rows, seed=seed, success=success, source=SOURCE_POLICY)
+    return EpisodeDataset(writer.path)
+
+
+def test_failed_episodes_are_no_demonstrations(
+    server: ServerProcess, mixed: EpisodeDataset
+) -> None:
+    cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
+    with ReplayClient(server.run / "store") as client:
+        for _ in range(2):  # the second time everything is there already
+            insert_demonstrations(client, mixed, cloned)
+    reader = StoreReader(server.run / "store")
+    stored = [reader.read_episode("reach", episode) for episode in reader.episodes("reach")]
+    reader.close()
+    assert len(stored) == 2
+    for index, episode in zip((1, 3), stored, strict=True):
+        np.testing.assert_array_equal(episode["action"], mixed.episode(index)["action"])
+        assert {str(source) for source in episode["source"]} == {"0"}  # a demonstration's
