@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from contextlib import closing
 from functools import partial
 
@@ -134,10 +135,14 @@ def _explore(
     ):
         progress.phase("exploring")
         # A recording that was interrupted goes on where it stopped.
-        remaining = itertools.islice(seeds, len(writer), count)
+        pending = deque(itertools.islice(seeds, len(writer), count))
+        remaining = iter(lambda: pending.popleft() if pending else None, None)
         for result in rollout(
             [env], runner, remaining, recorder=RowBuilder(env.schema, SOURCE_POLICY)
         ):
+            if not result.steps:  # the robot has cut it before anything was done
+                pending.appendleft(result.seed)
+                continue
             rows = [{f.name: row[f.name] for f in env.schema.fields} for row in result.rows]
             writer.append(
                 rows,

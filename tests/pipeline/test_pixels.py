@@ -10,7 +10,10 @@ from tiny_runs import TINY
 
 from policies import checkpoint
 from policies.vision import ENCODER_ID, FEATURES
+from robot_rl import cli
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.robot_env import RobotEnv
 from robot_rl.replay import StoreReader
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
@@ -36,6 +39,24 @@ def rows_of(run):
     rows = [(e.source, reader.read_episode("reach", e)) for e in episodes if e.sealed]
     reader.close()
     return rows
+
+
+@pytest.mark.slow  # renders and trains an encoder
+def test_an_exploration_episode_that_is_cut_at_once_is_run_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["collect", *PIXELS]) == 0
+    step, cut = RobotEnv.step, []
+
+    def cut_the_first_step(env, action):
+        if not cut:
+            cut.append(True)
+            raise RobotInterrupted("a camera is late")
+        return step(env, action)
+
+    monkeypatch.setattr(RobotEnv, "step", cut_the_first_step)
+    assert cli.main(["pretrain", "run=latest"]) == 0
+    assert cut
+    assert len(EpisodeDataset((tmp_path / "runs/latest").resolve() / "exploration.zarr")) == 2
 
 
 @pytest.mark.slow  # a whole run that renders and trains an encoder: two minutes
