@@ -37,6 +37,7 @@ class Requests:
         self._client, self._library = client, library
         self._player, self._pages = player, pages
         self._jogging: set[Page] = set()
+        self._replays_asked = 0
         self._known: dict[str, Callable[[Page, Request], Awaitable[None]]] = {
             "shown": self._note_shown,
             "event": self._say,
@@ -92,7 +93,11 @@ class Requests:
 
     async def _replay(self, page: Page, request: Request) -> None:
         place, number = str(request["place"]), int(request["number"])
+        self._replays_asked += 1
+        mine = self._replays_asked
         recording = await asyncio.to_thread(self._library.read, place, number)
+        if mine != self._replays_asked:
+            return  # another one was chosen while this one was read
         self._pages.forget("replay")
         self._player.load(recording)
         self._pages.tell("recording", self._player.describe())

@@ -222,6 +222,29 @@ def test_the_gripper_button_does_what_it_says(page: Page):
     assert said == [-1, -1, 1]
 
 
+def test_a_key_that_is_held_when_control_is_lost_says_nothing_more(page: Page):
+    """The end of an episode that the operator has brought about; another page may jog meanwhile."""
+    before, after, timer, shown = page.evaluate(
+        """async () => {
+            const { Jog } = await import("./jog.js");
+            const wait = ms => new Promise(done => setTimeout(done, ms));
+            let allowed = true;
+            const said = [];
+            const jog = new Jog({ say: message => said.push(message.motion) }, () => allowed);
+            jog.press("q", 0, 1);
+            allowed = false;
+            await wait(120);
+            jog.lift("q");
+            const before = said.length;
+            await wait(200);
+            const shown = document.querySelectorAll("[data-jog].pressed").length;
+            return [said.slice(before - 1), said.length - before, jog.timer, shown];
+        }"""
+    )
+    assert before == [[0] * 6]  # the robot is told to rest, once
+    assert (after, timer, shown) == (0, None, 0)
+
+
 def test_pause_and_resume(page: Page):
     expect(state(page)).to_have_text(re.compile("in control"))
     page.keyboard.press("p")

@@ -18,7 +18,9 @@ from robot_rl.config import compose
 from robot_rl.console.curves import read_curves, running_mean
 from robot_rl.console.endpoint import ConsoleError
 from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.pages import Pages
 from robot_rl.console.player import EpisodePlayer
+from robot_rl.console.requests import Requests
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server import ReplayServer
@@ -119,6 +121,30 @@ def test_a_replay_goes_from_first_to_last_row_and_obeys(run):
         task.cancel()
 
     asyncio.run(main())
+
+
+def test_of_two_replays_that_are_asked_for_the_later_is_shown(run, monkeypatch):
+    library, player = EpisodeLibrary(run.directory), EpisodePlayer()
+    read, may_go_on = library.read, threading.Event()
+
+    def slow_for_the_first(place, number):
+        if number == 0:
+            may_go_on.wait(30)
+        return read(place, number)
+
+    monkeypatch.setattr(library, "read", slow_for_the_first)
+
+    async def main() -> None:
+        asked = Requests(None, library, player, Pages())
+        replay = {"do": "replay", "place": "demonstrations"}
+        slow = asyncio.create_task(asked.answer(None, {**replay, "number": 0}))
+        await asyncio.sleep(0)
+        await asked.answer(None, {**replay, "number": 1})
+        may_go_on.set()
+        await slow
+
+    asyncio.run(main())
+    assert player.describe()["episode"]["number"] == 1
 
 
 def test_curves_show_success_and_interventions(tmp_path):

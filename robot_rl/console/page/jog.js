@@ -58,10 +58,15 @@ export class Jog {
     if (!this.pressed.delete(source)) return;
     this.show();
     this.send();
-    if (this.pressed.size === 0) {
-      clearInterval(this.timer);
-      this.timer = null;
-    }
+    if (this.pressed.size === 0) this.rest();
+  }
+
+  // Nothing is pressed any more, or what is pressed moves nothing any more.
+  rest() {
+    this.pressed.clear();
+    clearInterval(this.timer);
+    this.timer = null;
+    this.show();
   }
 
   release() {
@@ -76,7 +81,7 @@ export class Jog {
   }
 
   send(gripper = null) {
-    if (!this.allowed() && this.pressed.size > 0) this.pressed.clear();
+    if (!this.allowed()) this.rest();
     this.socket.say({ do: "jog", motion: this.motion(), gripper });
   }
 
