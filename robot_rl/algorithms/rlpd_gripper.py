@@ -7,6 +7,7 @@ Learning": arm and gripper are two problems on the same transitions, and moving 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -182,4 +183,6 @@ def _with_penalty(value_range: Range | None, penalty: float, discount: float) ->
     if value_range is None:
         return None
     low, high = value_range
-    return low + penalty / (1 - discount), high
+    if penalty == 0.0:
+        return value_range
+    return low + penalty / (1 - discount) if discount < 1.0 else -math.inf, high

@@ -82,6 +82,13 @@ def test_the_target_is_double_dqn_within_the_possible_returns():
     assert float(metrics["gripper_moves"]) == 0
 
 
+def test_returns_without_a_discount_have_no_lower_limit():
+    changes = (*FAST, ("schedule.discount", 1.0), ("schedule.critic_only_updates", 0))
+    algorithm = make("rlpd_gripper", changes=changes)
+    metrics = algorithm.update(batch(algorithm, discount=np.ones(SIZE, "f4")))
+    assert all(np.isfinite(float(value)) for value in metrics.values())
+
+
 def test_a_terminated_transition_does_not_bootstrap():
     algorithm = make("rlpd_gripper", changes=FAST)
     content = batch(algorithm, discount=np.zeros(SIZE, "f4"), reward=np.zeros(SIZE, "f4"))
