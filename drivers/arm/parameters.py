@@ -102,13 +102,16 @@ class ArmParameters:
         """Where `reset` moves to (7,).
 
         Raises:
-            CommandRefused: No pose has been set.
+            CommandRefused: No pose has been set, or what the node was started with is none.
         """
         pose = np.array(self._node.get_parameter(_RESET_POSE).value, np.float64)
+        hint = "set the parameter reset.pose"
         if not pose.any():
-            raise CommandRefused(
-                "malformed", "no reset pose is set", hint="set the parameter reset.pose"
-            )
+            raise CommandRefused("malformed", "no reset pose is set", hint=hint)
+        # What a node is started with has passed no check, as a later value has.
+        problem = problem_of_parameter(_RESET_POSE, pose)
+        if problem is not None:
+            raise CommandRefused("malformed", problem, hint=hint)
         return pose
 
     def _numbers(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from robot_rl.env import rotations
-from robot_rl.safety.guard import ArmGuard, Mode
+from robot_rl.safety.guard import ArmGuard, CommandRefused, Mode
 from robot_rl.safety.limits import Vector, check_positive
 
 ATTEMPTS = 2
@@ -153,8 +153,10 @@ class Resets:
         """Start a reset to `pose` (7,), pulled into the workspace.
 
         Raises:
-            CommandRefused: The arm is stopped, not measured yet, or being reset.
+            CommandRefused: The arm is stopped, not measured yet, or being reset; or it is no pose.
         """
+        if pose.shape != (7,) or not (np.isfinite(pose).all() and pose[3:].any()):
+            raise CommandRefused("malformed", "a reset needs a pose", got=pose.tolist())
         inside = self._guard.inside(pose)
         motion = ResetMotion(inside, self._options, self._guard)
         self._guard.follow_route(motion)

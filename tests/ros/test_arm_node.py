@@ -334,6 +334,19 @@ def test_a_reset_pose_that_is_none_is_refused(cell):
     assert "reset.pose is no pose" in result.reason
 
 
+@pytest.mark.parametrize("pose", [[0.45, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0], [0.45, 0, 0.2, 0, 0, 3.1]])
+def test_a_reset_pose_that_is_none_is_refused_from_the_start_too(pose):
+    made = ArmCell(f"/posed_{os.getpid()}", sim_arm(), **{"reset.pose": [float(v) for v in pose]})
+    try:
+        success, message = made.listener.trigger("reset")
+        assert not success
+        assert "reset.pose is no pose" in message
+        heard = len(made.poses)
+        made.listener.until(lambda: len(made.poses) > heard + 5)  # the node goes on
+    finally:
+        made.close()
+
+
 def test_a_seed_begins_its_episode(cell):
     objects = cell.listener.hear("object_poses", PoseArray)
     successes = cell.listener.hear("task/success", Bool)
