@@ -83,6 +83,8 @@ class SimArmNode(ArmNode):
         self._success.publish(Bool(data=scene.success))
 
     def _on_gripper(self, message: Float64) -> None:
+        if not self.is_configured:
+            return
         try:
             self.driver.command_gripper(message.data)
         except DriverError as error:
@@ -90,6 +92,9 @@ class SimArmNode(ArmNode):
 
     def _on_sim_reset(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         assert self.guard is not None
+        if not self.is_configured:
+            answer.success, answer.message = False, "the arm's node is not configured"
+            return answer
         if self.guard.mode is Mode.STOPPED:
             answer.success = False
             answer.message = f"stopped: {self.guard.reason}; next: clear_errors"

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
@@ -83,6 +84,11 @@ class GripperNode(DeviceNode):
         """Forget the command and the state."""
         self._wanted = self._sent = self._newest = None
 
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Stop polling, and forget the command: who activates it later commands nothing."""
+        self._wanted = self._sent = None
+        return super().on_deactivate(state)
+
     def facts(self) -> Mapping[str, object]:
         """Position, grip, and what was refused."""
         newest = self._newest
@@ -99,8 +105,8 @@ class GripperNode(DeviceNode):
         return self._refusal or None
 
     def _take(self, message: Float64, info: Mapping[str, int]) -> None:
-        if not self.is_connected:
-            return
+        if not (self.is_connected and self.is_polling):
+            return  # nor may it move by this later
         known = int(self._commands.get_publisher_count())
         number = info["publication_sequence_number"]
         conflict = self._source.refusal(number, known, time.monotonic())
@@ -127,6 +133,9 @@ class GripperNode(DeviceNode):
     def _do(self, name: str, request: Trigger.Request, answer: Trigger.Response) -> Any:
         """Answer the services `stop` and `clear_errors`, which drivers have by these names."""
         self._wanted = self._sent = None
+        if not self.is_configured:
+            answer.success, answer.message = False, "the gripper's node is not configured"
+            return answer
         try:
             getattr(self.driver, name)()
         except RobotRLError as error:

@@ -146,3 +146,24 @@ def test_a_silent_gripper_is_reported_and_comes_back_by_itself(bench):
     bench.listener.until(lambda: len(bench.states) > count)
     bench.listener.reported("running")
     assert bench.gripper.activations == 1
+
+
+def test_a_command_to_a_node_that_is_not_active_moves_nothing_later(bench):
+    bench.node.node.trigger_deactivate()
+    before = bench.gripper.request
+    bench.command(1.0)
+    time.sleep(0.5)
+    bench.node.node.trigger_activate()
+    bench.listener.reports("commands_refused", "0")
+    time.sleep(0.5)
+    assert bench.gripper.request == before
+    bench.command(1.0)
+    bench.reaches(1.0)
+
+
+def test_a_service_of_a_node_that_is_not_configured_says_so(bench):
+    bench.node.node.trigger_deactivate()
+    bench.node.node.trigger_cleanup()
+    for name in ("stop", "clear_errors"):
+        success, message = bench.listener.trigger(f"gripper/{name}")
+        assert (success, message) == (False, "the gripper's node is not configured")
