@@ -19,7 +19,7 @@ from std_srvs.srv import Trigger
 from drivers.teleop.base import TeleopState, Vector
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
-from robot_rl.ros.messages import pose_array, twist_message
+from robot_rl.ros.messages import MessageError, pose_array, twist_message
 from robot_rl.ros.node_process import run_node
 
 
@@ -52,7 +52,7 @@ class TeleopNode(DeviceNode):
         self._orientation: Vector | None = None
         self._newest: TeleopState | None = None
         self._event_clients: dict[str, Any] = {}
-        self._unheard = ""
+        self._unheard = self._bad_pose = ""
 
     def setup(self) -> None:
         """Make the topics, and the clients of the services that the device's buttons stand for."""
@@ -93,11 +93,14 @@ class TeleopNode(DeviceNode):
         }
 
     def warning(self) -> str | None:
-        """That an event found nobody who listens, until one does."""
-        return self._unheard or None
+        """That an event found nobody who listens, or that the arm's pose is none, until it is."""
+        return self._unheard or self._bad_pose or None
 
     def _take_pose(self, message: PoseStamped) -> None:
-        self._orientation = pose_array(message)[3:]
+        try:
+            self._orientation, self._bad_pose = pose_array(message)[3:], ""
+        except MessageError as error:  # a device that needs it, of frame=tool, says so itself
+            self._orientation, self._bad_pose = None, str(error)
 
     def _call(self, event: str) -> None:
         client = self._event_clients[event]

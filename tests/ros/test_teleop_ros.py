@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-from geometry_msgs.msg import TwistStamped
+from geometry_msgs.msg import PoseStamped, TwistStamped
 from listening import Listener, Running
 from sensor_msgs.msg import Joy
 from std_srvs.srv import Trigger
@@ -101,5 +101,23 @@ def test_the_node_publishes_motion_and_calls_the_services_of_the_buttons(listene
         listener.until(lambda: called)
         assert commands[-1].header.frame_id == "base"
         listener.reports("motion", "+0.00 +0.00 +0.00 +0.00 +0.00 +0.00")
+    finally:
+        node.close()
+
+
+def test_a_pose_that_is_none_ends_no_teleoperation(listener):
+    commands = listener.hear("teleop/command", TwistStamped)
+    poses = listener.client.node.create_publisher(PoseStamped, "current_pose", 10)
+    driver = {"_target_": "scripted_device.ScriptedDevice", "script": [[0.0] * 6] * 2000}
+    node = Running(TeleopNode, NAMESPACE, driver)
+    try:
+        listener.until(lambda: commands)
+        listener.until(lambda: poses.get_subscription_count() > 0)
+        none = PoseStamped()
+        none.pose.orientation.w = 0.0  # as before a controller knows one
+        poses.publish(none)
+        listener.reported("quaternion")
+        heard = len(commands)
+        listener.until(lambda: len(commands) > heard + 5)
     finally:
         node.close()
