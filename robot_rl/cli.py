@@ -114,7 +114,7 @@ def _run_stage(name: str, stage: Stage, words: list[str]) -> int:
         positionals, options = _split(name, stage, words)
         _load(stage.target)(*positionals, **options)
         return 0
-    config = _stage_config(stage, words)  # before the import: a mistyped word is answered at once
+    config = stage_config(stage, words)  # before the import: a mistyped word is answered at once
     _load(stage.target)(config)
     return 0
 
@@ -171,7 +171,7 @@ def _run_bench(words: list[str]) -> int:
     return 0
 
 
-def _stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
+def stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
     """Compose the configuration, or take that of the run directory that the overrides name."""
     from robot_rl.config import compose, compose_for_run, load_resolved
     from robot_rl.run import RunDirectory

@@ -22,9 +22,11 @@ from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackagePrefix
 
 from launch import LaunchContext, LaunchDescription
+from robot_rl.cli import stage_config
 from robot_rl.config import compose
 from robot_rl.ros.environment import ros_environment
 from robot_rl.ros.nodes import PACKAGE, NodeDescription, node_table
+from robot_rl.stages.table import STAGES
 
 _RESPAWN_SECONDS = 1.0
 _STOP_SECONDS = "60"
@@ -96,7 +98,8 @@ def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
 def _actions(context: LaunchContext, job: Job) -> list[Any]:
     values = {name: LaunchConfiguration(name).perform(context) for name in job.arguments}
     overrides = overrides_of(job, values)
-    config = compose([word for word in overrides if not word.startswith("run=")])
+    # The nodes are those of what the stage does: of the run that it evaluates or goes on with.
+    config = stage_config(STAGES[job.stage], overrides) if job.stage else compose(overrides)
     environment = ros_environment(config.robot.discovery_range)
     actions: list[Any] = [SetEnvironmentVariable(n, value) for n, value in environment.items()]
     actions += [_node(description) for description in node_table(config)]

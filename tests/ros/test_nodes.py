@@ -13,9 +13,10 @@ import launch_stand_in
 import pytest
 from omegaconf import OmegaConf
 
-from robot_rl.config import compose
+from robot_rl.config import compose, save_resolved
 from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ros_environment
 from robot_rl.ros.nodes import NodeTableError, joined, node_table
+from robot_rl.run import RunDirectory
 
 JOBS = ("train", "collect", "evaluate", "robot", "sim_robot")
 PIXELS = "observation=pixels"
@@ -102,11 +103,17 @@ def test_a_profile_of_the_user_is_left_to_nodes_without_pictures(monkeypatch):
 
 
 @pytest.fixture
-def described(checkout, monkeypatch):
-    """Reads a launch file: its arguments, and what it starts for some of their values."""
-    launch_stand_in.install(monkeypatch)
+def described(checkout, monkeypatch, tmp_path):
+    """Reads a launch file: its arguments, and what it starts for some of their values.
 
-    def read(job, **values):
+    The newest run is one of the configuration `made_with`.
+    """
+    launch_stand_in.install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+    def read(job, made_with=(), **values):
+        run = RunDirectory.create("any", tmp_path / "runs")
+        save_resolved(compose(list(made_with)), run.path)
         generate = run_path(str(checkout / f"launch/{job}.launch.py"))
         *declared, rest = generate["generate_launch_description"]().entities
         defaults = {one.positional[0]: one.named["default_value"] for one in declared}
@@ -118,7 +125,8 @@ def described(checkout, monkeypatch):
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_launch_file_starts_the_nodes_of_the_table_again_and_again(described, job):
-    declared, started = described(job, robot="ros_sim", task="reach", namespace="left")
+    given = {"robot": "ros_sim", "task": "reach", "namespace": "left"}
+    declared, started = described(job, ["task=reach"], **given)
     assert all(argument.named["description"] for argument in declared)
     assert {"task", "robot", "namespace"} <= {argument.positional[0] for argument in declared}
     table = node_table(compose(["robot=ros_sim", "task=reach", "robot.namespace=left"]))
@@ -131,10 +139,21 @@ def test_a_launch_file_starts_the_nodes_of_the_table_again_and_again(described, 
     assert all(n.named["respawn"] for n in nodes)
 
 
+def test_an_evaluation_starts_the_nodes_of_its_run(described):
+    made_with = ["task=reach", PIXELS]
+    _, started = described("evaluate", made_with, robot="ros_sim")
+    nodes = [action.named for action in started if type(action).__name__ == "Node"]
+    table = node_table(compose(["robot=ros_sim", *made_with]))
+    assert [node["name"] for node in nodes] == [node.name for node in table]
+    assert "front_camera" in [node["name"] for node in nodes]
+    driver = json.loads(nodes[0]["parameters"][0]["driver"])
+    assert driver["task"]["_target_"].endswith("Reach")
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_its_stage_uses_these_nodes_and_its_end_is_the_end_of_all(described, job):
     given = {"robot": "ros_sim", "overrides": "seed=3 policy=flow"}
-    _, started = described(job, **given)
+    _, started = described(job, given["overrides"].split(), **given)
     stages = [action for action in started if type(action).__name__ == "ExecuteProcess"]
     assert len(stages) == (job in ("train", "collect", "evaluate"))
     for stage in stages:
