@@ -20,7 +20,7 @@ from PIL import Image as Picture
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from drivers.camera.base import Frame, Intrinsics
-from drivers.errors import DriverTimeout
+from drivers.errors import DriverError, DriverTimeout
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import camera_info_message, header, image_message
@@ -60,6 +60,7 @@ class CameraNode(DeviceNode):
         self._patient_until = 0.0
         self._last_sequence: int | None = None
         self._intrinsics: Intrinsics | None = None
+        self._lens_problem = ""
         self._gaps = self._missed = 0
 
     def setup(self) -> None:
@@ -79,7 +80,7 @@ class CameraNode(DeviceNode):
         """Give the camera time for its first picture, and begin to count anew."""
         self._patient_until = time.monotonic() + self._first_frame
         self._last_sequence = None
-        self._intrinsics = self.driver.intrinsics()
+        self._intrinsics, self._lens_problem = None, ""
 
     def poll(self) -> None:
         """Wait a moment for a new picture, and publish it."""
@@ -98,6 +99,17 @@ class CameraNode(DeviceNode):
         """Pictures that the camera took and that were not published."""
         return {"sequence_gaps": self._gaps, "frames_missed": self._missed}
 
+    def warning(self) -> str | None:
+        """Why its lens is not known, where the camera says something that cannot be used."""
+        return self._lens_problem or None
+
+    def _look_for_intrinsics(self) -> None:
+        """Ask until they are known: on topics they may come after the first picture."""
+        try:
+            self._intrinsics, self._lens_problem = self.driver.intrinsics(), ""
+        except DriverError as error:  # pictures are of use without them
+            self._lens_problem = str(error)
+
     def _count(self, sequence: int) -> None:
         if self._last_sequence is not None and sequence > self._last_sequence + 1:
             self._gaps += 1
@@ -106,6 +118,8 @@ class CameraNode(DeviceNode):
 
     def _publish(self, frame: Frame) -> None:
         stamp = frame.stamp_ns
+        if self._intrinsics is None:
+            self._look_for_intrinsics()
         self._image.publish(image_message(frame.color, stamp, self._frame_id))
         self._info.publish(self._camera_info(frame))
         if frame.depth is not None:

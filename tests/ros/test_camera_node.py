@@ -118,3 +118,13 @@ def test_a_camera_of_another_size_is_reported_and_publishes_nothing(film, start)
     facts = listener.reported("another size")
     assert f"got: {WIDTH}×{HEIGHT}" in facts["fault"]
     assert listener.heard["front/color/image_raw"] == []
+
+
+def test_a_lens_that_is_known_late_or_of_no_known_model_ends_nothing(film, start):
+    known = {"width": WIDTH, "height": HEIGHT, "fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
+    listener = start("/late", film, intrinsics=known, _target_="late_lens.LateLens")
+    infos = listener.heard["front/color/camera_info"]
+    listener.reported("not supported")
+    assert not infos[0].k[0]
+    listener.until(lambda: infos[-1].k[0] == 50.0)
+    listener.reported("running")
