@@ -6,8 +6,7 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from omegaconf import DictConfig
@@ -26,7 +25,7 @@ SeedSet = Literal["periodic", "final"]
 
 
 class Evaluator:
-    """Keeps the environments between evaluations, as a context manager closes them.
+    """Keeps the environments between evaluations, until it is closed.
 
     Args:
         config: The configuration; its `evaluation` says how many episodes and which seeds.
@@ -46,16 +45,7 @@ class Evaluator:
                 open_envs.callback(self._envs[-1].close)
             self._open_envs = open_envs.pop_all()
 
-    def __enter__(self) -> Self:
-        """Nothing more to open."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Close the environments: a robot has one owner at a time."""
         self._open_envs.close()
 

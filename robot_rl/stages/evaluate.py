@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None
         Stopped: `stop` was set.
     """
     torch.set_num_threads(1)
-    with Evaluator(config) as evaluator:
+    with closing(Evaluator(config)) as evaluator:
         for steps in unevaluated(config, run):
             name = CLONED if steps == 0 else run.snapshot_name(steps)
             while not run.has_folder(name) and learned_steps(run) <= steps:
@@ -80,7 +81,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
     """Evaluate a run's last checkpoint on the final seeds and write `evaluation.json`."""
     torch.set_num_threads(1)
     behaviour, steps = load_newest(run)
-    with Evaluator(config) as evaluator:
+    with closing(Evaluator(config)) as evaluator:
         result = evaluator.evaluate(behaviour, "final", steps)
     run.save_json("evaluation.json", result.to_json())
     return result

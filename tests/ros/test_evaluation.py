@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -19,6 +20,6 @@ def ros_threads():
 def test_an_evaluation_leaves_ros_at_its_end():
     config = compose(["robot=ros_sim", "task=reach", "evaluation.slots=1"])
     before = len(ros_threads())
-    with Evaluator(config):
+    with closing(Evaluator(config)):
         assert len(ros_threads()) == before + 1
     assert len(ros_threads()) == before
