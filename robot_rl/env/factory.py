@@ -126,7 +126,19 @@ def make_intervention(
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:
-    """Keys and widths of what the policy sees: `observation.states`, or all of `state/`."""
-    every = (name for name in schema.observation_names if name.startswith("state/"))
+    """Keys and widths of what the policy sees: `observation.states`, or all of `state/`.
+
+    Raises:
+        RobotRLError: It is to see what the robot does not observe.
+    """
+    every = [name for name in schema.observation_names if name.startswith("state/")]
     names = config["observation"]["states"] or every
+    unknown = [str(name) for name in names if name not in every]
+    if unknown:
+        raise RobotRLError(
+            "the policy is to see what this robot does not observe",
+            got=", ".join(unknown),
+            expected=f"some of {', '.join(every)}",
+            hint="name what it sees with observation.states=[...]",
+        )
     return {str(name): int(np.prod(schema.dtype[str(name)].shape)) for name in names}

@@ -16,16 +16,18 @@ class SensorLate(RobotInterrupted):
         age_s: Age of its newest message since its receipt, on the steady clock [s]; infinite if
             there is none yet.
         limit_s: How old it may be [s].
+        without: Which setting does without this topic; empty where none does.
     """
 
-    def __init__(self, topic: str, age_s: float, limit_s: float) -> None:
+    def __init__(self, topic: str, age_s: float, limit_s: float, without: str = "") -> None:
         """See the class."""
         none = age_s == float("inf")
+        other = f"; or {without}" if none and without else ""
         super().__init__(
             f"no message on {topic}" if none else f"the newest message on {topic} is too old",
             got=None if none else f"{1e3 * age_s:.0f} ms",
             expected=f"at most {1e3 * limit_s:.0f} ms",
-            hint="is its node running and its device connected? See /diagnostics",
+            hint=f"is its node running and its device connected? See /diagnostics{other}",
         )
         self.topic = topic
         self.age_s = age_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from robot_rl.env.tracked import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.measurements import CameraTopic, SensorLimits
+from robot_rl.ros.measurements import ArmTopics, CameraTopic, SensorLimits
 from robot_rl.ros.nodes import joined
 from robot_rl.ros.robot import RosRobot
 from robot_rl.ros.shared_memory import clean_shared_memory
@@ -28,6 +29,8 @@ def make_ros_robot(
     control_rate_hz: float,
     namespace: str,
     joint_names: Sequence[str],
+    twist: bool,
+    wrench: bool,
     gripper: bool,
     cameras: Sequence[Any],
     track_objects: bool,
@@ -44,7 +47,9 @@ def make_ros_robot(
         discovery_range: See `robot_rl.ros.environment`.
         control_rate_hz: Actions per second.
         namespace: Of the arm's topics.
-        joint_names: See `RosRobot`.
+        joint_names: See `ArmTopics`.
+        twist: See `ArmTopics`.
+        wrench: See `ArmTopics`; without it `limits.max_force` does not apply.
         gripper: See `RosRobot`.
         cameras: Anything with the attributes of `CameraTopic`.
         track_objects: See `RosRobot`.
@@ -71,6 +76,8 @@ def make_ros_robot(
             expected="robot_rl.env.tracked.Tracked",
             hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
+    if not wrench:
+        limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)
     clean_shared_memory()
     limiter = CartesianLimiter(limits, rotations.DOWNWARD)
@@ -81,7 +88,7 @@ def make_ros_robot(
             client,
             task,
             limiter,
-            joint_names,
+            ArmTopics(tuple(joint_names), twist, wrench),
             gripper,
             topics,
             sensors,

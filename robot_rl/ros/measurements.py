@@ -71,13 +71,28 @@ class CameraTopic:
     depth: bool
 
 
+@dataclass(frozen=True)
+class ArmTopics:
+    """What an arm tells of itself, beside its pose.
+
+    Attributes:
+        joint_names: Its joints, in the order of the observation.
+        twist: Whether it measures the velocity of its TCP.
+        wrench: Whether it measures what the environment exerts on its TCP.
+    """
+
+    joint_names: tuple[str, ...]
+    twist: bool
+    wrench: bool
+
+
 class Measurements:
     """The sensors of one arm, its gripper and its cameras.
 
     Args:
         client: The node that subscribes.
         limits: How fresh they must be.
-        joint_names: See `RosRobot`.
+        arm: What the arm measures.
         gripper: See `RosRobot`.
         cameras: See `RosRobot`.
         objects: How many poses of objects are expected; 0: there is no such topic.
@@ -93,7 +108,7 @@ class Measurements:
         self,
         client: RosClient,
         limits: SensorLimits,
-        joint_names: Sequence[str],
+        arm: ArmTopics,
         gripper: bool,
         cameras: Sequence[CameraTopic],
         objects: int,
@@ -102,11 +117,10 @@ class Measurements:
         """See the class."""
         self._client = client
         self._limits = limits
-        self._joint_names = tuple(joint_names)
         self.tracked: dict[str, Any] = {}
         self.stamps_ns: dict[str, int] = {}
-        self._subscribe(gripper, cameras, objects, success)
-        self.fields = self._fields(gripper, cameras)
+        self._subscribe(arm, gripper, cameras, objects, success)
+        self.fields = self._fields(arm, gripper, cameras)
 
     def tcp_pose(self) -> Vector:
         """The newest measured pose (7,) of the TCP, base frame.
@@ -117,8 +131,10 @@ class Measurements:
         pose: Vector = self.pose.value(self.pose.newest())
         return pose
 
-    def contact_force(self) -> float:
-        """Norm of the newest measured contact force [N]; raises as `tcp_pose`."""
+    def contact_force(self) -> float | None:
+        """Norm of the newest contact force [N], None without a wrench; raises as `tcp_pose`."""
+        if self.wrench is None:
+            return None
         wrench = self.wrench.value(self.wrench.newest())
         return math.sqrt(float(np.square(wrench[:3]).sum()))
 
@@ -162,14 +178,12 @@ class Measurements:
         positions, velocities = self.joints.value(taken[self.joints])
         state = {
             "state/tcp_pose": pose,
-            "state/tcp_velocity": self.twist.value(taken[self.twist]),
-            "state/tcp_wrench": self.wrench.value(taken[self.wrench]),
             "state/target_lead": rotations.between(pose, target),
             "state/joint_positions": positions,
             "state/joint_velocities": velocities,
         }
-        if self.gripper is not None:
-            state["state/gripper_position"] = self.gripper.value(taken[self.gripper])
+        for name, sensor in self._optional.items():
+            state[name] = sensor.value(taken[sensor])
         self.tracked = {"tcp_pose": pose, **self._tracked_values(taken)}
         seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
         for name, image in self._images.items():
@@ -177,9 +191,14 @@ class Measurements:
         return seen
 
     def _subscribe(
-        self, gripper: bool, cameras: Sequence[CameraTopic], objects: int, success: bool
+        self,
+        arm: ArmTopics,
+        gripper: bool,
+        cameras: Sequence[CameraTopic],
+        objects: int,
+        success: bool,
     ) -> None:
-        names, limits = self._joint_names, self._limits
+        names, limits = arm.joint_names, self._limits
 
         def sensor(kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
             return Sensor(self._client, kind, topic, limit, decode, **more)
@@ -190,14 +209,35 @@ class Measurements:
 
         self.joints = sensor(JointState, "joint_states", limits.arm_s, joints)
         self.pose = sensor(PoseStamped, "current_pose", limits.arm_s, messages.pose_array)
-        self.twist = sensor(TwistStamped, "current_twist", limits.arm_s, messages.twist_array)
-        self.wrench = sensor(WrenchStamped, "current_wrench", limits.arm_s, messages.wrench_array)
-        self._aligned = [self.joints, self.pose, self.twist, self.wrench]
+        self._aligned = [self.joints, self.pose]
         self._newest: list[Sensor] = []
-        self.gripper: Sensor | None = None
+        self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
+        self.twist: Sensor | None = None
+        if arm.twist:
+            self.twist = sensor(
+                TwistStamped,
+                "current_twist",
+                limits.arm_s,
+                messages.twist_array,
+                without="robot.twist=false, if the arm measures no velocity of its TCP",
+            )
+            self._optional["state/tcp_velocity"] = self.twist
+            self._aligned.append(self.twist)
+        self.wrench: Sensor | None = None
+        if arm.wrench:
+            self.wrench = sensor(
+                WrenchStamped,
+                "current_wrench",
+                limits.arm_s,
+                messages.wrench_array,
+                without="robot.wrench=false, if the arm measures no forces",
+            )
+            self._optional["state/tcp_wrench"] = self.wrench
+            self._aligned.append(self.wrench)
         if gripper:
-            self.gripper = sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
-            self._newest.append(self.gripper)
+            jaws = sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
+            self._optional["state/gripper_position"] = jaws
+            self._newest.append(jaws)
         self._images: dict[str, Sensor] = {}
         for camera in cameras:
             for name, topic, shape, dtype in _pictures(camera):
@@ -217,12 +257,16 @@ class Measurements:
         signals = [] if self.success is None else [self.success]
         self.all_sensors = (*self._aligned, *self._newest, *signals)
 
-    def _fields(self, gripper: bool, cameras: Sequence[CameraTopic]) -> tuple[Field, ...]:
-        joints = len(self._joint_names)
-        fields = [
-            Field("state/tcp_pose", "float32", (7,)),
-            Field("state/tcp_velocity", "float32", (6,)),
-            Field("state/tcp_wrench", "float32", (6,)),
+    def _fields(
+        self, arm: ArmTopics, gripper: bool, cameras: Sequence[CameraTopic]
+    ) -> tuple[Field, ...]:
+        joints = len(arm.joint_names)
+        fields = [Field("state/tcp_pose", "float32", (7,))]
+        if arm.twist:
+            fields.append(Field("state/tcp_velocity", "float32", (6,)))
+        if arm.wrench:
+            fields.append(Field("state/tcp_wrench", "float32", (6,)))
+        fields += [
             Field("state/target_lead", "float32", (6,)),
             Field("state/joint_positions", "float32", (joints,)),
             Field("state/joint_velocities", "float32", (joints,)),

@@ -26,7 +26,7 @@ from robot_rl.ros.applied_target import AppliedTarget
 from robot_rl.ros.arm_mode import ArmMode
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import CommandConflict
-from robot_rl.ros.measurements import CameraTopic, Measurements, SensorLimits
+from robot_rl.ros.measurements import ArmTopics, CameraTopic, Measurements, SensorLimits
 from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
 from robot_rl.ros.operator_services import OperatorServices
@@ -50,7 +50,7 @@ class RosRobot:
         client: Its node.
         task: The task, which may need poses of objects and the success signal.
         limiter: Makes targets of actions.
-        joint_names: Joints of the arm, in the order of the observation.
+        arm: What the arm measures.
         gripper: Whether there is a gripper, whose position is then observed.
         cameras: What it sees with.
         sensors: How fresh measurements must be.
@@ -69,7 +69,7 @@ class RosRobot:
         client: RosClient,
         task: Tracked,
         limiter: CartesianLimiter,
-        joint_names: Sequence[str],
+        arm: ArmTopics,
         gripper: bool,
         cameras: Sequence[CameraTopic],
         sensors: SensorLimits,
@@ -95,7 +95,7 @@ class RosRobot:
         self._grip = client.node.create_publisher(Float64, "gripper/command", command)
         objects = task.objects if track_objects else 0
         self.measurements = Measurements(
-            client, sensors, joint_names, gripper, cameras, objects, task.reports_success
+            client, sensors, arm, gripper, cameras, objects, task.reports_success
         )
         self.all_sensors = self.measurements.all_sensors
         self.observation_fields = self.measurements.fields

@@ -41,6 +41,7 @@ class Sensor:
         decode: Turns a message into what `value` returns.
         stamped: Whether messages have a header.
         depth: Of the subscription's queue.
+        without: Which setting does without this topic, said where no message has ever come.
 
     Attributes:
         topic: The full name.
@@ -58,6 +59,7 @@ class Sensor:
         *,
         stamped: bool = True,
         depth: int = 1,
+        without: str = "",
     ) -> None:
         """See the class."""
         self.topic = client.topic(topic)
@@ -65,6 +67,7 @@ class Sensor:
         self.count = 0
         self._decode = decode
         self._stamped = stamped
+        self._without = without
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
         client.node.create_subscription(kind, topic, self._receive, qos.sensor_subscription(depth))
@@ -77,7 +80,9 @@ class Sensor:
     def late(self) -> SensorLate | None:
         """The error of a topic that is silent for too long, or None."""
         age = self.age_s()
-        return SensorLate(self.topic, age, self.limit_s) if age > self.limit_s else None
+        if age <= self.limit_s:
+            return None
+        return SensorLate(self.topic, age, self.limit_s, self._without)
 
     def arrivals(self) -> list[Arrival]:
         """The newest measurements, oldest first."""

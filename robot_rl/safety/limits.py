@@ -74,7 +74,8 @@ class CartesianLimits:
         max_lead_translation: Largest lead of the target over the measured pose, per axis [m].
             With a stiffness k this also bounds the contact force to k times the lead.
         max_lead_rotation: The same for the rotation angle [rad].
-        max_force: Measured contact force at which the arm holds instead of moving on [N].
+        max_force: Measured contact force at which the arm holds instead of moving on [N]; None for
+            an arm that measures none.
     """
 
     workspace_low: tuple[float, float, float]
@@ -84,7 +85,7 @@ class CartesianLimits:
     rotation_step: float
     max_lead_translation: float
     max_lead_rotation: float
-    max_force: float
+    max_force: float | None
 
     def __post_init__(self) -> None:
         """Refuse limits that could not hold.
@@ -99,9 +100,10 @@ class CartesianLimits:
             "rotation_step",
             "max_lead_translation",
             "max_lead_rotation",
-            "max_force",
         ):
             check_positive(name, getattr(self, name))
+        if self.max_force is not None:
+            check_positive("max_force", self.max_force)
 
 
 class CartesianLimiter:
@@ -130,14 +132,14 @@ class CartesianLimiter:
         return self.target
 
     def advance(
-        self, motion: Vector, measured_pose: Vector, measured_force: float
+        self, motion: Vector, measured_pose: Vector, measured_force: float | None
     ) -> tuple[Vector, bool]:
         """Apply one action's motion to the target.
 
         Args:
             motion: Translation and rotation vector (6,) in [-1, 1], in the base frame.
             measured_pose: TCP pose (7,).
-            measured_force: Norm of the contact force [N].
+            measured_force: Norm of the contact force [N]; None where it is not measured.
 
         Returns:
             The new target pose (7,), and whether a safety limit changed what was asked for;
@@ -145,17 +147,19 @@ class CartesianLimiter:
             force limit the target is the measured pose, even where that is outside the workspace.
 
         Raises:
-            MeasurementRefused: A measurement is not finite; the target stays as it was.
+            MeasurementRefused: A measurement is not finite, or the force is limited and not
+                measured; the target stays as it was.
         """
-        limits = self.limits
-        if not (math.isfinite(measured_force) and np.isfinite(measured_pose).all()):
+        limits, force, most = self.limits, measured_force, self.limits.max_force
+        unknown = most is not None if force is None else not math.isfinite(force)
+        if unknown or not np.isfinite(measured_pose).all():
             raise MeasurementRefused(
                 "the measured pose or force is not finite",
-                got=f"pose {np.asarray(measured_pose).tolist()}, force {measured_force}",
+                got=f"pose {np.asarray(measured_pose).tolist()}, force {force}",
                 expected="finite numbers",
                 hint="check the robot's state; the target stays as it was",
             )
-        if measured_force > limits.max_force:
+        if force is not None and most is not None and force > most:
             self.counts["force"] += 1
             return self.reset(measured_pose), True
         lead = limits.max_lead_translation

@@ -21,12 +21,15 @@ from robot_rl.calibration.hand_eye import HandEye, View, solve
 from robot_rl.calibration.intrinsics import Intrinsics
 from robot_rl.calibration.lens import estimate
 from robot_rl.calibration.views import ViewFolder
+from robot_rl.env import rotations
 
 _DOTS_PER_METRE = 300 / 0.0254
 _PICTURE_S = 2.0
 _PICTURES_TRIED = 10
-# The arm counts as still below these [m/s], [rad/s].
-_STILL = (0.002, 0.01)
+# The arm counts as still below these speeds [m/s], [rad/s], and below these ways while a picture is
+# taken [m], [rad]: not every arm measures its speed.
+_STILL_SPEED = (0.002, 0.01)
+_STILL_WAY = (0.0005, 0.003)
 # Beyond this the result deserves a second look [m].
 _SUSPICIOUS = 0.005
 
@@ -129,7 +132,7 @@ def _take_view(folder: ViewFolder, board: Board, camera: Any, arm: Any) -> None:
         if frame.stamp_ns >= asked:
             break
     after = arm.read()
-    if any(_moves(state) for state in (before, after)):
+    if _moves(before, after):
         print("the arm moves: wait until it is still", flush=True)
         return
     try:
@@ -141,9 +144,16 @@ def _take_view(folder: ViewFolder, board: Board, camera: Any, arm: Any) -> None:
     print(f"{picture.name}: {len(corners.pixels)} corners", flush=True)
 
 
-def _moves(state: Any) -> bool:
-    linear, angular = np.linalg.norm(state.tcp_velocity[:3]), np.linalg.norm(state.tcp_velocity[3:])
-    return bool(linear > _STILL[0] or angular > _STILL[1])
+def _moves(before: Any, after: Any) -> bool:
+    """Whether the arm moved between two measurements; a speed of NaN is not measured."""
+    way = rotations.between(before.tcp_pose, after.tcp_pose)
+    speeds = (state.tcp_velocity for state in (before, after))
+    return _exceeds(way, _STILL_WAY) or any(_exceeds(speed, _STILL_SPEED) for speed in speeds)
+
+
+def _exceeds(motion: Any, most: tuple[float, float]) -> bool:
+    linear, angular = np.linalg.norm(motion[:3]), np.linalg.norm(motion[3:])
+    return bool(linear > most[0] or angular > most[1])
 
 
 def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None:

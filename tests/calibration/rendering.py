@@ -96,22 +96,24 @@ class Camera:
 
 
 class Arm:
-    """Stands where the camera's next picture is taken from; moves in views that are None."""
+    """Stands where each picture is taken from; is read before and after it."""
 
-    speeds: ClassVar = {}
+    speeds: ClassVar = {}  # number of the picture → what it measures of its speed
+    ways: ClassVar = {}  # and how far it goes along x meanwhile
+    readings = 0
 
     def connect(self):
-        pass
+        type(self).readings = 0
 
     def read(self):
         from robot_rl.calibration.hand_eye import to_pose
 
-        number = max(0, Camera.taken - 1)
+        number, after = divmod(type(self).readings, 2)
+        type(self).readings += 1
         view = Camera.views[min(number, len(Camera.views) - 1)]
         pose = np.r_[0, 0, 0, 0, 0, 0, 1.0] if view is None else to_pose(view[0])
-        return SimpleNamespace(
-            tcp_pose=pose, tcp_velocity=np.full(6, self.speeds.get(Camera.taken, 0.0))
-        )
+        pose[0] += after * self.ways.get(number, 0.0)
+        return SimpleNamespace(tcp_pose=pose, tcp_velocity=np.full(6, self.speeds.get(number, 0.0)))
 
     def close(self):
         pass

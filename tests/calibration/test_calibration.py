@@ -146,9 +146,10 @@ def devices(tmp_path, monkeypatch):
         path = tmp_path / f"{name.lower()}.yaml"
         path.write_text(yaml.safe_dump({"_target_": f"rendering.{name}"}))
 
-    def enter(views, lines, speeds=None):
+    def enter(views, lines, speeds=None, ways=None):
         monkeypatch.setattr(Camera, "views", views)
         monkeypatch.setattr(Arm, "speeds", speeds or {})
+        monkeypatch.setattr(Arm, "ways", ways or {})
         monkeypatch.setattr("sys.stdin", io.StringIO("\n" * lines))
         return [f"camera={tmp_path}/camera.yaml", f"arm={tmp_path}/arm.yaml"]
 
@@ -176,7 +177,9 @@ def test_a_person_takes_views_and_gets_the_pose_with_its_residual(tmp_path, caps
 
 def test_no_view_is_taken_while_the_arm_moves(tmp_path, capsys, devices):
     folder = tmp_path / "views"
-    words = devices(wrist_views(3), 3, speeds={1: 0.1})  # while the first one is taken
+    # The second and the third time its speed is not measured.
+    speeds = {0: 0.1, 1: np.nan, 2: np.nan}
+    words = devices(wrist_views(3), 3, speeds=speeds, ways={1: 0.001})
     assert cli.main(["calibrate", "camera", str(folder), *words]) == cli.EXIT_ERROR
     output = capsys.readouterr()
     assert output.out.count("the arm moves: wait until it is still") == 2

@@ -8,6 +8,7 @@ from scenes import configuration
 
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.env.sim.cameras import CameraError
+from robot_rl.errors import RobotRLError
 
 UP = np.array([0, 0, 1, 0, 0, 0], np.float32)
 
@@ -59,6 +60,16 @@ def test_pictures_are_recorded_beside_the_state_that_the_policy_sees():
         env.close()
     assert config.observation.vision is None
     assert list(seen) == list(config.task.observation)
+
+
+def test_what_the_robot_does_not_observe_cannot_be_what_the_policy_sees():
+    config = configuration("task=reach", "observation=state", "task.observation=[state/lidar]")
+    env = make_env(config)
+    try:
+        with pytest.raises(RobotRLError, match=r"does not observe; got: state/lidar;.*tcp_pose"):
+            observed_widths(config, env.schema)
+    finally:
+        env.close()
 
 
 def test_the_seed_decides_the_images(seeing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -286,12 +287,20 @@ def robot_on(namespace, *overrides):
     return make_env(configuration(namespace, *words, *overrides)).robot
 
 
+# Stamps an hour apart [ns], so that what is still under way is known as such.
+MINUTE = 60_000_000_000
+BEGINNINGS = itertools.count(1_790_000_000_000_000_000, 60 * MINUTE)
+
+
 def assembled(robot, send):
-    """The observation of what `send(stamp)` publishes, twice."""
+    """The observation of what `send(stamp)` publishes twice, and nothing that was under way."""
     for sensor in robot.all_sensors:
         sensor.forget()
-    stamp = 1_790_000_000_000_000_000
-    while any(sensor.count < 2 for sensor in robot.all_sensors):
+    stamp = began = next(BEGINNINGS)
+    while any(
+        sensor.count < 2 or sensor.newest().stamp_ns < began - MINUTE
+        for sensor in robot.all_sensors
+    ):
         stamp += 10_000_000
         send(stamp)
     return robot.observe()
@@ -307,6 +316,40 @@ def test_measurements_of_one_instant_are_put_together_and_others_refused():
     finally:
         robot.close()
         publisher.client.close()
+
+
+def blind_arm_node(config):
+    config.nodes.arm.parameters.driver["_target_"] = "blind_arm.BlindArm"
+    return arm_node(config, max_force=0.0, max_torque=0.0)
+
+
+def test_an_arm_that_measures_neither_forces_nor_its_speed_does_episodes():
+    config = configuration("/blind", "robot.twist=false", "robot.wrench=false")
+    node, env = blind_arm_node(config), make_env(config)
+    try:
+        names = set(env.schema.observation_names)
+        assert not names & {"state/tcp_velocity", "state/tcp_wrench"}
+        seen, _ = env.reset(seed=3)
+        began = np.linalg.norm(seen["state/relative_pose"][:3])
+        truncated = False
+        while not truncated and np.linalg.norm(seen["state/relative_pose"][:3]) > 0.6 * began:
+            seen, _, _, truncated, info = env.step(towards(seen))
+            assert info.get("interrupted") is None
+        assert not truncated, "the arm has not come closer within the time limit"
+    finally:
+        env.close()
+        node.close()
+
+
+def test_a_wrench_that_is_never_measured_is_named_with_the_setting_that_does_without_it():
+    config = configuration("/mute", "robot.twist=false", "robot.sensors.start_timeout_s=1.0")
+    node, env = blind_arm_node(config), make_env(config)
+    try:
+        with pytest.raises(SensorLate, match=r"/mute/current_wrench.*robot.wrench=false"):
+            env.reset(seed=3)
+    finally:
+        env.close()
+        node.close()
 
 
 def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent():

@@ -150,6 +150,18 @@ def test_too_much_force_holds():
     assert not limiter.advance(np.zeros(6), elsewhere, LIMITS.max_force)[1]
 
 
+def test_a_force_is_needed_where_it_is_limited_and_only_there():
+    limiter = CartesianLimiter(LIMITS, DOWN)
+    with pytest.raises(MeasurementRefused, match="force None"):
+        limiter.advance(np.ones(6), START, None)
+    unlimited = CartesianLimiter(dataclasses.replace(LIMITS, max_force=None), DOWN)
+    unlimited.reset(START)
+    target, _ = unlimited.advance(np.ones(6), START, None)
+    assert (target[:3] > START[:3]).all()
+    with pytest.raises(MeasurementRefused, match="force nan"):
+        unlimited.advance(np.ones(6), START, np.nan)
+
+
 @pytest.mark.parametrize("column", [0, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_measurement_that_is_not_finite_is_refused(column, bad):
