@@ -182,7 +182,9 @@ class Learner:
                 raise LearningDiverged(
                     f"{name} is no longer a finite number at step {self.environment_steps}",
                     got=value,
-                    hint="lower the learning rates; checkpoints/last is from before",
+                    hint="a run keeps its algorithm: begin another one with lower"
+                    " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
+                    " same demonstrations",
                 )
         transitions = self._sampler.online_transitions + self._sampler.demonstration_transitions
         return {

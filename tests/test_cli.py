@@ -100,6 +100,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["import", "a", "b", "seed=1"], "one of table", "import has no option 'seed'"),
         (["evaluate", "run=nothing"], "there is no run 'nothing'", "robot-rl train"),
         (["train", "task.value_range=[1.0,0.0]"], "low < high", "value_range=[0.0,1.0]"),
+        (["train", "algorithm.settings.actor_every=0"], "'actor_every'", ">= 1"),
         (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
     ],
 )

@@ -8,6 +8,7 @@ the actor's weights for evaluation.
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from policies.gaussian import GaussianTanh
 from policies.networks import seeded, to_device
 from policies.policy import Policy
 from robot_rl.algorithms import losses
-from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
+from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.algorithms.critics import CriticEnsemble
 from robot_rl.algorithms.encoding import Encoding
 from robot_rl.algorithms.value_range import Range, check_value_range, limited
@@ -39,7 +40,7 @@ class ActorCriticSettings:
         critic_hidden: Hidden widths of each critic.
         target_heads: Heads of the random subset whose minimum is the target; 0 takes all.
         value_range: Smallest and largest possible return, which targets are limited to; None: no
-            limit.
+            limit. With `entropy_in_target` they are not limited: values with entropy leave it.
         critic_rate: Adam step size of the critics.
         actor_rate: Adam step size of the actor.
         temperature_rate: Adam step size of the temperature.
@@ -73,8 +74,25 @@ class ActorCriticSettings:
     imitation_pretraining: bool
 
     def __post_init__(self) -> None:
-        """Check the range of values."""
+        """Check the range of values.
+
+        Raises:
+            AlgorithmError: Names the setting.
+        """
         check_value_range(self.value_range)
+        check_settings(
+            critic_heads=(self.critic_heads, 1, math.inf),
+            target_heads=(self.target_heads, 0, self.critic_heads),
+            critic_rate=(self.critic_rate, 0, 1),
+            actor_rate=(self.actor_rate, 0, 1),
+            temperature_rate=(self.temperature_rate, 0, 1),
+            target_rate=(self.target_rate, 0, 1),
+            average_rate=(self.average_rate, 0, 1),
+            initial_temperature=(self.initial_temperature, 1e-9, math.inf),
+            actor_every=(self.actor_every, 1, math.inf),
+            imitation_weight=(self.imitation_weight, 0, math.inf),
+            imitation_updates=(self.imitation_updates, 0, math.inf),
+        )
 
 
 class ActorCritic(ABC):
@@ -244,7 +262,9 @@ class ActorCritic(ABC):
     ) -> dict[str, Tensor]:
         settings = self.settings
         with torch.no_grad():
-            value = limited(self._next_value(next_features, next_base), settings.value_range)
+            value = self._next_value(next_features, next_base)
+            if not settings.entropy_in_target:
+                value = limited(value, settings.value_range)
             target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
         predicted = self.critics(_join(features, base, action))
         loss = losses.td_loss(predicted, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,31 @@ Batch = Mapping[str, npt.NDArray[Any]]
 
 
 class AlgorithmError(RobotRLError):
-    """A batch or a training state that an algorithm cannot use."""
+    """A batch, a setting or a training state that an algorithm cannot use."""
+
+
+def check_settings(**ranges: tuple[float, float, float]) -> None:
+    """Check the settings of an algorithm.
+
+    Args:
+        **ranges: Value, lowest and highest value of each; the highest may be infinite.
+
+    Raises:
+        AlgorithmError: Names the first that is out of range or not a number.
+    """
+    for name, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            raise AlgorithmError(
+                f"the setting {name!r} of the algorithm is out of range",
+                got=value,
+                expected=_interval(low, high),
+            )
+
+
+def _interval(low: float, high: float) -> str:
+    if high == math.inf:
+        return f">= {low:g}"
+    return f"<= {high:g}" if low == -math.inf else f"{low:g} to {high:g}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +68,20 @@ class Schedule:
     n_step: int
     discount: float
     warmup_noise: float
+
+    def __post_init__(self) -> None:
+        """Check the range of values; counts of steps and updates are `robot_rl.blocks`' business.
+
+        Raises:
+            AlgorithmError: Names the setting.
+        """
+        check_settings(
+            batch_size=(self.batch_size, 1, math.inf),
+            demonstration_share=(self.demonstration_share, 0, 1),
+            n_step=(self.n_step, 1, math.inf),
+            discount=(self.discount, 0, 1),
+            warmup_noise=(self.warmup_noise, 0, math.inf),
+        )
 
 
 class Algorithm(Protocol):

@@ -21,8 +21,12 @@ Progress = Callable[[int, Metrics], None]
 Arrays = dict[str, npt.NDArray[Any]]
 
 
+# Updates between two looks at the loss, each of which waits for the device.
+_LOOK_EVERY = 100
+
+
 class CloningError(RobotRLError):
-    """A batch or a state that behaviour cloning cannot use."""
+    """A batch or a state that behaviour cloning cannot use, or a loss that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ def train(
         The averaged policy.
 
     Raises:
-        CloningError: The windows do not fit the policy.
+        CloningError: The windows do not fit the policy, or the training diverged.
     """
     got = (sampler.observation_steps, sampler.horizon)
     cloneable = cast("Cloneable", policy)
@@ -225,9 +229,24 @@ def train(
     for update in range(1, options.updates + 1):
         chosen = batches.choice(sampler.indices, options.batch_size)
         metrics = algorithm.update(sampler.batch(chosen))
+        if update % _LOOK_EVERY == 0:
+            _check_finite(f"the loss at update {update}", torch.as_tensor(metrics["bc_loss"]))
         if on_progress is not None:
             on_progress(update, metrics)
+    for name, tensor in algorithm.averaged.state_dict().items():
+        _check_finite(name, tensor)
     return algorithm.averaged
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    finite = torch.isfinite(tensor)
+    if not finite.all():
+        raise CloningError(
+            f"behaviour cloning diverged: {name} is not finite",
+            got=tensor[~finite].flatten()[0].item(),
+            expected="finite numbers",
+            hint="lower cloning.learning_rate",
+        )
 
 
 def warm_up_cosine(step: int, warm_up: int, updates: int) -> float:

@@ -11,6 +11,20 @@ from robot_rl.algorithms.base import Algorithm, AlgorithmError
 from robot_rl.algorithms.encoding import make_encoding, trains_on
 
 
+def check_algorithm(config: Mapping[str, Any]) -> None:
+    """Check the settings of an algorithm without making it: before a policy is cloned for it.
+
+    Args:
+        config: The configuration's `algorithm`.
+
+    Raises:
+        AlgorithmError: Names the setting that is out of range.
+    """
+    for section in config.values():
+        if isinstance(section, Mapping) and "_target_" in section:
+            devices.make(section)
+
+
 def make_algorithm(
     config: Mapping[str, Any],
     cloned: Behaviour,

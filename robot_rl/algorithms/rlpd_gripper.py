@@ -22,7 +22,7 @@ from policies.gripper import CLOSED, OPEN, GaussianGripperPolicy, GripperColumn,
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam
-from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule
+from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.algorithms.encoding import Encoding
 from robot_rl.algorithms.losses import choice_loss
 from robot_rl.algorithms.value_range import Range, limited
@@ -51,6 +51,19 @@ class GripperSettings:
     exploration: float
     critic_rate: float
     target_rate: float
+
+    def __post_init__(self) -> None:
+        """Check the range of values.
+
+        Raises:
+            AlgorithmError: Names the setting.
+        """
+        check_settings(
+            penalty=(self.penalty, -math.inf, 0),
+            exploration=(self.exploration, 0, 1),
+            critic_rate=(self.critic_rate, 0, 1),
+            target_rate=(self.target_rate, 0, 1),
+        )
 
 
 class RLPDGripper(ActorCritic):

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.algorithms.encoding import trains_on
-from robot_rl.algorithms.value_range import check_value_range
+from robot_rl.algorithms.factory import check_algorithm
 from robot_rl.blocks import Blocks
 from robot_rl.config import save_resolved
 from robot_rl.config_overrides import ConfigError
@@ -101,7 +101,7 @@ def run(config: DictConfig) -> None:
     """Run the whole pipeline, or go on with the run `config.resume`."""
     Blocks.of(config)  # what cannot work is said before anything is made
     trains_on(config.observation)
-    check_value_range(OmegaConf.select(config, "algorithm.settings.value_range"))
+    check_algorithm(config.algorithm)
     if config.replay.connect:
         raise ConfigError(
             "train starts a replay server of its own",

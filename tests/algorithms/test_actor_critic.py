@@ -18,6 +18,8 @@ from algorithm_examples import (
 )
 
 from robot_rl.algorithms.base import AlgorithmError
+from robot_rl.algorithms.factory import check_algorithm
+from robot_rl.config import compose
 
 HEADS = 3
 
@@ -87,6 +89,42 @@ def test_rewards_of_another_environment_have_another_range_of_returns(choice, wo
 def test_an_impossible_range_of_returns_is_refused(given):
     with pytest.raises(AlgorithmError, match=r"range of values is impossible.*low < high"):
         make("rlpd", words=["robot=gym", f"task.value_range={given}"])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_targets_with_entropy_are_not_limited_to_returns(choice):
+    """Near a bound the limit cut the entropy off, as if it had not been asked for."""
+    changes = [
+        ("settings.entropy_in_target", "true"),
+        ("settings.value_range", "[0.0,1.0]"),
+        ("settings.initial_temperature", 1e-6),
+    ]
+    got = squared_target(make(choice, changes=changes), -7.0, reward=0.0, discount=0.9)
+    assert got == pytest.approx((0.9 * 7.0) ** 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("settings.actor_every", 0, ">= 1"),
+        ("settings.critic_heads", 0, ">= 1"),
+        ("settings.target_heads", -1, "0 to 6"),
+        ("settings.target_heads", 8, "0 to 6"),
+        ("settings.critic_rate", -0.001, "0 to 1"),
+        ("settings.initial_temperature", 0.0, ">= 1e-09"),
+        ("settings.imitation_updates", -1, ">= 0"),
+        ("schedule.n_step", 0, ">= 1"),
+        ("schedule.discount", 1.5, "0 to 1"),
+        ("schedule.demonstration_share", -0.1, "0 to 1"),
+        ("gripper.penalty", 0.02, "<= 0"),
+        ("gripper.exploration", 1.5, "0 to 1"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(setting, value, expected):
+    name = setting.split(".")[1]
+    config = compose(["algorithm=rlpd_gripper", f"algorithm.{setting}={value}"])
+    with pytest.raises(AlgorithmError, match=f"'{name}' of the algorithm .*{value}.*{expected}"):
+        check_algorithm(config.algorithm)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -1,6 +1,7 @@
 """Behaviour cloning: it learns, it averages, it resumes."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -62,6 +63,15 @@ def test_the_cloned_policy_does_what_was_shown():
     error = np.abs(chunk - batch["action"])[batch["valid"]].mean()
     spread = np.abs(batch["action"])[batch["valid"]].mean()
     assert error < 0.35 * spread
+
+
+@pytest.mark.parametrize("updates", [30, 300])
+def test_cloning_that_diverges_says_so(updates):
+    """A policy of NaN was written as the clone, and refused only when it was read."""
+    policy, sampler, options = learner(updates)
+    options = replace(options, learning_rate=1e30)
+    with pytest.raises(CloningError, match=r"diverged.*not finite.*lower cloning.learning_rate"):
+        train(policy, sampler, options, 0)
 
 
 def test_one_seed_gives_one_policy():
