@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -98,6 +99,32 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
     """Seed of an episode of collecting (stream 0) or training (stream 1); never an evaluation's."""
     drawn = np.random.SeedSequence([run_seed, stream, episode]).generate_state(1)[0]
     return int(drawn) | _TRAINING_SEED_BIT
+
+
+class Seeds:
+    """Seeds of episodes, one after the other; an episode that says nothing can be run again.
+
+    Args:
+        seeds: In the order of the episodes.
+    """
+
+    def __init__(self, seeds: Iterable[int]) -> None:
+        """See the class."""
+        self._left = deque(seeds)
+
+    def __iter__(self) -> Seeds:
+        """Itself."""
+        return self
+
+    def __next__(self) -> int:
+        """The next seed."""
+        if not self._left:
+            raise StopIteration
+        return self._left.popleft()
+
+    def again(self, seed: int) -> None:
+        """Let this seed be the next one."""
+        self._left.appendleft(seed)
 
 
 class _Slot:

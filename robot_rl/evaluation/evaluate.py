@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from contextlib import ExitStack
 from typing import Literal
 
@@ -17,7 +16,7 @@ from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
-from robot_rl.env.rollout import rollout
+from robot_rl.env.rollout import Seeds, rollout
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.signals import Stopped
 
@@ -78,14 +77,13 @@ class Evaluator:
         runner = PolicyRunner(acting, slots=len(envs))
         started = time.monotonic()
         given_up = threading.Event() if stop is None else stop
-        pending = deque(range(first, first + count))
-        seeds = iter(lambda: pending.popleft() if pending else None, None)
+        seeds = Seeds(range(first, first + count))
         results = []
         for result in rollout(envs, runner, seeds, stop=given_up.is_set):
             if result.interrupted is None:
                 results.append(result)
             else:  # it says nothing of the policy
-                pending.appendleft(result.seed)
+                seeds.again(result.seed)
         if given_up.is_set():
             raise Stopped
         results.sort(key=lambda result: result.seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from contextlib import closing
 from functools import partial
 
@@ -29,7 +28,7 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, RowSchema
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
-from robot_rl.env.rollout import rollout, training_seed
+from robot_rl.env.rollout import Seeds, rollout, training_seed
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
@@ -135,13 +134,12 @@ def _explore(
     ):
         progress.phase("exploring")
         # A recording that was interrupted goes on where it stopped.
-        pending = deque(itertools.islice(seeds, len(writer), count))
-        remaining = iter(lambda: pending.popleft() if pending else None, None)
+        remaining = Seeds(itertools.islice(seeds, len(writer), count))
         for result in rollout(
             [env], runner, remaining, recorder=RowBuilder(env.schema, SOURCE_POLICY)
         ):
             if not result.steps:  # the robot has cut it before anything was done
-                pending.appendleft(result.seed)
+                remaining.again(result.seed)
                 continue
             rows = [{f.name: row[f.name] for f in env.schema.fields} for row in result.rows]
             writer.append(
