@@ -52,7 +52,7 @@ ARGUMENTS: dict[str, tuple[str, str]] = {
     "task": ("", "task, as in robot-rl train task=..."),
     "robot": ("", "robot: ros, ros_sim, or one of your own in configs/robot"),
     "algorithm": ("", "algorithm of online learning"),
-    "namespace": ("/", "namespace of the arm's topics"),
+    "namespace": ("", "namespace of the arm's topics"),
     "run": ("latest", "run directory"),
     "overrides": ("", "further overrides of the configuration, separated by spaces"),
 }

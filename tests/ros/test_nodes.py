@@ -129,6 +129,8 @@ def test_a_launch_file_starts_the_nodes_of_the_table_again_and_again(described, 
     declared, started = described(job, ["task=reach"], **given)
     assert all(argument.named["description"] for argument in declared)
     assert {"task", "robot", "namespace"} <= {argument.positional[0] for argument in declared}
+    defaults = {argument.positional[0]: argument.named["default_value"] for argument in declared}
+    assert defaults["namespace"] == ""  # else it would replace the configuration's own
     table = node_table(compose(["robot=ros_sim", "task=reach", "robot.namespace=left"]))
     nodes = [action for action in started if type(action).__name__ == "Node"]
     assert [
