@@ -96,14 +96,14 @@ class RealSenseCamera:
         except RuntimeError as error:
             raise self._unstartable(error) from error
         self._pipeline, self._queue, self._last = pipeline, queue, None
-        device = profile.get_device()
-        stream = profile.get_stream(rs.stream.color).as_video_stream_profile()
-        self._intrinsics = _intrinsics(stream.get_intrinsics())
-        if self._depth:
-            self._align = rs.align(rs.stream.color)
-            self._depth_unit = device.first_depth_sensor().get_depth_scale()
-        if self._recording is None:
-            self._set_options(device)
+        try:
+            self._set_up(profile)
+        except RuntimeError as error:
+            raise DriverError(
+                f"{self.name} was lost while it was started",
+                got=error,
+                hint="is it still plugged into USB 3?",
+            ) from error
 
     def read(self, timeout_s: float) -> Frame:
         """Wait for a new frame, with depth of its moment where depth is asked for."""
@@ -137,6 +137,17 @@ class RealSenseCamera:
                 pipeline.stop()
             except RuntimeError:
                 return  # it was unplugged: nothing is left to stop
+
+    def _set_up(self, profile: Any) -> None:
+        """Ask the camera that has started for its lens and its unit of depth; set its exposure."""
+        device, color = profile.get_device(), self._rs.stream.color
+        stream = profile.get_stream(color).as_video_stream_profile()
+        self._intrinsics = _intrinsics(stream.get_intrinsics())
+        if self._depth:
+            self._align = self._rs.align(color)
+            self._depth_unit = device.first_depth_sensor().get_depth_scale()
+        if self._recording is None:
+            self._set_options(device)
 
     def _wait(self, deadline: float) -> Any:
         if self._queue is None:
@@ -175,18 +186,40 @@ class RealSenseCamera:
         scaled = np.rint(raw * scale)
         return np.where(scaled > np.iinfo(np.uint16).max, 0, scaled).astype(np.uint16)
 
+    def _cameras(self) -> tuple[dict[str, Any], list[str]]:
+        """The cameras by serial number, and what is wrong with those that cannot be asked for it.
+
+        Raises:
+            DriverError: The library cannot list them.
+        """
+        number = self._rs.camera_info.serial_number
+        cameras, mute = {}, []
+        try:
+            devices = self._context.query_devices()
+        except RuntimeError as error:
+            raise DriverError("the RealSense library cannot list cameras", got=error) from error
+        for index in range(len(devices)):
+            # One that is starting, or that another program has, concerns only who wants that one.
+            try:
+                device = devices[index]
+                if device.supports(number):
+                    cameras[str(device.get_info(number))] = device
+            except RuntimeError as error:
+                mute.append(f"one that cannot be asked ({error})")
+        return cameras, mute
+
     def _found_serial(self) -> str:
         """The serial number of the camera to use, which is there.
 
         Raises:
             DriverError: It is not there, or several are and none is named.
         """
-        number = self._rs.camera_info.serial_number
-        there = [d.get_info(number) for d in self._context.query_devices() if d.supports(number)]
-        if self._serial is not None and self._serial in there:
+        cameras, mute = self._cameras()
+        if self._serial is not None and self._serial in cameras:
             return self._serial
-        if self._serial is None and len(there) == 1:
-            return str(there[0])
+        if self._serial is None and len(cameras) == 1 and not mute:
+            return next(iter(cameras))
+        there = [*cameras, *mute]
         raise DriverError(
             f"there is no RealSense {self._serial}"
             if self._serial
@@ -212,22 +245,24 @@ class RealSenseCamera:
             f"{self.name} does not start",
             got=error,
             expected=f"colour {'and depth ' if self._depth else ''}of {width}×{height} at"
-            f" {self._rate} Hz; it has {self._sizes() or 'no colour at all'}",
+            f" {self._rate} Hz; {self._abilities()}",
             hint="choose one of these, and use no other program with it at the same time",
         )
 
-    def _sizes(self) -> str:
+    def _abilities(self) -> str:
         """Sizes and rates of colour, for an error."""
-        if self._recording is not None:
-            device = self._context.load_device(self._recording)
-        else:
-            number = self._rs.camera_info.serial_number
-            devices = [d for d in self._context.query_devices() if d.supports(number)]
-            device = next(d for d in devices if d.get_info(number) == self._found_serial())
-        profiles = [p for sensor in device.query_sensors() for p in sensor.get_stream_profiles()]
+        try:
+            if self._recording is not None:
+                device = self._context.load_device(self._recording)
+            else:
+                device = self._cameras()[0][self._found_serial()]
+            profiles = [p for one in device.query_sensors() for p in one.get_stream_profiles()]
+        except (RuntimeError, DriverError) as error:
+            return f"what it has it does not say ({error})"
         videos = [p for p in profiles if p.stream_type() == self._rs.stream.color]
         sizes = {(p.as_video_stream_profile(), p.fps()) for p in videos}
-        return ", ".join(sorted({f"{v.width()}×{v.height()} {fps} Hz" for v, fps in sizes}))
+        found = ", ".join(sorted({f"{v.width()}×{v.height()} {fps} Hz" for v, fps in sizes}))
+        return f"it has {found or 'no colour at all'}"
 
     def _set_options(self, device: Any) -> None:
         """Set exposure, gain and white balance of the colour camera, or leave them to it."""

@@ -138,6 +138,33 @@ def test_an_unplugged_camera_gives_nothing_until_it_is_back(camera, plugged, rec
     del device
 
 
+def test_a_camera_that_cannot_be_asked_does_not_keep_another_from_working(tmp_path):
+    context = load_library().context()
+    files = [tmp_path / "111.db3", tmp_path / "222.db3"]
+    devices = [
+        record(file, file.stem, frames=20) and context.load_device(str(file)) for file in files
+    ]
+    files[1].unlink()  # the library fails at this device from now on, as at one that is busy
+    here = RealSenseCamera(serial="111", context=lambda: context, **SIZE)
+    try:
+        here.connect()
+        assert here.read(2.0).color.shape == (HEIGHT, WIDTH, 3)
+    finally:
+        here.close()
+    mute = r"there: 111, one that cannot be asked \(.*222.db3"
+    with pytest.raises(DriverError, match=f"there is no RealSense 222; got: {mute}"):
+        RealSenseCamera(serial="222", context=lambda: context, **SIZE).connect()
+    with pytest.raises(DriverError, match=f"which RealSense is meant.*{mute}"):
+        RealSenseCamera(context=lambda: context, **SIZE).connect()
+    del devices
+
+
+def test_a_recording_that_is_none_is_an_error_of_the_driver(tmp_path):
+    (tmp_path / "none.db3").write_bytes(b"no recording")
+    with pytest.raises(DriverError, match=r"none.db3"):
+        RealSenseCamera(recording=str(tmp_path / "none.db3"), **SIZE).connect()
+
+
 def test_which_of_several_must_be_said(camera):
     with pytest.raises(DriverError, match=r"which RealSense is meant.*there: 111, 222"):
         camera().connect()
