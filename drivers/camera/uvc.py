@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from drivers.camera.newest import NewestFrame
 from drivers.errors import DriverError, require
 
 _STOP_S = 5.0
-# A camera's own stamp is believed if it is at most this old when its picture arrives [s].
+# A camera's own stamps are believed if its first picture arrives at most this old [s]. Older
+# pictures have waited for this process, which stood still, and are no news.
 _PLAUSIBLE_DELAY_S = 1.0
+# So many pictures in a row that are damaged or too old are a failure of the camera.
+_LOST_IN_A_ROW = 30
 
 
 class UvcCamera:
@@ -128,12 +131,15 @@ class UvcCamera:
         """Pass every frame on until `close` or a failure, which the reader then meets."""
         try:
             with source:
-                frames = self._camera(source) if self._is_camera else self._film(source, ending)
-                for sequence, frame in enumerate(frames):
+                if self._is_camera:
+                    frames = live_frames(source.demux(video=0), self.device)
+                else:
+                    frames = self._film(source, ending)
+                for frame in frames:
                     if ending.is_set():
                         return
                     check_color(self.device, frame.color, *self._size)
-                    newest.put(replace(frame, sequence=sequence))
+                    newest.put(frame)
             if ending.is_set():
                 return
             newest.fail(DriverError(f"{self.device} gives no more pictures: it is at its end"))
@@ -143,16 +149,9 @@ class UvcCamera:
             stopped = f"the camera {self.device} stopped"
             newest.fail(DriverError(stopped, got=error, hint="is it still plugged in?"))
 
-    def _camera(self, source: Any) -> Iterator[Frame]:
-        for picture in source.decode(video=0):
-            now = time.time_ns()
-            taken = now if picture.time is None else round(picture.time * 1e9)
-            if not 0 <= now - taken <= _PLAUSIBLE_DELAY_S * 1e9:
-                taken = now
-            yield Frame(taken, 0, picture.to_ndarray(format="rgb24"))
-
     def _film(self, source: Any, ending: threading.Event) -> Iterator[Frame]:
         """The film's pictures, each when it is due."""
+        sequence = itertools.count()
         while True:
             started, first = time.monotonic(), None
             for picture in source.decode(video=0):
@@ -160,10 +159,71 @@ class UvcCamera:
                 due = started + float(picture.time - first)
                 if ending.wait(max(0.0, due - time.monotonic())):
                     return
-                yield Frame(time.time_ns(), 0, picture.to_ndarray(format="rgb24"))
+                yield Frame(time.time_ns(), next(sequence), picture.to_ndarray(format="rgb24"))
             if not self._repeat or first is None:
                 return
             source.seek(0)
+
+
+def live_frames(packets: Iterable[Any], name: str) -> Iterator[Frame]:
+    """The pictures of a camera as they come.
+
+    A packet that is damaged or empty, as cameras send now and then, leaves a gap in `sequence`; so
+    does a picture that waited too long.
+
+    Args:
+        packets: PyAV's, each with one picture.
+        name: Of the camera, for errors.
+
+    Raises:
+        DriverError: Too many in a row gave no picture.
+    """
+    stamps, lost = _Stamps(), 0
+    for sequence, packet in enumerate(packets):
+        picture = _picture(packet)
+        stamp = None if picture is None else stamps.of(picture)
+        if picture is not None and stamp is not None:
+            lost = 0
+            yield Frame(stamp, sequence, picture.to_ndarray(format="rgb24"))
+            continue
+        lost += 1
+        if lost == _LOST_IN_A_ROW:
+            raise DriverError(
+                f"the camera {name} gives no usable picture",
+                got=f"{lost} in a row are damaged, or not of the last {_PLAUSIBLE_DELAY_S:g} s",
+                hint="look at its cable; was the system clock set?",
+            )
+
+
+def _picture(packet: Any) -> Any:
+    """What a packet has of a picture; None: nothing that can be used."""
+    if packet.size == 0:  # to the decoder that would be the end
+        return None
+    try:
+        return next(iter(packet.decode()), None)
+    except require("av", "uvc").error.InvalidDataError:
+        return None
+
+
+class _Stamps:
+    """When pictures were taken, on the system clock: by the camera's word, if it can be believed.
+
+    What its first picture says decides, once for a connection: what is too old later is old.
+    """
+
+    def __init__(self) -> None:
+        self._believed: bool | None = None
+
+    def of(self, picture: Any) -> int | None:
+        """The stamp [ns] of a picture that has just come; None: it is too old."""
+        now = time.time_ns()
+        said = now if picture.time is None else round(picture.time * 1e9)
+        plausible = 0 <= now - said <= _PLAUSIBLE_DELAY_S * 1e9
+        if self._believed is None:
+            self._believed = plausible and picture.time is not None
+        if not self._believed:
+            return now
+        return said if plausible else None
 
 
 def _intrinsics(values: Mapping[str, Any], width: int, height: int) -> Intrinsics:

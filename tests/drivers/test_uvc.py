@@ -12,7 +12,7 @@ pytest.importorskip("av", reason="needs the extra uvc")
 
 import av
 
-from drivers.camera.uvc import UvcCamera
+from drivers.camera.uvc import UvcCamera, live_frames
 from drivers.errors import DriverError, DriverTimeout
 
 SIZE = {"width": 32, "height": 24}
@@ -106,6 +106,55 @@ def test_what_cannot_be_opened_is_named(tmp_path, playing):
         playing(str(tmp_path / "film.mkv"))
     with pytest.raises(DriverError, match=r"/dev/null cannot be opened; .*32×24 at 30 Hz as mjpeg"):
         playing("/dev/null")
+
+
+@pytest.fixture
+def sent(tmp_path):
+    """Makes the packets of a camera that stamps its pictures so long after now [s]."""
+    milliseconds, path, opened = Fraction(1, 1000), str(tmp_path / "sent.mkv"), []
+
+    def make(*times):
+        with av.open(path, "w") as target:
+            stream = target.add_stream("mjpeg", rate=30)
+            stream.width, stream.height, stream.pix_fmt = 32, 24, "yuvj420p"
+            stream.codec_context.time_base = milliseconds
+            began = time.time()
+            for number, after in enumerate(times):
+                frame = av.VideoFrame.from_ndarray(picture(10 * number), format="rgb24")
+                frame = frame.reformat(format="yuvj420p")
+                frame.pts, frame.time_base = round(1e3 * (began + after)), milliseconds
+                target.mux(stream.encode(frame))
+        opened.append(av.open(path))
+        return [packet for packet in opened[-1].demux(video=0) if packet.size]
+
+    yield make
+    for container in opened:
+        container.close()
+
+
+def test_a_damaged_or_empty_packet_of_a_camera_costs_one_picture(sent):
+    packets = sent(-0.5, -0.4, -0.3, -0.2)
+    damaged = av.Packet(bytes(packets[1])[:200])
+    damaged.stream = packets[1].stream
+    frames = list(live_frames([packets[0], damaged, av.Packet(), *packets[2:]], "webcam"))
+    assert [frame.sequence for frame in frames] == [0, 3, 4]
+    assert all(frame.color.shape == (24, 32, 3) for frame in frames)
+    with pytest.raises(DriverError, match=r"webcam gives no usable picture; got: 30 in a row"):
+        list(live_frames([packets[0], *[damaged] * 30], "webcam"))
+
+
+def test_pictures_that_waited_are_not_taken_for_new_ones(sent):
+    frames = live_frames(sent(0.0, 0.1, 0.2, 1.5), "webcam")
+    first = next(frames)
+    time.sleep(1.5)  # as a process that stood still
+    last = next(frames)
+    assert last.sequence == 3
+    assert last.stamp_ns - first.stamp_ns == pytest.approx(1.5e9, abs=2e6)
+
+
+def test_stamps_of_another_clock_are_not_believed(sent):
+    for frame in live_frames(sent(-3600.0, -3599.9, -3599.8), "webcam"):
+        assert abs(time.time_ns() - frame.stamp_ns) < 1e9
 
 
 def test_intrinsics_come_from_the_configuration(film):
