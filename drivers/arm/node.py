@@ -22,7 +22,6 @@ import numpy as np
 from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
-from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
@@ -301,21 +300,18 @@ class ArmNode(DeviceNode):
         self.guard.forget(reason)
         self._tell_mode()
 
-    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Poll, and hold where the arm is found."""
+    def activating(self) -> None:
+        """Hold where the arm is found."""
         self._forget("activated")
-        return super().on_activate(state)
 
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Stop polling, then hold: whether or not the arm answers, nothing more is sent to it."""
-        result = super().on_deactivate(state)
+    def deactivated(self) -> None:
+        """Hold: whether or not the arm answers, nothing more is sent to it."""
         self._forget("deactivated")
         if self.is_connected:
             try:
                 self.driver.hold()
             except Exception as error:  # this transition must not fail with the arm
                 self.get_logger().error(f"not told to hold: {described(error)}")
-        return result
 
     def facts(self) -> Mapping[str, object]:
         """Mode, reason, the compliance, and what was refused and limited."""

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
@@ -84,10 +83,9 @@ class GripperNode(DeviceNode):
         """Forget the command and the state."""
         self._wanted = self._sent = self._newest = None
 
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Stop polling, and forget the command: who activates it later commands nothing."""
+    def deactivated(self) -> None:
+        """Forget the command: who activates it later commands nothing."""
         self._wanted = self._sent = None
-        return super().on_deactivate(state)
 
     def facts(self) -> Mapping[str, object]:
         """Position, grip, and what was refused."""

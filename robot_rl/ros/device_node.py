@@ -11,7 +11,9 @@ A device that cannot be reached, or fails, is reported in `/diagnostics` and tri
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, cast
@@ -24,7 +26,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.timer import Timer
 
 from robot_rl import devices
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, described
 from robot_rl.ros.connection import CONNECTED, Connection
 from robot_rl.ros.freshness import Freshness
 
@@ -37,6 +39,24 @@ _FAILURE = TransitionCallbackReturn.FAILURE
 
 class ParameterError(RobotRLError):
     """A parameter of a node that is missing, of another type, or out of range."""
+
+
+Transition = Callable[["DeviceNode", LifecycleState], TransitionCallbackReturn]
+
+
+def _explained(transition: Transition) -> Transition:
+    """Log what a transition raises: rclpy makes it a failed transition without a word."""
+
+    @functools.wraps(transition)
+    def run(node: DeviceNode, state: LifecycleState) -> TransitionCallbackReturn:
+        try:
+            return transition(node, state)
+        except Exception as error:
+            node.get_logger().error(traceback.format_exc())
+            node.trouble = described(error)
+            raise
+
+    return run
 
 
 class Driver(Protocol):
@@ -64,6 +84,9 @@ class DeviceNode(LifecycleNode, ABC):
         name: Default name of the node.
         **options: Of the node, for tests: `context`, `namespace`, `parameter_overrides`.
 
+    Attributes:
+        trouble: Why the last transition that failed did.
+
     Raises:
         ParameterError: See there.
     """
@@ -75,6 +98,7 @@ class DeviceNode(LifecycleNode, ABC):
     def __init__(self, name: str, **options: Any) -> None:
         """See the class."""
         super().__init__(name, **options)
+        self.trouble = ""
         self._connection: Connection | None = None
         self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
@@ -118,6 +142,12 @@ class DeviceNode(LifecycleNode, ABC):
             RobotRLError: The device failed. It is reported; if it goes on failing, the device is
                 connected anew.
         """
+
+    def activating(self) -> None:
+        """Polling is about to begin."""
+
+    def deactivated(self) -> None:
+        """Polling has ended."""
 
     def connected(self) -> None:
         """The device has just been connected, again or for the first time."""
@@ -222,6 +252,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     # The life cycle.
 
+    @_explained
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Make the driver and begin to connect it."""
         try:
@@ -230,33 +261,42 @@ class DeviceNode(LifecycleNode, ABC):
             self._destroy_earlier()
             self.setup()
         except RobotRLError as error:
-            self.get_logger().error(str(error))
+            self.trouble = str(error)
+            self.get_logger().error(self.trouble)
             self._connection = None
             return _FAILURE
         self._connection.begin()
         return cast("TransitionCallbackReturn", super().on_configure(state))
 
+    @_explained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin to poll."""
+        self.activating()
         self._timer = self.create_timer(1.0 / self.rate_hz, self._tick)
         return cast("TransitionCallbackReturn", super().on_activate(state))
 
+    @_explained
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Stop polling."""
         self._stop_polling()
-        return cast("TransitionCallbackReturn", super().on_deactivate(state))
+        result = super().on_deactivate(state)
+        self.deactivated()
+        return cast("TransitionCallbackReturn", result)
 
+    @_explained
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the device."""
         self._release()
         return cast("TransitionCallbackReturn", super().on_cleanup(state))
 
+    @_explained
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the device, from any state."""
         self._stop_polling()
         self._release()
         return cast("TransitionCallbackReturn", super().on_shutdown(state))
 
+    @_explained
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the device after a transition that raised: nothing may go on behind its back."""
         self.get_logger().error(f"a transition from {state.label} failed; the device is closed")

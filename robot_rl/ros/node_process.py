@@ -93,13 +93,17 @@ def _start(node: DeviceNode) -> None:
     """Configure and activate a node that is not told to wait for a manager.
 
     Raises:
-        ParameterError: It cannot be configured; its log says why.
+        ParameterError: One of the two fails; says why.
     """
     if not node.parameter("autostart", True, "configure and activate without a manager"):
         return
-    if node.trigger_configure() != TransitionCallbackReturn.SUCCESS:
-        raise ParameterError(
-            f"{node.get_fully_qualified_name()} cannot be configured",
-            hint="its log above says why; correct its parameters",
-        )
-    node.trigger_activate()
+    for step, trigger in (
+        ("configured", node.trigger_configure),
+        ("activated", node.trigger_activate),
+    ):
+        if trigger() != TransitionCallbackReturn.SUCCESS:
+            raise ParameterError(
+                f"{node.get_fully_qualified_name()} cannot be {step}",
+                got=node.trouble,
+                hint="correct its parameters; its log above may say more",
+            )
