@@ -13,14 +13,18 @@ from typing import Any
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped, TwistStamped
+from rclpy.task import Future
 from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
 
 from drivers.teleop.base import TeleopState, Vector
+from robot_rl.operator import OperatorEvent
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import MessageError, pose_array, twist_message
 from robot_rl.ros.node_process import run_node
+from robot_rl.ros.operator_services import service_of
+from robot_rl.ros.stop_call import StopCall
 
 
 class TeleopNode(DeviceNode):
@@ -51,6 +55,7 @@ class TeleopNode(DeviceNode):
         )
         self._orientation: Vector | None = None
         self._newest: TeleopState | None = None
+        self._stop = StopCall(self)
         self._event_clients: dict[str, Any] = {}
         self._unheard = self._bad_pose = ""
 
@@ -62,8 +67,8 @@ class TeleopNode(DeviceNode):
         self.create_subscription(
             PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(1)
         )
-        for event in set(self.driver.events.values()):
-            self._event_clients[event] = self.create_client(Trigger, event)
+        for event in {*self.driver.events.values()} - {OperatorEvent.STOP, *self._event_clients}:
+            self._event_clients[event] = self.create_client(Trigger, service_of(event))
 
     def poll(self) -> None:
         """Read the device and publish what the operator does."""
@@ -93,8 +98,8 @@ class TeleopNode(DeviceNode):
         }
 
     def warning(self) -> str | None:
-        """That an event found nobody who listens, or that the arm's pose is none, until it is."""
-        return self._unheard or self._bad_pose or None
+        """What went wrong with a stop or another event, or that the arm's pose is none."""
+        return self._stop.problem or self._unheard or self._bad_pose or None
 
     def _take_pose(self, message: PoseStamped) -> None:
         try:
@@ -103,13 +108,25 @@ class TeleopNode(DeviceNode):
             self._orientation, self._bad_pose = None, str(error)
 
     def _call(self, event: str) -> None:
+        if event == OperatorEvent.STOP:
+            self._stop.begin()
+            return
+        if event == OperatorEvent.CLEAR_ERRORS:
+            self._stop.give_up()
         client = self._event_clients[event]
         if client.service_is_ready():
-            client.call_async(Trigger.Request())
-            self._unheard = ""
+            client.call_async(Trigger.Request()).add_done_callback(self._take_answer)
         else:
-            self._unheard = f"nobody serves {client.srv_name}"
-            self.get_logger().warning(self._unheard)
+            self._note(f"nobody serves {client.service_name}")
+
+    def _take_answer(self, call: Future) -> None:
+        answer = call.result()
+        self._note("" if answer.success else answer.message)
+
+    def _note(self, unheard: str) -> None:
+        if unheard:
+            self.get_logger().warning(unheard)
+        self._unheard = unheard
 
 
 def main() -> int:

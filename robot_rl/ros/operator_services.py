@@ -4,7 +4,8 @@
 `std_srvs/Trigger` beside the arm's topics. `stop` and `clear_errors` are those of the arm's node,
 which halts the arm whatever this process does; from its `mode` this process hears of both, and of
 faults that stopped the arm. What keyboard, console or another source say of these two is passed on
-to the arm's node. Since `reset` is the arm's too, ending the episode is `episode/reset`.
+to the arm's node: a stop until it answers, even if it is just being started again. Since `reset` is
+the arm's too, ending the episode is `episode/reset`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from std_srvs.srv import Trigger
 from robot_rl.operator import OperatorError, OperatorEvent, OperatorInbox
 from robot_rl.ros.arm_mode import ArmMode
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.stop_call import StopCall
 
 _OF_THE_ARM = (OperatorEvent.STOP, OperatorEvent.CLEAR_ERRORS)
-_NAMES = {OperatorEvent.RESET: "episode/reset"}
+
+
+def service_of(event: str) -> str:
+    """Name of the service that an `OperatorEvent` is said to."""
+    return "episode/reset" if event == OperatorEvent.RESET else str(event)
 
 
 class OperatorServices:
@@ -40,11 +46,9 @@ class OperatorServices:
         self._mode = mode
         for event in OperatorEvent:
             if event not in _OF_THE_ARM:
-                name = _NAMES.get(event, str(event))
-                client.node.create_service(Trigger, name, partial(self._serve, event))
-        self._of_the_arm = {
-            event: client.node.create_client(Trigger, str(event)) for event in _OF_THE_ARM
-        }
+                client.node.create_service(Trigger, service_of(event), partial(self._serve, event))
+        self._stop = StopCall(client.node)
+        self._clear = client.node.create_client(Trigger, service_of(OperatorEvent.CLEAR_ERRORS))
         mode.listen(lambda stopped: inbox.note_stopped(client.namespace, stopped=stopped))
         inbox.listen(self._pass_on)
 
@@ -54,7 +58,7 @@ class OperatorServices:
         Raises:
             ServiceFailed: Nobody serves it within `timeout_s` [s].
         """
-        self._client.wait_for(self._of_the_arm[OperatorEvent.STOP], timeout_s)
+        self._client.wait_for(self._stop.client, timeout_s)
 
     def _serve(
         self, event: OperatorEvent, request: Trigger.Request, answer: Trigger.Response
@@ -69,16 +73,17 @@ class OperatorServices:
 
     def _pass_on(self, event: OperatorEvent) -> None:
         """Call the arm's service, in the thread of whoever posts; its answer comes in another."""
-        # An arm that is not stopped has nothing to be cleared of, and may be moving.
-        if event is OperatorEvent.STOP or (
-            event is OperatorEvent.CLEAR_ERRORS and self._mode.stopped
-        ):
-            with contextlib.suppress(InvalidHandle):  # closed: this process moves nothing any more
-                answer = self._of_the_arm[event].call_async(Trigger.Request())
-                answer.add_done_callback(partial(self._report, event))
+        if event is OperatorEvent.STOP:
+            self._stop.begin()
+        elif event is OperatorEvent.CLEAR_ERRORS:
+            self._stop.give_up()
+            # An arm that is not stopped has nothing to be cleared of, and may be moving.
+            if self._mode.stopped:
+                with contextlib.suppress(InvalidHandle):  # closed: this process moves nothing
+                    self._clear.call_async(Trigger.Request()).add_done_callback(self._report)
 
-    def _report(self, event: OperatorEvent, future: Future) -> None:
-        answer = future.result()
+    def _report(self, cleared: Future) -> None:
+        answer = cleared.result()
         if not answer.success:
-            service = self._client.topic(str(event))
+            service = self._clear.service_name
             self._client.node.get_logger().error(f"{service} was refused: {answer.message}")

@@ -12,7 +12,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from listening import Listener
 from std_msgs.msg import String
-from test_ros_robot import FAR, SCRIPTED, arm_node, configuration
+from test_ros_robot import FAR, SCRIPTED, arm_node, configuration, until_begun
 
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
@@ -171,3 +171,31 @@ def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(sour
         assert not step(cell.env)[0]
     finally:
         cell.close()
+
+
+def test_a_stop_reaches_an_arm_whose_node_is_just_being_started_again():
+    config = configuration("/restarted")
+    env, listener = make_env(config), Listener("/restarted")
+    modes = listener.hear("mode", String, qos.latched())
+    inbox = make_inbox(config)
+    arm = arm_node(config)
+    try:
+        env.robot.serve_operator(inbox, lambda: None)
+        until_begun(env, seed=1)
+        arm.close()
+        inbox.post("stop")
+        inbox.post("clear_errors")  # the person has thought better of it
+        arm = arm_node(config)
+        until_begun(env, seed=1)
+        assert not any(mode.data.startswith("stopped") for mode in modes)
+
+        arm.close()
+        inbox.post("stop")
+        arm = arm_node(config)
+        listener.until(lambda: modes[-1].data.startswith("stopped"))
+        inbox.post("clear_errors")
+        listener.until(lambda: modes[-1].data.startswith("hold"))
+    finally:
+        env.close()
+        listener.close()
+        arm.close()

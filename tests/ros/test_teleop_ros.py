@@ -121,3 +121,52 @@ def test_a_pose_that_is_none_ends_no_teleoperation(listener):
         listener.until(lambda: len(commands) > heard + 5)
     finally:
         node.close()
+
+
+def test_a_stop_is_said_until_the_arm_has_heard_it_and_what_it_answers_is_shown(listener):
+    heard = []
+
+    def serve(request, answer):
+        heard.append("stop")
+        answer.success, answer.message = False, "the arm did not take the stop"
+        return answer
+
+    driver = {
+        "_target_": "scripted_device.ScriptedDevice",
+        "script": ["esc"],
+        "events": {"esc": "stop"},
+    }
+    node = Running(TeleopNode, NAMESPACE, driver)
+    try:
+        listener.reported("use its emergency stop")
+        listener.client.node.create_service(Trigger, "stop", serve)
+        listener.reported("the arm did not take the stop")
+        assert heard
+    finally:
+        node.close()
+
+
+def test_the_button_reset_ends_the_episode_and_does_not_drive_the_arm_off(listener):
+    called = []
+
+    def serve(name):
+        def answered(request, answer):
+            called.append(name)
+            answer.success = True
+            return answer
+
+        listener.client.node.create_service(Trigger, name, answered)
+
+    serve("reset")  # the arm's own
+    serve("episode/reset")
+    driver = {
+        "_target_": "scripted_device.ScriptedDevice",
+        "script": [*["x", [0.0] * 6] * 50],
+        "events": {"x": "reset"},
+    }
+    node = Running(TeleopNode, NAMESPACE, driver)
+    try:
+        listener.until(lambda: len(called) > 1)
+        assert set(called) == {"episode/reset"}
+    finally:
+        node.close()
