@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.nodes import NodeDescription, node_table
-from robot_rl.stages.processes import ProcessDied, ProcessGroup
+from robot_rl.stages.processes import ProcessGroup
 
 _POLL_SECONDS = 0.1
 
@@ -22,7 +22,8 @@ class NodeSupervisor:
     """Runs the nodes of a table; one that is killed is started again.
 
     A node that ends with an error of its own, such as an impossible parameter, cannot be helped:
-    the process is then asked to end, as by Ctrl-C, and `check` raises.
+    the process is then asked to end, as by Ctrl-C, and `check` raises. So it is when one cannot be
+    started again, or watching fails in any other way.
 
     Args:
         table: The nodes.
@@ -34,7 +35,7 @@ class NodeSupervisor:
         """Start the nodes; see the class for the arguments."""
         self._group = group
         self._names = [node.process for node in table]
-        self._problem: ProcessDied | None = None
+        self._problem: Exception | None = None
         self._ending = threading.Event()
         for node in table:
             file = folder / f"{node.process}.yaml"
@@ -48,6 +49,7 @@ class NodeSupervisor:
 
         Raises:
             ProcessDied: One cannot; names it, with the end of its log.
+            Exception: Whatever else ended the watching.
         """
         if self._problem is not None:
             raise self._problem
@@ -62,7 +64,7 @@ class NodeSupervisor:
             try:
                 for name in self._names:
                     self._group.require(name)
-            except ProcessDied as problem:
+            except Exception as problem:  # raised by `check`, in the owner's thread
                 self._problem = problem
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

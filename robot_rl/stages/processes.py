@@ -144,14 +144,19 @@ class ProcessGroup:
     def _start_again(self, name: str, code: int) -> None:
         child = self._children[name]
         how = signal.Signals(-code).name
-        self._note(f"the process {name!r} was killed by {how}; it is started again")
         assert child.process.stdin is not None
         child.process.stdin.close()
         # Should the parent be killed, it may end before those who were started before it: what
         # they then cannot send stays with them.
         others = [other for other in self._children.values() if other is not child]
-        child.process = self._spawn(child.module, child.arguments, child.log, others)
+        try:
+            child.process = self._spawn(child.module, child.arguments, child.log, others)
+        except OSError as error:
+            raise ProcessDied(
+                f"the process {name!r} was killed by {how} and cannot be started again", got=error
+            ) from error
         child.log_start = child.log.tell()
+        self._note(f"the process {name!r} was killed by {how}; it is started again")
 
     def _spawn(
         self, module: str, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -70,6 +71,15 @@ def test_a_node_that_is_killed_is_started_again_and_all_end_with_the_stage(tmp_p
     assert "connected: drivers.arm.sim.SimArm" in (tmp_path / "supervised-arm.log").read_text()
 
 
+@pytest.fixture
+def interrupted_by_sigterm():
+    """As `robot-rl` is."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.usefixtures("interrupted_by_sigterm")
 def test_a_node_that_cannot_run_ends_the_stage_with_its_last_words(tmp_path):
     config = configuration()
     OmegaConf.set_struct(config, False)
@@ -79,12 +89,20 @@ def test_a_node_that_cannot_run_ends_the_stage_with_its_last_words(tmp_path):
         with robot_nodes(config, tmp_path):
             time.sleep(WAIT_SECONDS)
 
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `robot-rl` does
-    try:
-        with pytest.raises(ProcessDied, match=r"'limits\.max_tilt'.*got.*9\.0"):
-            wait_for_it()
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    with pytest.raises(ProcessDied, match=r"'limits\.max_tilt'.*got.*9\.0"):
+        wait_for_it()
+
+
+@pytest.mark.usefixtures("interrupted_by_sigterm")
+def test_a_node_that_cannot_be_started_again_ends_the_stage(tmp_path, monkeypatch):
+    def kill_one():
+        with robot_nodes(configuration(), tmp_path):
+            monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+            nodes()["gripper"].kill()
+            time.sleep(WAIT_SECONDS)
+
+    with pytest.raises(ProcessDied, match=r"gripper' was killed by SIGKILL and cannot be started"):
+        kill_one()
 
 
 @pytest.mark.slow
