@@ -255,6 +255,7 @@ class ArmNode(DeviceNode):
             answer.success, answer.message = False, described(error)
         else:
             self.guard.clear()
+            self._tell_mode()  # now: a stop that follows at once is a change, and is kept
             answer.success, answer.message = True, "the arm holds, and follows commands again"
         return answer
 

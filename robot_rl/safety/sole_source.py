@@ -6,6 +6,9 @@ import math
 
 # With several publishers known, a sole one may lose this many messages in a row to a busy machine.
 _LOST = 20
+# What middleware says that does not number messages, such as Cyclone DDS
+# (RMW_MESSAGE_INFO_SEQUENCE_NUMBER_UNSUPPORTED).
+_UNNUMBERED = 2**64 - 1
 
 
 class SoleSource:
@@ -13,7 +16,8 @@ class SoleSource:
 
     Middleware gives each publisher a sequence of its own. A number that does not go on from the
     last one is of another publisher, which is accepted only after the other has been silent. The
-    graph alone cannot tell: a publisher that was killed stays in it for up to 20 s.
+    graph alone cannot tell: a publisher that was killed stays in it for up to 20 s. Where messages
+    have no numbers the graph decides all the same, and whoever replaces a killed one has to wait.
 
     Args:
         silence: Time without a command after which another publisher may begin [s].
@@ -41,7 +45,9 @@ class SoleSource:
         """
         last, silent = self._sequence, now - self._heard > self._silence
         self._sequence, self._heard = sequence, now
-        if publishers > 1:
+        if sequence == _UNNUMBERED:
+            goes_on = publishers <= 1
+        elif publishers > 1:
             goes_on = last is not None and last < sequence <= last + 1 + _LOST
         else:
             goes_on = last is None or silent or sequence > last

@@ -159,6 +159,19 @@ def test_a_node_that_begins_anew_is_still_stopped(tmp_path):
     assert list(tmp_path.iterdir()) == []  # a third one is free
 
 
+def test_a_stop_just_after_a_clearing_is_kept_too(tmp_path):
+    cell = ArmCell(f"/twice_{os.getpid()}", sim_arm(), stop_folder=str(tmp_path))
+    try:
+        # Between two polls: there are none of a node that is not active.
+        assert answer(cell, asker(cell, ChangeState, "arm/change_state")(transition=DEACTIVATE))
+        for service in ("stop", "clear_errors", "stop"):
+            assert cell.listener.trigger(service)[0]
+        cell.until_mode("stopped: the service stop")
+        assert len(list(tmp_path.iterdir())) == 1
+    finally:
+        cell.close()
+
+
 def test_a_stop_that_the_arm_does_not_take_is_kept_and_named(tmp_path):
     driver = {**sim_arm(), "_target_": "arm_cell.UnstoppableArm"}
     cell = ArmCell(f"/deaf_{os.getpid()}", driver, stop_folder=str(tmp_path))

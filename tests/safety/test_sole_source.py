@@ -43,3 +43,11 @@ def test_a_restart_that_the_graph_has_noticed_is_followed_at_once():
     source = SoleSource(silence=0.2)
     assert heard(source, 100, 1, 0.0)
     assert heard(source, 1, 1, 30.0)
+
+
+def test_without_numbers_a_sole_publisher_is_followed_and_of_several_none():
+    source, unnumbered = SoleSource(silence=0.2), 2**64 - 1
+    assert all(heard(source, unnumbered, 1, 0.1 * n) for n in range(5))
+    assert not heard(source, unnumbered, 2, 0.5)
+    assert not heard(source, unnumbered, 1, 0.6)
+    assert heard(source, unnumbered, 1, 1.2)
