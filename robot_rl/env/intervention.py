@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, PersonNeeded, RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE, RobotEnv, RobotEnvWrapper
 from robot_rl.operator import (
     Motion,
@@ -63,8 +63,10 @@ class Intervention(RobotEnvWrapper):
 
     `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
     robot holds where it is. After `stop` nothing moves before `clear_errors`, after `pause`
-    nothing before `resume`: see `wait_until_free`. A reset ends with either, too: said before it or
-    while it moves the robot, and even if it was taken back meanwhile.
+    nothing before `resume`: see `wait_until_free`. A robot that cannot begin an episode before a
+    person has looked at it (`PersonNeeded`) is not asked again before `start`. A reset ends with
+    `stop` and `pause`, too: said before it or while it moves the robot, and even if it was taken
+    back meanwhile.
 
     The info of a step has ``intervened``, whether the operator drove it, and ``operator``, the
     `OperatorInput` of that step, for wrappers around this one: a human label, for example. What is
@@ -113,12 +115,19 @@ class Intervention(RobotEnvWrapper):
         """Begin an episode with the policy acting.
 
         Raises:
-            RobotInterrupted: The operator has halted the robot, which holds still.
+            RobotInterrupted: The operator has halted the robot, or has to look at it; it holds
+                still.
         """
         in_place = options == IN_PLACE
         self.overhear()
         self.check_free()
-        observation, info = super().reset(seed=seed, options=options)
+        try:
+            observation, info = super().reset(seed=seed, options=options)
+        except PersonNeeded as problem:
+            self._waits_for.add(OperatorEvent.START)
+            raise RobotInterrupted(
+                "a person has to look at the robot", got=problem, hint="then say start"
+            ) from problem
         self._observation = observation
         self._ask(lambda attendant: attendant.begin(0 if seed is None else seed))
         # What was pressed during the reset may wait in a device; it is not about this episode.
@@ -208,7 +217,9 @@ class Intervention(RobotEnvWrapper):
         """
         if self._waits_for or any(event in _HALTS for event in heard):
             raise RobotInterrupted(
-                "the operator has halted the robot",
+                "a person has to look at the robot"
+                if OperatorEvent.START in self._waits_for
+                else "the operator has halted the robot",
                 hint=f"to go on say {' and '.join(sorted(self._waits_for))}"
                 if self._waits_for
                 else "it was taken back: what was interrupted begins anew",

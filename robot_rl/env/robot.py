@@ -27,6 +27,14 @@ class RobotInterrupted(RobotRLError):
     """
 
 
+class PersonNeeded(RobotRLError):
+    """A robot that cannot begin an episode before a person has looked at it.
+
+    Nothing is tried again by itself. Where an operator is heard, they say `start`; elsewhere what
+    runs ends.
+    """
+
+
 class Robot(Protocol):
     """What `RobotEnv` needs of a robot. All poses are in the base frame, units are SI.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Literal
 
@@ -16,30 +18,47 @@ from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
-from robot_rl.env.rollout import Seeds, rollout
+from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
+from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.attended import AttendedRobot, succeeded
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.signals import Stopped
 
 SeedSet = Literal["periodic", "final"]
+# A robot that cuts the same episode so often in a row cannot do it.
+_MOST_CUTS = 5
+
+
+class EvaluationError(RobotRLError):
+    """An evaluation that cannot come to a result."""
 
 
 class Evaluator:
     """Keeps the environments between evaluations, until it is closed.
 
+    Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
+    attended by people as in training: see `AttendedRobot`.
+
     Args:
         config: The configuration; its `evaluation` says how many episodes and which seeds.
+        note: Told of every episode that is made again, and why.
     """
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(self, config: DictConfig, note: Callable[[str], None]) -> None:
         """Make the environments; see the class for the arguments."""
         self._config = config
+        self._note = note
         episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
         count = min(int(config.evaluation.slots), int(episodes))
-        # Episodes side by side share no wall clock: they run in simulated time, where there is one.
         stepped = on_stepped_clock(config)
-        self._envs: list[RobotEnv] = []
+        self._attended = AttendedRobot(config, note) if stepped.clock == "realtime" else None
+        self._envs: list[RobotEnv | RewardWrapper] = []
         with ExitStack() as open_envs:
-            for _ in range(count):
+            if self._attended is not None:
+                self._envs.append(self._attended.env)
+                open_envs.callback(self._attended.env.close)
+            while len(self._envs) < count:
                 self._envs.append(make_env(stepped))
                 open_envs.callback(self._envs[-1].close)
             self._open_envs = open_envs.pop_all()
@@ -66,6 +85,7 @@ class Evaluator:
         Raises:
             Stopped: `stop` was set.
             PolicyError: The policy was made for another task, rate or observation.
+            EvaluationError: The robot cuts an episode again and again.
         """
         settings = self._config.evaluation
         final = seed_set == "final"
@@ -78,17 +98,27 @@ class Evaluator:
         started = time.monotonic()
         given_up = threading.Event() if stop is None else stop
         seeds = Seeds(range(first, first + count))
-        results = []
+        results: list[EpisodeResult] = []
+        cuts: Counter[int] = Counter()
         for result in rollout(envs, runner, seeds, stop=given_up.is_set):
-            if result.interrupted is None:
+            reason = self._says_nothing(result)
+            if reason is None:
                 results.append(result)
-            else:  # it says nothing of the policy
-                seeds.again(result.seed)
+                continue
+            self._note(f"evaluation: episode {result.seed} is made again: {reason}")
+            cuts[result.seed] += 1
+            if result.interrupted is not None and cuts[result.seed] >= _MOST_CUTS:
+                raise EvaluationError(
+                    f"the robot does not get through episode {result.seed}",
+                    got=f"cut {cuts[result.seed]} times: {reason}",
+                    hint="mend what cuts it, then evaluate again",
+                )
+            seeds.again(result.seed)
         if given_up.is_set():
             raise Stopped
         results.sort(key=lambda result: result.seed)
         return EvaluationResult.of_episodes(
-            np.array([result.success for result in results]),
+            np.array([succeeded(result) for result in results]),
             np.array([result.seconds for result in results]),
             # A chunk policy that acts by itself is the cloned one.
             policy="bc" if behaviour.policy.base is behaviour.policy else "rl",
@@ -96,7 +126,14 @@ class Evaluator:
             environment_steps=environment_steps,
             gradient_updates=behaviour.version,
             wall_seconds=time.monotonic() - started,
+            repeated=cuts.total(),
         )
+
+    def _says_nothing(self, result: EpisodeResult) -> str | None:
+        """Why an episode says nothing of the policy, None if it does."""
+        if result.interrupted is not None:
+            return str(result.interrupted)
+        return None if self._attended is None else self._attended.taken_back()
 
 
 def check_fit(behaviour: Behaviour, env: RobotEnv | RobotEnvWrapper) -> None:

@@ -104,6 +104,8 @@ class EvaluationResult:
         seed_set: Seeds of the periodic or of the final evaluation.
         wall_seconds: How long the evaluation took.
         failures: Numbers of the failed episodes in the order of the seeds, from 0.
+        repeated: Attempts that the robot cut, or the operator took back, and that were made again;
+            none of them is among the episodes.
     """
 
     environment_steps: int
@@ -119,6 +121,7 @@ class EvaluationResult:
     seed_set: Literal["periodic", "final"]
     wall_seconds: float
     failures: tuple[int, ...] = ()
+    repeated: int = 0
 
     @classmethod
     def of_episodes(
@@ -131,6 +134,7 @@ class EvaluationResult:
         environment_steps: int,
         gradient_updates: int,
         wall_seconds: float,
+        repeated: int = 0,
     ) -> EvaluationResult:
         """Summarise finished episodes.
 
@@ -142,6 +146,7 @@ class EvaluationResult:
             environment_steps: Training steps that the policy has seen.
             gradient_updates: Updates that produced the policy.
             wall_seconds: How long the evaluation took.
+            repeated: See the class.
 
         Raises:
             StatisticsError: No episodes, or arrays of different lengths.
@@ -170,6 +175,7 @@ class EvaluationResult:
             seed_set=seed_set,
             wall_seconds=wall_seconds,
             failures=tuple(np.flatnonzero(~won).tolist()),
+            repeated=repeated,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -183,23 +189,26 @@ class EvaluationResult:
         Raises:
             StatisticsError: A key is missing.
         """
-        names = [f.name for f in fields(cls) if f.name != "failures"]
+        names = [f.name for f in fields(cls) if f.name not in ("failures", "repeated")]
         missing = [name for name in names if name not in content]
         if missing:
             raise StatisticsError(
                 f"the evaluation lacks {missing}", got=sorted(content), expected=names
             )
-        failures = tuple(content.get("failures", ()))
-        return cls(**{name: content[name] for name in names}, failures=failures)
+        # Records of before there were these two lack them.
+        failures, repeated = tuple(content.get("failures", ())), int(content.get("repeated", 0))
+        values = {name: content[name] for name in names}
+        return cls(**values, failures=failures, repeated=repeated)
 
     def __str__(self) -> str:
         """Say the result in one line, as `robot-rl evaluate` prints it."""
         time = self.mean_seconds_to_success
+        again = f", {self.repeated} attempts cut and made again" if self.repeated else ""
         return (
             f"{self.successes}/{self.episodes} = {100 * self.success_rate:.1f} % "
             f"(95 % interval {100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %)"
             f", mean time to success {'none' if time is None else f'{time:.1f} s'}"
-            f", longest run of successes {self.longest_success_run}"
+            f", longest run of successes {self.longest_success_run}{again}"
         )
 
 

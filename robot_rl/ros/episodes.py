@@ -111,8 +111,8 @@ class ScriptedEpisodes:
             "the arm does not come to where the episode starts",
             got=f"{1e3 * left[0]:.1f} mm and {left[1]:.3f} rad away after {_ATTEMPTS} attempts",
             expected=f"at most {1e3 * self._tolerances[0]:.1f} mm, {self._tolerances[1]:.3f} rad",
-            hint="is it stopped or obstructed? See /diagnostics; call clear_errors, then go on with"
-            " robot-rl train resume=RUN",
+            hint="is it obstructed? See /diagnostics; if it is stopped call clear_errors; then let"
+            " it go on: say start, or run the command again",
         )
 
     def _approach(self, robot: RosRobot, goal: Vector) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.robot import PersonNeeded, RobotInterrupted
 from robot_rl.errors import RobotRLError
 
 
@@ -71,8 +71,12 @@ class ArmStopped(RobotInterrupted):
     """The arm is stopped, or was stopped while it moved; a person clears it."""
 
 
-class ResetFailed(RobotRLError):
+class ResetFailed(PersonNeeded):
     """The arm does not come to where an episode starts."""
+
+
+class GoalReachedBefore(PersonNeeded):
+    """The goal of the task is reached before its episode has begun."""
 
 
 class RosUnavailable(RobotRLError):

@@ -25,7 +25,7 @@ from robot_rl.ros import messages, qos
 from robot_rl.ros.applied_target import AppliedTarget
 from robot_rl.ros.arm_mode import ArmMode
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import CommandConflict
+from robot_rl.ros.errors import CommandConflict, GoalReachedBefore
 from robot_rl.ros.measurements import ArmTopics, CameraTopic, Measurements, SensorLimits
 from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
@@ -116,11 +116,12 @@ class RosRobot:
         Raises:
             RobotInterrupted: Something is missing, the operator has halted the robot, or the arm
                 is stopped or was meanwhile; it may be tried again, and then begins anew.
-            ResetFailed: The arm does not arrive; a person has to look.
+            PersonNeeded: The arm does not arrive, or the goal is reached already.
         """
         self._prepare()
         self._episodes.perform(self, start_pose, rng)
         self.wait_until_fresh()
+        self._check_goal_is_ahead()
         self._begin()
 
     def resume(self) -> None:
@@ -275,6 +276,17 @@ class RosRobot:
         self.wait_until_fresh()
         if self._operator is not None:
             self._operator.check_stop(self.limits.start_timeout_s)
+
+    def _check_goal_is_ahead(self) -> None:
+        """Look whether there is something left to do: else every episode would be a success."""
+        signal = self.measurements.success
+        if signal is not None and signal.value(signal.newest()):
+            raise GoalReachedBefore(
+                "the goal is reached before the episode has begun",
+                got=f"{signal.topic}: true",
+                hint="put the scene back and let it go on: say start, or run the command again;"
+                " reset=human asks for it before every episode",
+            )
 
     def _begin(self) -> None:
         """From now on the arm may move, and its sensors are watched."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import closing
-from typing import Any
+from dataclasses import replace
 
 import torch
 from omegaconf import DictConfig
@@ -44,7 +44,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None
         Stopped: `stop` was set.
     """
     torch.set_num_threads(1)
-    with closing(Evaluator(config)) as evaluator:
+    with closing(Evaluator(config, _note)) as evaluator:
         for steps in unevaluated(config, run):
             name = CLONED if steps == 0 else run.snapshot_name(steps)
             while not run.has_folder(name) and learned_steps(run) <= steps:
@@ -81,7 +81,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
     """Evaluate a run's last checkpoint on the final seeds and write `evaluation.json`."""
     torch.set_num_threads(1)
     behaviour, steps = load_newest(run)
-    with closing(Evaluator(config)) as evaluator:
+    with closing(Evaluator(config, _note)) as evaluator:
         result = evaluator.evaluate(behaviour, "final", steps)
     run.save_json("evaluation.json", result.to_json())
     return result
@@ -116,14 +116,15 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
         env.close()
 
 
+def _note(text: str) -> None:
+    print(text, flush=True)
+
+
 def record_final(run: RunDirectory, result: EvaluationResult) -> None:
     """Add a final evaluation to the run's records, unless the same one is there already."""
-    if all(_outcome(record) != _outcome(result.to_json()) for record in run.read_jsonl(RECORDS)):
+    known = (EvaluationResult.from_json(record) for record in run.read_jsonl(RECORDS))
+    if all(replace(record, wall_seconds=result.wall_seconds) != result for record in known):
         run.append_jsonl(RECORDS, result.to_json())
-
-
-def _outcome(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != "wall_seconds"}
 
 
 def run(config: DictConfig) -> None:

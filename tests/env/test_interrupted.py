@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
+from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.replay.windows import make_windows
 from robot_rl.stages.collect import ExpertController
 
@@ -33,6 +36,20 @@ class Faulty:
         if self._observed in self._failures:
             raise RobotInterrupted(f"no measurement number {self._observed}")
         return self._robot.observe()
+
+
+def cloned(schema):
+    """A policy that nobody would want, but that acts."""
+    source = np.random.default_rng(0)
+    columns = {n: source.uniform(-1, 1, (9, 6)) for n in ("state/relative_pose", "action")}
+    policy = DiffusionPolicy.create(
+        columns,
+        {"state/relative_pose": 6},
+        generator=torch.Generator().manual_seed(0),
+        denoiser={"hidden": [8]},
+    )
+    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
+    return Behaviour(policy, interface, execute_steps=4)
 
 
 def episodes(failures, seeds, stop=lambda: False):
@@ -60,22 +77,12 @@ def test_the_last_good_observation_is_the_final_one_and_the_next_episode_follows
 def test_the_final_row_has_the_proposal_that_was_made_for_its_observation():
     """It had the chunk's next one, planned for the observation that never came."""
     config = compose(["task=reach"])
-    source = np.random.default_rng(0)
-    columns = {n: source.uniform(-1, 1, (9, 6)) for n in ("state/relative_pose", "action")}
-    policy = DiffusionPolicy.create(
-        columns,
-        {"state/relative_pose": 6},
-        generator=torch.Generator().manual_seed(0),
-        denoiser={"hidden": [8]},
-    )
     ended = []
     for failures in ([], [6]):
         env = make_env(config)
-        schema = env.schema
-        interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
-        runner = PolicyRunner(Behaviour(policy, interface, execute_steps=4))
+        runner = PolicyRunner(cloned(env.schema))
         env.robot = Faulty(env.robot, failures)
-        recorder = RowBuilder(schema, SOURCE_POLICY)
+        recorder = RowBuilder(env.schema, SOURCE_POLICY)
         ended += rollout([env], runner, iter([3]), recorder=recorder)
     whole, cut = ended
     last = cut.rows[-1]
@@ -113,3 +120,34 @@ def test_interruptions_change_no_other_episode(failures):
         last.rows[0]["state/object_poses"].tolist()
         == episodes([], [2])[0][0].rows[0]["state/object_poses"].tolist()
     )
+
+
+def evaluated(failures, monkeypatch):
+    """What an evaluation of one episode, of 50 steps, says of a robot whose observations fail."""
+    noted = []
+
+    def faulty_env(config):
+        env = make_env(config)
+        env.robot = Faulty(env.robot, failures)
+        return env
+
+    monkeypatch.setattr("robot_rl.evaluation.evaluate.make_env", faulty_env)
+    config = compose(["task=reach", "evaluation.episodes=1", "evaluation.slots=1"])
+    with closing(Evaluator(config, noted.append)) as evaluator:
+        behaviour = cloned(make_env(config).schema)
+        return evaluator.evaluate(behaviour, "periodic", 0), noted
+
+
+def test_an_evaluation_says_which_episodes_were_cut_and_made_again(monkeypatch):
+    result, noted = evaluated([5, 9], monkeypatch)
+    assert (result.episodes, result.repeated) == (1, 2)
+    assert [note.rpartition(": ")[2] for note in noted] == [
+        "no measurement number 5",
+        "no measurement number 9",
+    ]
+    assert str(result).endswith(", 2 attempts cut and made again")
+
+
+def test_an_evaluation_on_a_robot_that_always_fails_ends(monkeypatch):
+    with pytest.raises(EvaluationError, match=r"cut 5 times: no measurement number 10"):
+        evaluated(range(2, 99, 2), monkeypatch)

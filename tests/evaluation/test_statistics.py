@@ -120,10 +120,12 @@ def test_an_evaluation_summarises_its_episodes():
         "seed_set": "periodic",
         "wall_seconds": 1.5,
         "failures": [2],
+        "repeated": 0,
     }
     assert EvaluationResult.from_json(content) == result
-    del content["failures"]  # of a run that was made before they were recorded
-    assert EvaluationResult.from_json(content).failures == ()
+    del content["failures"], content["repeated"]  # of a run from before they were recorded
+    old = EvaluationResult.from_json(content)
+    assert (old.failures, old.repeated) == ((), 0)
     assert str(result).startswith("3/4 = 75.0 % (95 % interval 19.4 to 99.4 %)")
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
+from geometry_msgs.msg import PoseStamped
+from listening import Listener
+from test_ros_robot import arm_node, configuration
+
+from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
 from robot_rl.config import compose
+from robot_rl.env.factory import make_env
 from robot_rl.evaluation.evaluate import Evaluator
 
 
@@ -20,6 +29,72 @@ def ros_threads():
 def test_an_evaluation_leaves_ros_at_its_end():
     config = compose(["robot=ros_sim", "task=reach", "evaluation.slots=1"])
     before = len(ros_threads())
-    with closing(Evaluator(config)):
+    with closing(Evaluator(config, print)):
         assert len(ros_threads()) == before + 1
     assert len(ros_threads()) == before
+
+
+def still(schema):
+    """A policy that was cloned from an arm that does next to nothing."""
+    columns = {
+        "state/relative_pose": np.random.default_rng(0).uniform(-1, 1, (9, 6)),
+        "action": np.random.default_rng(1).uniform(-0.01, 0.01, (9, 6)),
+    }
+    policy = DiffusionPolicy.create(
+        columns,
+        {"state/relative_pose": 6},
+        generator=torch.Generator().manual_seed(0),
+        denoiser={"hidden": [8]},
+    )
+    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
+    return Behaviour(policy, interface, execute_steps=4)
+
+
+class Person:
+    """Puts the scene back, and says things while an episode runs."""
+
+    def __init__(self, namespace, words):
+        self._listener = Listener(namespace)
+        self._targets = self._listener.hear("target_pose", PoseStamped)
+        self._thread = threading.Thread(target=self._attend, args=(words,))
+        self._thread.start()
+
+    def _attend(self, words):
+        for said in words:
+            heard = len(self._targets)
+            while len(self._targets) < heard + 5:  # the policy acts
+                self._listener.trigger("start")
+            for word in said:
+                assert self._listener.trigger(word)[0]
+
+    def close(self):
+        self._thread.join()
+        self._listener.close()
+
+
+def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scene_back():
+    config = configuration(
+        "/judged",
+        "reset=human",
+        "reward=human",
+        "task.tracked.reports_success=false",
+        "task.environment.time_limit_steps=60",
+        "evaluation.final_episodes=3",
+    )
+    noted, arm = [], arm_node(config)
+    # A success; one that was driven, which is none of the policy's; one that does not count, and in
+    # its place one that nobody calls a success.
+    words = [["success"], ["take_over", "success"], ["discard"], []]
+    try:
+        with closing(Evaluator(config, noted.append)) as evaluator:
+            behaviour = still(make_env(compose(["task=reach"])).schema)
+            person = Person("/judged", words)
+            try:
+                result = evaluator.evaluate(behaviour, "final", 0)
+            finally:
+                person.close()
+    finally:
+        arm.close()
+    assert (result.episodes, result.successes, result.failures) == (3, 1, (1, 2))
+    assert result.repeated == 1
+    assert [note for note in noted if "the operator said discard" in note]

@@ -86,8 +86,8 @@ def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_i
 class Resetting:
     """An arm that moves to each episode's start by itself, slowly, and an operator's inbox."""
 
-    def __init__(self, namespace, attendants=()):
-        config = configuration(namespace, *SCRIPTED)
+    def __init__(self, namespace, attendants=(), scripted=SCRIPTED):
+        config = configuration(namespace, *scripted)
         self.arm = arm_node(config, FAR)
         self.listener = Listener(namespace)
         self.modes = self.listener.hear("mode", String, qos.latched())
@@ -198,4 +198,34 @@ def test_a_stop_reaches_an_arm_whose_node_is_just_being_started_again():
     finally:
         env.close()
         listener.close()
+        arm.close()
+
+
+def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person():
+    exact = [word.replace("turn_tolerance:0.1", "turn_tolerance:1.0e-9") for word in SCRIPTED]
+    cell = Resetting("/lost", scripted=exact)
+    try:
+        with pytest.raises(RobotInterrupted, match=r"look at the robot; got: the arm does not"):
+            cell.env.reset(seed=1)
+        with pytest.raises(RobotInterrupted, match="look at the robot; next: to go on say start"):
+            cell.env.reset(seed=1)
+        assert cell.stays()
+        cell.env.robot._episodes._tolerances = (0.1, 0.1)  # the person has mended it
+        cell.inbox.post("start")
+        cell.env.reset(seed=1)
+    finally:
+        cell.close()
+
+
+def test_an_episode_whose_goal_is_reached_before_it_begins_waits_for_a_person():
+    anywhere = [f"task.environment.{name}=9.0" for name in ("tolerance", "angle_tolerance")]
+    config = configuration("/reached", *anywhere)
+    arm = arm_node(config)
+    env = make_intervention(config, make_env(config), make_inbox(config))
+    try:
+        with pytest.raises(RobotInterrupted, match=r"goal is reached before.*put the scene back"):
+            env.reset(seed=1)
+        assert set(env.waits_for) == {"start"}
+    finally:
+        env.close()
         arm.close()
