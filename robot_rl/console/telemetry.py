@@ -170,7 +170,7 @@ class TelemetryEnv(RobotEnvWrapper):
         waits_for = self._operated.waits_for
         if OperatorEvent.CLEAR_ERRORS in waits_for:
             return Activity.STOPPED
-        return Activity.PAUSED if waits_for else None
+        return Activity.PAUSED if OperatorEvent.RESUME in waits_for else None
 
 
 def _in_control(halted: Activity | None, intervened: bool) -> InControl:
