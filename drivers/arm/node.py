@@ -85,6 +85,7 @@ class ArmNode(DeviceNode):
             self.guard.stop(f"since before this node began: {kept}")
         self._resets = Resets(self.guard, self._settings.reset_options())
         self._reset_done: Future | None = None
+        self._reset_is_accompanied = False  # by somebody who can command the arm
         self._source = SoleSource(limits.command_deadline)
         self._last_refusal = ""
         sensors = qos.sensor_publisher(self.rate_hz)
@@ -114,6 +115,8 @@ class ArmNode(DeviceNode):
         if self.freshness.is_new(state.stamp_ns):
             self.publish_state(state)
         self._conclude_reset(self._resets.poll())
+        if self._resets.busy and self._reset_is_accompanied and not self._commanders():
+            self._forget("who commands this arm has left in the middle of its reset")
 
     def publish_state(self, state: ArmState) -> None:
         """Publish a new measurement; a velocity and a wrench only where they are known."""
@@ -173,7 +176,7 @@ class ArmNode(DeviceNode):
         if guard is None or not (self.is_connected and self.is_polling):
             return
         now = time.monotonic()
-        known = int(self._commands.get_publisher_count())
+        known = self._commanders()
         problem = self._source.refusal(info["publication_sequence_number"], known, now)
         if problem is not None:
             self._report(f"{problem}: {', '.join(self._publisher_names())}")
@@ -271,11 +274,16 @@ class ArmNode(DeviceNode):
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
+        self._reset_is_accompanied = self._commanders() > 0
         self._reset_done = Future()
         outcome: ResetOutcome = await self._reset_done
         self._reset_done = None
         answer.success, answer.message = outcome
         return answer
+
+    def _commanders(self) -> int:
+        """How many publishers of commands the middleware knows."""
+        return int(self._commands.get_publisher_count())
 
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:
         if outcome is not None and self._reset_done is not None:

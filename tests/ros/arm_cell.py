@@ -80,6 +80,10 @@ class Commander:
         self.stamp_ns = time.time_ns() - round(age * 1e9)
         self._publisher.publish(messages.pose_message(pose, self.stamp_ns))
 
+    def leave(self):
+        """As a process that ends."""
+        self._client.node.destroy_publisher(self._publisher)
+
     def send_again(self, pose):
         """Send with the stamp of the last one."""
         self._publisher.publish(messages.pose_message(pose, self.stamp_ns))

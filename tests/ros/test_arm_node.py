@@ -279,6 +279,20 @@ def test_a_stop_ends_a_reset_at_once(cell):
     assert result.message == "the reset was given up: the service stop was called"
 
 
+def test_a_reset_ends_when_who_commands_the_arm_is_gone():
+    cell = ArmCell(f"/left_{os.getpid()}", sim_arm())
+    try:
+        cell.stream(lambda _: HOME, 60.0, until=cell.following)
+        reset = begin_reset(cell)
+        cell.commander.leave()
+        given_up = answer(cell, reset)
+        assert not given_up.success
+        assert "has left in the middle of its reset" in given_up.message
+        cell.until_mode("hold: who commands this arm has left")
+    finally:
+        cell.close()
+
+
 CONFIGURE = Transition(id=Transition.TRANSITION_CONFIGURE)
 DEACTIVATE = Transition(id=Transition.TRANSITION_DEACTIVATE)
 ACTIVATE = Transition(id=Transition.TRANSITION_ACTIVATE)
