@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.env.intervention import action_of_motion
-from robot_rl.env.robot import GRIPPER_ACTION
+from robot_rl.env.robot import GRIPPER_OPEN, gripper_columns
 from robot_rl.env.task import Expert
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ExpertController:
 
 
 class IdleController:
-    """Keeps the arm where it is and the gripper open: whatever else happens a person does.
+    """Keeps arms where they are and grippers open: whatever else happens a person does.
 
     Args:
         action_names: Columns of the action.
@@ -92,7 +92,8 @@ class IdleController:
     def __init__(self, action_names: Sequence[str]) -> None:
         """See the class."""
         self._names = tuple(action_names)
-        self._gripper = -1.0
+        self._gripper_columns = gripper_columns(self._names)
+        self._grippers: npt.ArrayLike = GRIPPER_OPEN
 
     def reset(
         self,
@@ -101,8 +102,8 @@ class IdleController:
         seeds: Sequence[int],
         instructions: Sequence[str] | None = None,
     ) -> None:
-        """Begin with an open gripper."""
-        self._gripper = -1.0
+        """Begin with open grippers."""
+        self._grippers = GRIPPER_OPEN
 
     def act(
         self,
@@ -118,15 +119,14 @@ class IdleController:
         active: npt.NDArray[np.bool_] | None = None,
     ) -> ExpertDecision:
         """There is no base."""
-        still = action_of_motion(self._names, np.zeros(6), self._gripper)[None]
+        still = action_of_motion(self._names, np.zeros(6), self._grippers)[None]
         return ExpertDecision.of(still)
 
     def observe_override(
         self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
     ) -> None:
-        """Leave the gripper as the person has left it."""
-        if GRIPPER_ACTION in self._names:
-            self._gripper = float(executed[0, self._names.index(GRIPPER_ACTION)])
+        """Leave each gripper as the person has left it."""
+        self._grippers = executed[0, self._gripper_columns]
 
 
 class ControllerWrapper(Generic[_Wrapped]):

@@ -8,9 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, PersonNeeded, RobotInterrupted
+from robot_rl.env.robot import (
+    ARM_ACTIONS,
+    GRIPPER_ACTION,
+    GRIPPER_OPEN,
+    Action,
+    PersonNeeded,
+    RobotInterrupted,
+    gripper_columns,
+)
 from robot_rl.env.robot_env import IN_PLACE, RobotEnv, RobotEnvWrapper
 from robot_rl.operator import (
     Motion,
@@ -21,7 +30,6 @@ from robot_rl.operator import (
 )
 
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
-_OPEN = -1.0
 # What ends an episode with the robot holding still, and lets none begin before the other is said.
 _HALTS = {
     OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS,
@@ -58,8 +66,8 @@ class Intervention(RobotEnvWrapper):
 
     An operator who moves a device takes over at that very step; the policy acts again when nothing
     has moved for `hand_back_s`. After the event `take_over` it acts again after `hand_back` only.
-    While the operator has the robot and does not move it, the arm holds its target and the gripper
-    keeps its last command.
+    While the operator has the robot and does not move it, the arm holds its target and every
+    gripper keeps its last command.
 
     `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
     robot holds where it is. After `stop` nothing moves before `clear_errors`, after `pause`
@@ -99,7 +107,8 @@ class Intervention(RobotEnvWrapper):
         self._hold_steps = max(1, math.ceil(hand_back_s / self.clock.period - 1e-9))
         self._kept = False
         self._moved_steps = 0
-        self._gripper = _OPEN
+        self._gripper_columns = gripper_columns(self._names)
+        self._grippers = self._all_open()
         self._waits_for: set[OperatorEvent] = set()
         self._unread: list[OperatorEvent] = []
         self.ended_by: OperatorEvent | None = None
@@ -140,7 +149,7 @@ class Intervention(RobotEnvWrapper):
         self._unread.clear()
         self.let_go()
         if not in_place:
-            self._tell_gripper(_OPEN)
+            self._note_grippers(self._all_open())
         self.ended_by = None
         return observation, {**info, "intervened": False, "operator": said}
 
@@ -177,9 +186,7 @@ class Intervention(RobotEnvWrapper):
         sent = self._operators_action(said) if intervened or over else action
         observation, reward, terminated, truncated, info = super().step(sent)
         self._observation = observation
-        if GRIPPER_ACTION in self._names:
-            column = self._names.index(GRIPPER_ACTION)
-            self._tell_gripper(float(info["executed_action"][column]))
+        self._note_grippers(info["executed_action"][self._gripper_columns])
         # Even where the task says that it is done: who judges otherwise would let it go on.
         truncated = over or (truncated and not terminated)
         info |= {"intervened": intervened, "operator": said}
@@ -264,9 +271,14 @@ class Intervention(RobotEnvWrapper):
             self.robot.hold()
             raise
 
-    def _tell_gripper(self, command: float) -> None:
-        """Note what the gripper was told last, also for devices whose button toggles it."""
-        self._gripper = self._inbox.gripper = command
+    def _all_open(self) -> Action:
+        return np.full(len(self._gripper_columns), GRIPPER_OPEN, np.float32)
+
+    def _note_grippers(self, commands: Action) -> None:
+        """Note what each gripper was told last, also for devices whose button toggles the one."""
+        self._grippers = commands
+        if len(commands) == 1:
+            self._inbox.gripper = float(commands[0])
 
     def _takes_over(self, said: OperatorInput) -> bool:
         """Who acts in this step, from what was said and done until now."""
@@ -289,17 +301,17 @@ class Intervention(RobotEnvWrapper):
             self._waits_for.discard(event)
 
     def _operators_action(self, said: OperatorInput) -> Action:
-        gripper = self._gripper if said.gripper is None else said.gripper
-        return action_of_motion(self._names, said.motion, gripper)
+        grippers = self._grippers if said.gripper is None else said.gripper
+        return action_of_motion(self._names, said.motion, grippers)
 
 
-def action_of_motion(names: Sequence[str], motion: Motion, gripper: float) -> Action:
+def action_of_motion(names: Sequence[str], motion: Motion, grippers: npt.ArrayLike) -> Action:
     """The action of an operator's motion.
 
     Args:
         names: Names of the d action columns.
         motion: (6,) in [-1, 1], base frame.
-        gripper: -1 open to +1 closed, for a column of that name.
+        grippers: -1 open to +1 closed, of each gripper's column, or one number for all.
 
     Returns:
         (d,) float32 in [-1, 1]; 0 in columns that no operator can move.
@@ -307,13 +319,15 @@ def action_of_motion(names: Sequence[str], motion: Motion, gripper: float) -> Ac
     Raises:
         OperatorError: There is a motion, and such a column.
     """
-    values = dict(zip((*ARM_ACTIONS, GRIPPER_ACTION), (*motion.tolist(), gripper), strict=True))
-    unknown = [name for name in names if name not in values]
+    values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
+    unknown = [name for name in names if name not in (*ARM_ACTIONS, GRIPPER_ACTION)]
     if unknown and motion.any():
         raise OperatorError(
             "an operator cannot move this robot",
             got=f"the action columns {', '.join(unknown)}",
-            expected=f"some of {', '.join(values)}",
+            expected=f"some of {', '.join((*ARM_ACTIONS, GRIPPER_ACTION))}",
             hint="robots with other columns can only be driven by a policy",
         )
-    return np.array([values.get(name, 0.0) for name in names], np.float32)
+    action = np.array([values.get(name, 0.0) for name in names], np.float32)
+    action[gripper_columns(names)] = grippers
+    return action

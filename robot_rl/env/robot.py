@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,20 @@ Action = npt.NDArray[np.float32]
 ARM_ACTIONS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 # Absolute: -1 open, +1 closed.
 GRIPPER_ACTION = "gripper"
+GRIPPER_OPEN = -1.0
+
+
+def gripper_columns(action_names: Sequence[str]) -> list[int]:
+    """Which columns are grippers: `gripper`, or of several arms `<arm>/gripper` for each.
+
+    Args:
+        action_names: Names of the d action columns.
+    """
+    return [
+        column
+        for column, name in enumerate(action_names)
+        if name.rpartition("/")[2] == GRIPPER_ACTION
+    ]
 
 
 class RobotInterrupted(RobotRLError):

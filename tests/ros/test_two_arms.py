@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-from listening import Running
+from listening import Listener, Running
 from omegaconf import OmegaConf
+from std_msgs.msg import Float64
 
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
@@ -22,10 +23,10 @@ from robot_rl.ros.nodes import node_table
 ARMS = ("left", "right")
 
 
-def two_arms(namespace="two"):
+def two_arms(namespace="two", task="reach"):
     patient = ["arm_s=3.0", "tracker_s=3.0", "skew_s=3.0", "start_timeout_s=10.0"]
     return compose(
-        ["robot=ros_sim_two", "task=reach", "robot.gripper=false"]
+        ["robot=ros_sim_two", f"task={task}", "robot.gripper=false"]
         + [f"robot.namespace={namespace}"]
         + [f"robot.sensors.{limit}" for limit in patient]
     )
@@ -107,6 +108,32 @@ def may_not_move(arm):
     except RobotInterrupted:
         return True
     return False
+
+
+def test_stopping_two_arms_leaves_their_grippers_as_they_were_told():
+    config = two_arms("gripping_two", task="pick_cube")
+    nodes = arm_nodes(config)
+    env = make_intervention(config, make_env(config), make_inbox(config))
+    person = Listener("/gripping_two")
+    told = {arm: person.hear(f"{arm}/gripper/command", Float64, 100) for arm in ARMS}
+    action = np.zeros(14, np.float32)
+    action[[env.schema.action_names.index(f"{arm}/gripper") for arm in ARMS]] = 1.0, -1.0
+    try:
+        env.reset(seed=4)
+        env.step(action)
+        person.trigger("left/stop")
+        steps, deadline = 2, time.monotonic() + 20.0
+        while not env.step(action)[3]:
+            steps += 1
+            assert time.monotonic() < deadline
+        person.until(lambda: {len(messages) for messages in told.values()} == {steps})
+        assert {message.data for message in told["left"]} == {1.0}  # closed
+        assert {message.data for message in told["right"]} == {0.0}
+    finally:
+        person.close()
+        env.close()
+        for node in nodes.values():
+            node.close()
 
 
 def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_together():

@@ -1,0 +1,71 @@
+"""Several arms that are one robot, in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scenes import environment
+
+from robot_rl.env.controllers import IdleController
+from robot_rl.env.intervention import Intervention
+from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.several import SeveralArms, SeveralTasks
+from robot_rl.operator import OperatorInbox
+
+ARMS = ("left", "right")
+
+
+def two_arms(task):
+    """Two simulated arms, each in a world of its own."""
+    alone = {arm: environment(task) for arm in ARMS}
+    tasks = SeveralTasks(task, {arm: env.task for arm, env in alone.items()})
+    robot = SeveralArms({arm: env.robot for arm, env in alone.items()}, tasks)
+    return RobotEnv(robot, tasks, alone["left"].clock)
+
+
+@pytest.fixture
+def inbox():
+    return OperatorInbox(float("inf"))
+
+
+@pytest.fixture
+def holding(inbox):
+    """The left arm has closed its gripper, the right one has opened its own half."""
+    operated = Intervention(two_arms("pick_cube"), inbox, 0.3)
+    operated.reset(seed=1)
+    action = np.zeros(14, np.float32)
+    action[[6, 13]] = 1.0, -0.5
+    operated.step(action)
+    return operated
+
+
+@pytest.mark.parametrize("event", ["stop", "pause", "reset", "discard", "take_over"])
+def test_each_arm_keeps_what_it_holds_when_the_operator_halts_both_or_takes_over(
+    holding, inbox, event
+):
+    assert [holding.schema.action_names[column] for column in (6, 13)] == [
+        "left/gripper",
+        "right/gripper",
+    ]
+    inbox.post(event)
+    info = holding.step(np.zeros(14, np.float32))[-1]
+    expected = np.zeros(14, np.float32)
+    expected[[6, 13]] = 1.0, -0.5
+    np.testing.assert_array_equal(info["executed_action"], expected)
+
+
+def test_both_grippers_are_open_again_after_a_reset(holding, inbox):
+    holding.reset(seed=2)
+    inbox.post("stop")
+    info = holding.step(np.zeros(14, np.float32))[-1]
+    np.testing.assert_array_equal(info["executed_action"][[6, 13]], [-1.0, -1.0])
+
+
+def test_an_idle_controller_leaves_each_gripper_as_it_was_left(holding):
+    controller = IdleController(holding.schema.action_names)
+    controller.reset(seeds=[1])
+    assert controller.act({}).action[0, [6, 13]].tolist() == [-1.0, -1.0]
+    executed = np.zeros((1, 14), np.float32)
+    executed[0, [6, 13]] = 1.0, -0.5
+    controller.observe_override(executed)
+    assert controller.act({}).action[0, [6, 13]].tolist() == [1.0, -0.5]
