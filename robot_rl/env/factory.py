@@ -13,9 +13,10 @@ from robot_rl.data.schema import RowSchema
 from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.intervention import Attendant, Intervention
 from robot_rl.env.rate import make_clock
-from robot_rl.env.robot import OperatorServer
+from robot_rl.env.robot import OperatorServer, Robot
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.task import Expert
+from robot_rl.env.several import SeveralArms
+from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
 from robot_rl.operator import JOG_TIMEOUT_S, OperatorInbox
 
@@ -40,13 +41,14 @@ def make_env(
             got=f"task.{form} is missing",
             hint="add it to the task's configuration, as in configs/task/reach.yaml",
         )
-    task = devices.make(config["task"][form])
+    task: Task = devices.make(config["task"][form])
     cameras: dict[str, Any] = {}
     if further_cameras:
         every = [*config["robot"].get("cameras", ()), *further_cameras]
         cameras["cameras"] = [devices.make(camera) for camera in every]
-    robot = devices.make(config["robot"], task=task, **cameras)
-    task = getattr(robot, "task", task)  # several arms do it each, and are done together
+    robot: Robot = devices.make(config["robot"], task=task, **cameras)
+    if isinstance(robot, SeveralArms):
+        task = robot.task  # they do it each, and are done together
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 

@@ -147,6 +147,15 @@ class SeveralTasks:
         """Draw where each arm starts: their poses, one after the other."""
         return np.concatenate([task.reset(rng) for task in self.tasks.values()])
 
+    def resume(self, rng: np.random.Generator) -> None:
+        """Begin each where its arm is, one after the other.
+
+        Raises:
+            RobotRLError: One of them can only begin from a scene that was put back.
+        """
+        for task in self.tasks.values():
+            task.resume(rng)
+
     def observe(self) -> Observation:
         """What each task shows, under its arm's name."""
         return {

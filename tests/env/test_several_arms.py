@@ -8,8 +8,10 @@ from scenes import environment
 
 from robot_rl.env.controllers import IdleController
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.reset import NoReset
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.several import SeveralArms, SeveralTasks
+from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorInbox
 
 ARMS = ("left", "right")
@@ -69,3 +71,22 @@ def test_an_idle_controller_leaves_each_gripper_as_it_was_left(holding):
     executed[0, [6, 13]] = 1.0, -0.5
     controller.observe_override(executed)
     assert controller.act({}).action[0, [6, 13]].tolist() == [1.0, -0.5]
+
+
+def test_without_a_reset_both_arms_stay_where_they_are(inbox):
+    env = NoReset(Intervention(two_arms("reach"), inbox, 0.3))
+    first, _ = env.reset(seed=1)
+    for _ in range(5):
+        last, *_ = env.step(np.full(12, 0.5, np.float32))
+    second, _ = env.reset(seed=2)
+    for arm in ARMS:
+        pose, goal = f"state/{arm}/tcp_pose", f"state/{arm}/object_poses"
+        np.testing.assert_array_equal(second[pose], last[pose])
+        assert (second[goal] != first[goal]).any()
+
+
+def test_arms_whose_task_needs_its_scene_put_back_say_so(inbox):
+    env = NoReset(Intervention(two_arms("pick_cube"), inbox, 0.3))
+    env.reset(seed=1)
+    with pytest.raises(RobotRLError, match="reset=scripted"):
+        env.reset(seed=2)
