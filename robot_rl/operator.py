@@ -88,6 +88,8 @@ class OperatorInbox:
     Attributes:
         gripper: What the gripper was told last, -1 open to +1 closed, by whomever; the loop keeps
             it, for sources with a button that opens and closes in turn.
+        unmovable: Columns of the robot's action that no operator can move; the loop sets it. Where
+            there are any, who would move the robot or its grippers is refused.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class OperatorInbox:
         self._stopped: set[str] = set()  # arms
         self._noting = threading.Lock()  # among arms: who reads takes none
         self.gripper = -1.0
+        self.unmovable: tuple[str, ...] = ()
 
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
         """Let every event that is posted be told at once too, before the loop polls.
@@ -163,8 +166,8 @@ class OperatorInbox:
             source: Who moves; each source's last word counts.
 
         Raises:
-            OperatorError: The motion or the gripper is not finite or out of range; nothing of it
-                counts.
+            OperatorError: The motion or the gripper is not finite or out of range, or no operator
+                can move this robot; nothing of it counts.
         """
         values = np.array(motion, np.float64)
         if values.shape != (6,) or not (np.abs(values) <= 1.0).all():
@@ -172,6 +175,12 @@ class OperatorInbox:
                 f"a motion from {source} is no motion",
                 got=f"shape {values.shape}: {values.tolist()}",
                 expected="6 numbers in [-1, 1]: translation and rotation vector, base frame",
+            )
+        if self.unmovable and (values.any() or gripper is not None):
+            raise OperatorError(
+                f"{source} cannot move this robot",
+                got=f"the action columns {', '.join(self.unmovable)}",
+                hint="only a policy can drive it; events such as stop are heard as ever",
             )
         if gripper is not None:
             if not abs(gripper) <= 1.0:

@@ -11,9 +11,9 @@ import numpy as np
 from robot_rl import devices
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.device_attendant import DeviceAttendant
-from robot_rl.env.intervention import Attendant, Intervention
+from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
 from robot_rl.env.rate import make_clock
-from robot_rl.env.robot import OperatorServer, Robot
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, OperatorServer, Robot
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.several import SeveralArms
 from robot_rl.env.task import Expert, Task
@@ -94,8 +94,8 @@ def make_intervention(
     On a robot on ROS topics, clients of the operator's services write to it too.
 
     Raises:
-        RobotRLError: The device of `teleop` cannot be connected, or the operator is a simulated
-            one, and the task has no scripted expert.
+        RobotRLError: The device of `teleop` cannot be connected or cannot move this robot, or the
+            operator is a simulated one, and the task has no scripted expert.
     """
     operator = config["operator"]
     attendants: list[Attendant] = []
@@ -114,17 +114,37 @@ def make_intervention(
             )
         )
     if config["teleop"]["device"] is not None:
-        if config["clock"] != "realtime":
-            raise RobotRLError(
-                "a person cannot drive in simulated time",
-                got=f"clock={config['clock']} with a device of teleop",
-                hint="add clock=realtime",
-            )
-        attendants.append(DeviceAttendant(devices.make(config["teleop"]["device"]), inbox))
+        attendants.append(_make_device_attendant(config, env.schema.action_names, inbox))
     operated = Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
     if isinstance(env.robot, OperatorServer):
         env.robot.serve_operator(inbox, operated.attend)
     return operated
+
+
+def _make_device_attendant(
+    config: Mapping[str, Any], action_names: Sequence[str], inbox: OperatorInbox
+) -> DeviceAttendant:
+    """Connect the device of `teleop`, with which a person drives what has these action columns.
+
+    Raises:
+        RobotRLError: It cannot be connected, or nobody can drive this with it.
+    """
+    device = config["teleop"]["device"]
+    unmovable = unmovable_columns(action_names)
+    if unmovable:
+        raise RobotRLError(
+            "the device of teleop.device cannot move this robot",
+            got=f"{device['_target_']} for the action columns {', '.join(unmovable)}",
+            expected=f"columns among {', '.join((*ARM_ACTIONS, GRIPPER_ACTION))}",
+            hint="take teleop=none; what an operator says is heard from the console",
+        )
+    if config["clock"] != "realtime":
+        raise RobotRLError(
+            "a person cannot drive in simulated time",
+            got=f"clock={config['clock']} with a device of teleop",
+            hint="add clock=realtime",
+        )
+    return DeviceAttendant(devices.make(device), inbox)
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:

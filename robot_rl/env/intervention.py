@@ -23,7 +23,6 @@ from robot_rl.env.robot import (
 from robot_rl.env.robot_env import IN_PLACE, RobotEnv, RobotEnvWrapper
 from robot_rl.operator import (
     Motion,
-    OperatorError,
     OperatorEvent,
     OperatorInbox,
     OperatorInput,
@@ -104,6 +103,7 @@ class Intervention(RobotEnvWrapper):
         self._attendants = tuple(attendants)
         self._observation: Observation = {}
         self._names = self.schema.action_names
+        inbox.unmovable = unmovable_columns(self._names)
         self._hold_steps = max(1, math.ceil(hand_back_s / self.clock.period - 1e-9))
         self._kept = False
         self._moved_steps = 0
@@ -305,6 +305,11 @@ class Intervention(RobotEnvWrapper):
         return action_of_motion(self._names, said.motion, grippers)
 
 
+def unmovable_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the action columns that no operator can move: of any but one arm and its gripper."""
+    return tuple(name for name in names if name not in (*ARM_ACTIONS, GRIPPER_ACTION))
+
+
 def action_of_motion(names: Sequence[str], motion: Motion, grippers: npt.ArrayLike) -> Action:
     """The action of an operator's motion.
 
@@ -314,20 +319,9 @@ def action_of_motion(names: Sequence[str], motion: Motion, grippers: npt.ArrayLi
         grippers: -1 open to +1 closed, of each gripper's column, or one number for all.
 
     Returns:
-        (d,) float32 in [-1, 1]; 0 in columns that no operator can move.
-
-    Raises:
-        OperatorError: There is a motion, and such a column.
+        (d,) float32 in [-1, 1]; 0 in columns of other names.
     """
     values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
-    unknown = [name for name in names if name not in (*ARM_ACTIONS, GRIPPER_ACTION)]
-    if unknown and motion.any():
-        raise OperatorError(
-            "an operator cannot move this robot",
-            got=f"the action columns {', '.join(unknown)}",
-            expected=f"some of {', '.join((*ARM_ACTIONS, GRIPPER_ACTION))}",
-            hint="robots with other columns can only be driven by a policy",
-        )
     action = np.array([values.get(name, 0.0) for name in names], np.float32)
     action[gripper_columns(names)] = grippers
     return action

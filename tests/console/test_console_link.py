@@ -99,6 +99,22 @@ def test_what_nobody_can_have_meant_is_refused_and_said_to_the_console(run, link
     assert not inbox.poll().motion.any()
 
 
+def test_a_console_that_would_jog_a_robot_of_other_columns_is_refused_and_heard_as_ever(
+    run, link, inbox
+):
+    inbox.unmovable = ("left/x", "right/x")
+
+    async def use(client: LoopClient) -> None:
+        await until(lambda: client.connected)
+        client.jog([0.5, 0, 0, 0, 0, 0], 1.0)
+        await client.post("pause")
+
+    with_client(run, use)
+    said = inbox.poll()
+    assert said.events == (OperatorEvent.PAUSE,)
+    assert (said.gripper, said.moving) == (None, False)
+
+
 def test_an_event_for_nobody_is_an_error_and_not_lost_in_silence(run):
     async def use(client: LoopClient) -> None:
         with pytest.raises(ConsoleError, match="no control loop answers"):

@@ -17,7 +17,7 @@ from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertDecision
 from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.factory import make_env, make_intervention
-from robot_rl.env.intervention import Intervention, action_of_motion
+from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
@@ -274,11 +274,25 @@ def test_a_chunk_is_planned_anew_after_every_step_of_the_operator(operated, inbo
     assert positions[:9] == [0, 1, 2, 0, 0, 1, 2, 3, 0]
 
 
-def test_a_robot_with_other_columns_is_not_moved_but_can_be_halted():
-    names = ("action_0", "action_1")
-    assert not action_of_motion(names, np.zeros(6), -1.0).any()
-    with pytest.raises(OperatorError, match="action_0"):
-        action_of_motion(names, np.array(UP), -1.0)
+def test_a_robot_with_other_columns_is_not_moved_but_can_be_halted(inbox):
+    env = Intervention(make_env(configuration("robot=gym", "robot.id=Pendulum-v1")), inbox, 0.3)
+    env.reset(seed=3)
+    wanted = np.full(1, WANTED, np.float32)
+    for motion, gripper in ((UP, None), ((0.0,) * 6, 1.0)):
+        with pytest.raises(OperatorError, match=r"console cannot move this robot.*action_0"):
+            inbox.jog(motion, gripper, source="console")
+    inbox.jog((0.0,) * 6, source="console")  # a page that was closed
+    assert said(env, action=wanted) == (False, wanted, False)
+    inbox.post("stop")
+    assert said(env, action=wanted) == (False, np.zeros(1), True)
+
+
+@pytest.mark.parametrize("clock", ["stepped", "realtime"])
+def test_a_device_for_a_robot_with_other_columns_is_refused_before_it_is_connected(inbox, clock):
+    robot = ("robot=gym", "robot.id=Pendulum-v1", f"clock={clock}")
+    config = configuration(*robot, "teleop=spacemouse")
+    with pytest.raises(RobotRLError, match=r"teleop\.device.*SpaceMouse.*action_0.*teleop=none"):
+        make_intervention(config, make_env(config), inbox)
 
 
 def simulated(task, policy_of, seeds, *overrides):

@@ -12,7 +12,7 @@ from robot_rl.env.reset import NoReset
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.several import SeveralArms, SeveralTasks
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorInbox
+from robot_rl.operator import OperatorError, OperatorInbox
 
 ARMS = ("left", "right")
 
@@ -90,3 +90,12 @@ def test_arms_whose_task_needs_its_scene_put_back_say_so(inbox):
     env.reset(seed=1)
     with pytest.raises(RobotRLError, match="reset=scripted"):
         env.reset(seed=2)
+
+
+def test_who_would_jog_two_arms_at_once_is_refused_and_the_arms_go_on(holding, inbox):
+    with pytest.raises(OperatorError, match="left/x"):
+        inbox.jog((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
+    inbox.post("take_over")
+    *_, truncated, info = holding.step(np.zeros(14, np.float32))
+    assert info["intervened"]
+    assert not truncated
