@@ -20,7 +20,7 @@ from robot_rl.env.robot import (
     RobotInterrupted,
     gripper_columns,
 )
-from robot_rl.env.robot_env import IN_PLACE, RobotEnv, RobotEnvWrapper
+from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.operator import (
     Motion,
     OperatorEvent,
@@ -127,7 +127,6 @@ class Intervention(RobotEnvWrapper):
             RobotInterrupted: The operator has halted the robot, or has to look at it; it holds
                 still.
         """
-        in_place = options == IN_PLACE
         self.overhear()
         self.check_free()
         try:
@@ -148,7 +147,7 @@ class Intervention(RobotEnvWrapper):
         said = said._replace(events=tuple(self._unread))
         self._unread.clear()
         self.let_go()
-        if not in_place:
+        if not info["in_place"]:
             self._note_grippers(self._all_open())
         self.ended_by = None
         return observation, {**info, "intervened": False, "operator": said}

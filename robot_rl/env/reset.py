@@ -53,6 +53,8 @@ class HumanReset(RobotEnvWrapper):
 class NoReset(RobotEnvWrapper):
     """Begins every episode but the first where the last one ended.
 
+    One whose goal is then reached already begins with the robot's own reset instead.
+
     Args:
         env: The environment with its operator.
     """
@@ -125,7 +127,7 @@ class BackwardReset(RobotEnvWrapper):
         self._observation, info = super().reset(
             seed=seed, options=IN_PLACE if brought_back else options
         )
-        facts = {"reset_steps": self._steps, "put_back": not brought_back}
+        facts = {"reset_steps": self._steps, "put_back": not info["in_place"]}
         self._steps = 0
         return self._observation, {**info, "facts": facts}
 

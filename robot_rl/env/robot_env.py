@@ -81,21 +81,27 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             seed: See above.
             options: `IN_PLACE` begins it with robot and scene as they are: nothing is put back,
                 and the seed decides only what is drawn anew, such as errors of what is seen.
+                Where it would be over before its first step, since the goal is reached already,
+                they are put back all the same.
+
+        Returns:
+            The first observation, and an info with ``success``, ``stamp_observation`` [ns] and
+            ``in_place``, whether it begins with robot and scene as they were.
 
         Raises:
             RobotRLError: In place: the task can only begin from a scene that was put back.
         """
         super().reset(seed=seed)
-        if options == IN_PLACE:
-            self.task.resume(self.np_random)
-            self.robot.resume()
-        else:
+        in_place = options == IN_PLACE and self._begins_in_place()
+        if not in_place:
+            super().reset(seed=seed)  # what was drawn for a begin in place does not count
             self.robot.reset(self.task.reset(self.np_random), self.np_random)
         self.clock.start()
         self._step = 0
         return self.observe(), {
             "success": False,
             "stamp_observation": self.clock.now_ns(),
+            "in_place": in_place,
         }
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -141,6 +147,12 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         """What can be observed now, beside the steps: between episodes, for a person."""
         seen = self.robot.observe()
         return {**seen, **self.task.observe()} if self._task_state else seen
+
+    def _begins_in_place(self) -> bool:
+        """Begin with robot and scene as they are; returns whether there is anything left to do."""
+        self.task.resume(self.np_random)
+        self.robot.resume()
+        return not self.task.outcome().terminated
 
 
 class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):

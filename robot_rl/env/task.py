@@ -57,7 +57,7 @@ class Task(Protocol):
         """The task's own part of the observation, keyed by `observation_fields`."""
 
     def outcome(self) -> Outcome:
-        """Judge the step that has just been taken."""
+        """Judge where the last step has led, or before the first one where the episode begins."""
 
 
 class TaskView(Protocol):

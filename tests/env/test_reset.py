@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scenes import configuration, environment
+from scenes import PERFECT, configuration, environment
 
 from robot_rl.config_overrides import ConfigError
 from robot_rl.data.rows import RowBuilder
@@ -108,6 +108,33 @@ def test_without_a_reset_the_arm_stays_where_it_is(inbox):
     second, _ = env.reset(seed=2)
     np.testing.assert_array_equal(second["state/tcp_pose"], last["state/tcp_pose"])
     assert (second["state/object_poses"] != first["state/object_poses"]).any()
+
+
+def test_without_a_reset_a_goal_that_is_reached_is_put_back_and_one_that_is_not_is_left(inbox):
+    """Every episode after the first success was one of a single step, and a success."""
+    env = resetting(inbox, "peg_insert", "none")
+    config = configuration("task=peg_insert", *PERFECT)
+    expert = ExpertController(make_expert(config, env), 6)
+    one_step = np.zeros(6, np.float32)
+
+    _, first = env.reset(seed=1)
+    env.step(one_step)
+    before = socket(env)
+    _, second = env.reset(seed=2)
+    assert socket(env) == before
+    assert (first["in_place"], second["in_place"]) == (False, True)
+
+    recorder = RowBuilder(env.schema, SOURCE_POLICY)
+    (result,) = rollout([env], expert, iter([3]), recorder=recorder)
+    assert result.success
+    inbox.post("undo")
+    _, third = env.reset(seed=4)
+    assert not third["in_place"]
+    assert socket(env) != before
+    assert third["operator"].events == ("undo",)
+    *_, terminated, _, info = env.step(one_step)
+    assert not terminated
+    assert not info["success"]
 
 
 @pytest.mark.parametrize("task", ["pick_insert", "pick_cube"])

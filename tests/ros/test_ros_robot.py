@@ -211,6 +211,22 @@ def test_an_episode_in_place_begins_after_an_interruption_and_is_watched_like_an
             time.sleep(0.02)
 
 
+def test_an_episode_does_not_begin_in_place_where_its_goal_is_already_reached(cell):
+    _, _, env = cell
+    env.task.time_limit_steps = 300  # it comes slowly, so as to stay
+    here, began = env.reset(seed=5)
+    start = here["state/tcp_pose"]
+    reached = 0  # steps for which it has stayed there
+    while reached < 5:
+        here, _, terminated, truncated, _ = env.step(0.3 * towards(here))
+        assert not truncated, "the arm has not arrived within the time limit"
+        reached = reached + 1 if terminated else 0
+    here, info = env.reset(seed=5, options=IN_PLACE)
+    assert (began["in_place"], info["in_place"]) == (False, False)
+    np.testing.assert_allclose(here["state/tcp_pose"], start, atol=2e-3)
+    assert not env.step(np.zeros(6, np.float32))[2]
+
+
 def until_begun(env, seed):
     """Begin an episode as the loop does, which asks until the robot can."""
     deadline = time.monotonic() + 30.0
