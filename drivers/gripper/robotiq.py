@@ -75,8 +75,9 @@ class Robotiq2F:
     """A Robotiq gripper with two fingers.
 
     The first `connect` activates a gripper that is not active: **its fingers then open and close
-    once**. Later ones do not, so that a gripper that was switched off and on holds still until
-    `clear_errors`.
+    once**. Later ones do not, so that a gripper that was switched off and on, or whose activation
+    failed, holds still until `clear_errors`. Each `clear_errors` activates it once, also if that
+    fails.
 
     Args:
         address: `/dev/ttyUSB0` for its RS-485 adapter; `tcp://HOST:502` for Modbus TCP;
@@ -130,7 +131,7 @@ class Robotiq2F:
         self._device = device_id
         self._command_register, self._status_register = command_register, status_register
         self._activation_timeout = activation_timeout_s
-        self._was_active = False
+        self._may_activate = True  # by itself, not because a person asked for it
         self._connected = False
         self._clearing = False
         self._line = threading.Lock()  # one question at a time on the wire
@@ -146,12 +147,16 @@ class Robotiq2F:
         status = self.status()
         if not self._clearing:
             self._check(status)
-        if self._clearing or (status.state != _ACTIVE and not self._was_active):
+        if self._clearing or (status.state != _ACTIVE and self._may_activate):
+            # Before the fingers move: a node connects again and again after a failure.
+            self._may_activate = self._clearing = False
             self._activate()
         elif status.state != _ACTIVE:
-            raise self._not_active("lost its activation: was it switched off?")
-        self._was_active = self._connected = True
-        self._clearing = False
+            raise self._not_active(
+                "is not active: was it switched off, or did its activation fail?"
+            )
+        self._connected = True
+        self._may_activate = self._clearing = False
 
     def read(self) -> GripperState:
         """Measure position and grip."""

@@ -95,7 +95,7 @@ def test_a_gripper_that_was_switched_off_holds_still_until_a_person_says_so(driv
     with pytest.raises(DriverFault, match=r"not active.*clear_errors"):
         driver.read()
     driver.close()
-    with pytest.raises(DriverFault, match=r"lost its activation.*clear_errors"):
+    with pytest.raises(DriverFault, match=r"switched off.*clear_errors"):
         driver.connect()
     assert gripper.activations == 1
     driver.clear_errors()
@@ -151,6 +151,41 @@ def test_an_activation_that_never_ends_is_a_timeout(address, gripper):
     driver = Robotiq2F(address, timeout_s=0.5, activation_timeout_s=0.2)
     with pytest.raises(DriverTimeout, match="not active in time; got: state 1"):
         driver.connect()
+    driver.close()
+
+
+def never_active(gripper):
+    """Its next activations do not end: something is between its fingers."""
+    gripper._activation_polls = 10**6
+
+
+def test_a_first_activation_that_fails_is_not_repeated_without_a_person(address, gripper):
+    driver = Robotiq2F(address, timeout_s=0.5, activation_timeout_s=0.1)
+    never_active(gripper)
+    with pytest.raises(DriverTimeout, match="not active in time"):
+        driver.connect()
+    for _ in range(3):  # as a node does it, for ever
+        driver.close()
+        with pytest.raises(DriverFault, match=r"not active.*activation fail.*clear_errors"):
+            driver.connect()
+    assert gripper.activations == 1
+    driver.close()
+
+
+def test_clear_errors_that_fails_moves_the_fingers_once(address, gripper):
+    driver = Robotiq2F(address, timeout_s=0.5, activation_timeout_s=0.1)
+    driver.connect()
+    driver.close()
+    never_active(gripper)
+    for times in (1, 2):
+        driver.clear_errors()
+        with pytest.raises(DriverTimeout, match="not active in time"):
+            driver.connect()
+        for _ in range(3):
+            driver.close()
+            with pytest.raises(DriverFault, match="clear_errors"):
+                driver.connect()
+        assert gripper.activations == 1 + times
     driver.close()
 
 
