@@ -50,13 +50,20 @@ class FrankaHand:
     def connect(self) -> None:
         """Reach the hand; one that was never homed is reported, not moved."""
         self.close()
+        homed = True
         try:
             self._hand = self._franky.Gripper(self._host)
             if self._homing:
-                self._hand.homing()
+                self._homing = False  # before the fingers move: a node connects again for ever
+                homed = self._hand.homing()
             width = float(self._hand.state.max_width)
         except Exception as error:  # franky's own, which begin at Exception
             raise self._translated(error) from error
+        if not homed:
+            raise DriverFault(
+                f"the Franka Hand at {self._host} was not homed",
+                hint="look at the fingers, then clear_errors, which closes and opens them",
+            )
         if width <= 0.0:
             raise DriverFault(
                 f"the Franka Hand at {self._host} does not know its width",
@@ -96,7 +103,7 @@ class FrankaHand:
         self._stop(self._connected())
 
     def clear_errors(self) -> None:
-        """Home the hand at the next `connect`: **its fingers close and open**."""
+        """Home the hand at the next `connect`, once: **its fingers close and open**."""
         self._homing = True
         self._failure = DriverFault(f"the Franka Hand at {self._host} is to be homed")
 

@@ -1,13 +1,94 @@
-"""The Franka Hand without a hand: the real library's errors, and what a configuration may say."""
+"""The Franka Hand: the real library against a hand that speaks its protocol, and settings."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 
+import franka_hand_server as server
 import pytest
 
-from drivers.errors import DriverError, DriverTimeout, MissingExtra
+from drivers.errors import DriverError, DriverFault, DriverTimeout, MissingExtra
 from drivers.gripper.franka import FrankaHand
+
+
+@pytest.fixture
+def host():
+    return f"127.1.{1 + os.getpid() % 250}.{1 + time.monotonic_ns() % 250}"
+
+
+@pytest.fixture
+def hand(host):
+    hand = server.Hand()
+    with server.serve(hand, host):
+        yield hand
+
+
+@pytest.fixture
+def driver(hand, host):
+    pytest.importorskip("franky", reason="needs the extra franka")
+    driver = FrankaHand(host)
+    yield driver
+    hand.end_motions(server.SUCCEEDED)
+    driver.close()
+
+
+def until(true):
+    deadline = time.monotonic() + 20.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_closes_by_a_grasp_opens_by_a_move_and_measures(driver, hand):
+    driver.connect()
+    assert driver.read().position == 0.0
+    driver.command(1.0)
+    until(lambda: driver.read().position == 1.0)
+    driver.command(0.25)
+    until(lambda: driver.read().position == pytest.approx(0.25))
+    assert [command for _, command in hand.requests] == [server.GRASP, server.MOVE]
+
+
+def test_a_stop_ends_the_motion_that_goes_on_and_is_no_fault(driver, hand):
+    hand.endless = True
+    driver.connect()
+    driver.command(1.0)
+    until(lambda: hand.count(server.GRASP) == 1)
+    driver.stop()
+    hand.endless = False
+    driver.command(1.0)
+    until(lambda: driver.read().position == 1.0)
+
+
+def test_a_hand_that_was_never_homed_is_homed_when_a_person_says_so(driver, hand):
+    hand.max_width = 0.0
+    with pytest.raises(DriverFault, match=r"does not know its width.*clear_errors"):
+        driver.connect()
+    assert hand.count(server.HOMING) == 0
+    driver.clear_errors()
+    driver.connect()
+    assert driver.read().position == 0.0
+    driver.close()
+    driver.connect()
+    assert hand.count(server.HOMING) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(server.FAILED, "Command failed"), (server.UNSUCCESSFUL, r"was not homed.*clear_errors")],
+)
+def test_a_homing_that_fails_is_a_fault_and_moves_the_fingers_once(driver, hand, status, words):
+    hand.max_width, hand.homing_status = 0.0, status
+    driver.clear_errors()
+    with pytest.raises(DriverFault, match=words):
+        driver.connect()
+    for _ in range(3):  # as a node does it, for ever
+        driver.close()
+        with pytest.raises(DriverFault, match="clear_errors"):
+            driver.connect()
+    assert hand.count(server.HOMING) == 1
 
 
 def test_nobody_at_the_address_is_a_timeout_that_names_it():
