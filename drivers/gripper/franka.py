@@ -13,6 +13,8 @@ from drivers.errors import DriverError, DriverFault, DriverTimeout, require
 from drivers.gripper.base import GripperState, check_position
 
 _JOIN_S = 5.0
+# How often a stop is sent until the motion has ended, and how long each may take.
+_STOPS, _STOP_S = 10, 0.1
 
 
 class FrankaHand:
@@ -97,10 +99,23 @@ class FrankaHand:
             self._stop(hand)
 
     def stop(self) -> None:
-        """Stop the fingers."""
+        """Stop the fingers; afterwards no motion goes on.
+
+        Raises:
+            DriverTimeout: The motion does not end.
+        """
+        hand = self._connected()
         with self._changed:
             self._wanted, self._interrupted = None, True
-        self._stop(self._connected())
+        for _ in range(_STOPS):  # one that overtakes the motion in the library ends nothing
+            self._stop(hand)
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._moving, _STOP_S):
+                    return
+        raise DriverTimeout(
+            f"the Franka Hand at {self._host} does not stop",
+            hint="look at the fingers, then see Desk",
+        )
 
     def clear_errors(self) -> None:
         """Home the hand at the next `connect`, once: **its fingers close and open**."""
@@ -136,9 +151,13 @@ class FrankaHand:
             finally:
                 with self._changed:
                     self._moving = False
+                    self._changed.notify_all()
 
     def _move(self, hand: Any, position: float) -> None:
-        state = hand.state
+        state = hand.state  # takes a while, in which the motion may be taken back
+        with self._changed:
+            if self._interrupted or self._ending:
+                return
         width = (1.0 - position) * state.max_width
         if width < state.width:
             anything = state.max_width  # whatever is between the fingers counts as grasped

@@ -29,7 +29,7 @@ class Hand:
         max_width: As the last homing found it; 0 for a hand that was never homed.
         homing_status: What a homing ends with.
         endless: Whether a motion goes on until it is stopped or `end_motions` is called.
-        deaf: Whether it answers nothing but a connection.
+        early_stops: How many stops it answers without ending a motion.
         telling: Cleared: it sends no state.
         requests: The number of the connection, from 0, and the command of each request.
     """
@@ -38,7 +38,8 @@ class Hand:
         self.width = FULL_WIDTH
         self.max_width = FULL_WIDTH
         self.homing_status = SUCCEEDED
-        self.endless = self.deaf = False
+        self.endless = False
+        self.early_stops = 0
         self.telling = threading.Event()
         self.telling.set()
         self.requests: list[tuple[int, int]] = []
@@ -47,6 +48,11 @@ class Hand:
     def count(self, command: int) -> int:
         """How often something was asked for."""
         return sum(asked == command for _, asked in self.requests)
+
+    @property
+    def moving(self) -> bool:
+        """Whether a motion goes on."""
+        return bool(self._going_on)
 
     def end_motions(self, status: int) -> None:
         """End every motion that goes on."""
@@ -85,13 +91,13 @@ class Hand:
 
     def _take(self, connection: socket.socket, command: int, identity: int, content: bytes) -> None:
         if command in (GRASP, MOVE):
-            if self.endless or self.deaf:
+            if self.endless:
                 self._going_on.append((connection, command, identity))
                 return
             (self.width,) = struct.unpack_from("<d", content)
-        if self.deaf:
-            return
-        if command == STOP:
+        if command == STOP and self.early_stops:
+            self.early_stops -= 1
+        elif command == STOP:
             self.end_motions(ABORTED)
         if command == HOMING and self.homing_status == SUCCEEDED:
             self.max_width = FULL_WIDTH

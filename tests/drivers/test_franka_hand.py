@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 
 import franka_hand_server as server
@@ -60,6 +61,45 @@ def test_a_stop_ends_the_motion_that_goes_on_and_is_no_fault(driver, hand):
     hand.endless = False
     driver.command(1.0)
     until(lambda: driver.read().position == 1.0)
+
+
+@pytest.mark.parametrize("other", ["stop", "open", "close"])
+def test_a_motion_that_is_taken_back_before_it_begins_never_begins(driver, hand, other):
+    driver.connect()
+    hand.telling.clear()  # a motion begins with the width, for which it now waits
+    driver.command(1.0)
+    time.sleep(0.2)
+    if other == "stop":
+        driver.stop()
+    elif other == "open":
+        driver.command(0.0)
+    else:
+        threading.Timer(0.1, hand.telling.set).start()
+        driver.close()
+    hand.telling.set()
+    time.sleep(0.5)
+    assert hand.count(server.GRASP) == 0
+
+
+def test_a_stop_that_overtakes_its_motion_is_sent_again(driver, hand):
+    hand.endless = True
+    driver.connect()
+    driver.command(1.0)
+    until(lambda: hand.count(server.GRASP) == 1)
+    hand.early_stops = 1  # as if the motion came after it
+    driver.stop()
+    assert hand.count(server.STOP) == 2
+    assert not hand.moving
+
+
+def test_fingers_that_do_not_stop_are_reported(driver, hand):
+    hand.endless = True
+    driver.connect()
+    driver.command(1.0)
+    until(lambda: hand.count(server.GRASP) == 1)
+    hand.early_stops = 1000
+    with pytest.raises(DriverTimeout, match="does not stop"):
+        driver.stop()
 
 
 def test_a_hand_that_was_never_homed_is_homed_when_a_person_says_so(driver, hand):
