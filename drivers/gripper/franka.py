@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from drivers.errors import DriverError, DriverFault, DriverTimeout, require
@@ -15,6 +16,31 @@ from drivers.gripper.base import GripperState, check_position
 _JOIN_S = 5.0
 # How often a stop is sent until the motion has ended, and how long each may take.
 _STOPS, _STOP_S = 10, 0.1
+
+
+@dataclass
+class _Motions:
+    """What the driver shares with the thread that runs the motions, for one connection alone.
+
+    A thread that hung in the library, and goes on after the next `connect`, finds its own ended.
+
+    Attributes:
+        hand: franky's.
+        changed: Guards and tells of the others.
+        wanted: Position to move to next.
+        moving: Whether a motion goes on, or begins.
+        interrupted: Whether it was taken back.
+        ending: Whether none may follow.
+        failure: What a motion failed with.
+    """
+
+    hand: Any
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    wanted: float | None = None
+    moving: bool = False
+    interrupted: bool = False
+    ending: bool = False
+    failure: DriverError | None = None
 
 
 class FrankaHand:
@@ -42,11 +68,8 @@ class FrankaHand:
                 )
         self._franky = require("franky", "franka")
         self._host, self._speed, self._force = host, speed, force
-        self._hand: Any = None
-        self._changed = threading.Condition()
-        self._wanted: float | None = None
-        self._moving = self._interrupted = self._ending = self._homing = False
-        self._failure: DriverError | None = None
+        self._homing = False
+        self._motions: _Motions | None = None
         self._thread: threading.Thread | None = None
 
     def connect(self) -> None:
@@ -54,11 +77,12 @@ class FrankaHand:
         self.close()
         homed = True
         try:
-            self._hand = self._franky.Gripper(self._host)
+            hand = self._franky.Gripper(self._host)
+            self._motions = motions = _Motions(hand)  # with which `stop` ends the homing too
             if self._homing:
                 self._homing = False  # before the fingers move: a node connects again for ever
-                homed = self._hand.homing()
-            width = float(self._hand.state.max_width)
+                homed = hand.homing()
+            width = float(hand.state.max_width)
         except Exception as error:  # franky's own, which begin at Exception
             raise self._translated(error) from error
         if not homed:
@@ -71,17 +95,20 @@ class FrankaHand:
                 f"the Franka Hand at {self._host} does not know its width",
                 hint="clear_errors homes it, which closes and opens its fingers",
             )
-        self._wanted, self._failure = None, None
-        self._ending = self._homing = False
-        self._thread = threading.Thread(target=self._run, name="franka hand", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(motions,), name="franka hand", daemon=True
+        )
         self._thread.start()
 
     def read(self) -> GripperState:
         """Where the fingers are."""
-        if self._failure is not None:
-            raise self._failure
+        motions = self._connected()
+        if self._homing:
+            raise DriverFault(f"the Franka Hand at {self._host} is to be homed")
+        if motions.failure is not None:
+            raise motions.failure
         try:
-            state = self._connected().state
+            state = motions.hand.state
         except self._franky.Exception as error:
             raise self._translated(error) from error
         share = 1.0 - state.width / state.max_width
@@ -90,13 +117,13 @@ class FrankaHand:
     def command(self, position: float) -> None:
         """Send the fingers to a position; the thread moves them."""
         value = check_position(position)
-        hand = self._connected()
-        with self._changed:
-            self._wanted = value
-            interrupt = self._interrupted = self._moving
-            self._changed.notify_all()
+        motions = self._connected()
+        with motions.changed:
+            motions.wanted = value
+            interrupt = motions.interrupted = motions.moving
+            motions.changed.notify_all()
         if interrupt:
-            self._stop(hand)
+            self._stop(motions.hand)
 
     def stop(self) -> None:
         """Stop the fingers; afterwards no motion goes on.
@@ -104,13 +131,13 @@ class FrankaHand:
         Raises:
             DriverTimeout: The motion does not end.
         """
-        hand = self._connected()
-        with self._changed:
-            self._wanted, self._interrupted = None, True
+        motions = self._connected()
+        with motions.changed:
+            motions.wanted, motions.interrupted = None, True
         for _ in range(_STOPS):  # one that overtakes the motion in the library ends nothing
-            self._stop(hand)
-            with self._changed:
-                if self._changed.wait_for(lambda: not self._moving, _STOP_S):
+            self._stop(motions.hand)
+            with motions.changed:
+                if motions.changed.wait_for(lambda: not motions.moving, _STOP_S):
                     return
         raise DriverTimeout(
             f"the Franka Hand at {self._host} does not stop",
@@ -120,43 +147,44 @@ class FrankaHand:
     def clear_errors(self) -> None:
         """Home the hand at the next `connect`, once: **its fingers close and open**."""
         self._homing = True
-        self._failure = DriverFault(f"the Franka Hand at {self._host} is to be homed")
 
     def close(self) -> None:
         """Let go of the hand."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
-        self._thread = self._hand = None
+        motions, self._motions = self._motions, None
+        thread, self._thread = self._thread, None
+        if motions is not None:
+            with motions.changed:
+                motions.ending = True
+                motions.changed.notify_all()
+        if thread is not None:
+            thread.join(_JOIN_S)
 
-    def _run(self) -> None:
+    def _run(self, motions: _Motions) -> None:
         """Run one motion after the other, always the newest that was asked for."""
-        hand = self._hand
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ending or self._wanted is not None)
-                if self._ending:
+            with motions.changed:
+                motions.changed.wait_for(lambda: motions.ending or motions.wanted is not None)
+                if motions.ending:
                     return
-                position, self._wanted = self._wanted, None
-                self._moving, self._interrupted = True, False
+                position, motions.wanted = motions.wanted, None
+                motions.moving, motions.interrupted = True, False
             try:
-                self._move(hand, position or 0.0)
+                self._move(motions, position or 0.0)
             except Exception as error:
                 # A motion that `stop` or a newer command interrupts ends as a failed command.
                 failed = isinstance(error, self._franky.CommandException)
-                if not (failed and self._interrupted):
-                    self._failure = self._translated(error)
+                if not (failed and motions.interrupted):
+                    motions.failure = self._translated(error)
             finally:
-                with self._changed:
-                    self._moving = False
-                    self._changed.notify_all()
+                with motions.changed:
+                    motions.moving = False
+                    motions.changed.notify_all()
 
-    def _move(self, hand: Any, position: float) -> None:
+    def _move(self, motions: _Motions, position: float) -> None:
+        hand = motions.hand
         state = hand.state  # takes a while, in which the motion may be taken back
-        with self._changed:
-            if self._interrupted or self._ending:
+        with motions.changed:
+            if motions.interrupted or motions.ending:
                 return
         width = (1.0 - position) * state.max_width
         if width < state.width:
@@ -171,10 +199,10 @@ class FrankaHand:
         except self._franky.Exception as error:
             raise self._translated(error) from error
 
-    def _connected(self) -> Any:
-        if self._hand is None:
+    def _connected(self) -> _Motions:
+        if self._motions is None:
             raise DriverError("the Franka Hand is not connected", hint="call connect first")
-        return self._hand
+        return self._motions
 
     def _translated(self, error: BaseException) -> DriverError:
         if isinstance(error, self._franky.NetworkException):

@@ -11,6 +11,7 @@ import franka_hand_server as server
 import pytest
 
 from drivers.errors import DriverError, DriverFault, DriverTimeout, MissingExtra
+from drivers.gripper import franka
 from drivers.gripper.franka import FrankaHand
 
 
@@ -102,6 +103,23 @@ def test_fingers_that_do_not_stop_are_reported(driver, hand):
         driver.stop()
 
 
+def test_a_motion_that_hung_changes_nothing_of_a_later_connection(driver, hand, monkeypatch):
+    monkeypatch.setattr(franka, "_JOIN_S", 0.1)
+    hand.endless = True
+    driver.connect()
+    driver.command(1.0)
+    until(lambda: hand.count(server.GRASP) == 1)
+    driver.close()
+    driver.connect()
+    hand.endless = False
+    hand.end_motions(server.FAILED)
+    time.sleep(0.2)
+    for position in (0.0, 1.0, 0.0, 1.0):
+        driver.command(position)
+        until(lambda position=position: driver.read().position == position)
+    assert {number for number, _ in hand.requests[1:]} == {1}
+
+
 def test_a_hand_that_was_never_homed_is_homed_when_a_person_says_so(driver, hand):
     hand.max_width = 0.0
     with pytest.raises(DriverFault, match=r"does not know its width.*clear_errors"):
@@ -113,6 +131,12 @@ def test_a_hand_that_was_never_homed_is_homed_when_a_person_says_so(driver, hand
     driver.close()
     driver.connect()
     assert hand.count(server.HOMING) == 1
+    driver.clear_errors()
+    with pytest.raises(DriverFault, match="is to be homed"):  # so that the node connects again
+        driver.read()
+    driver.connect()
+    assert driver.read().position == 0.0
+    assert hand.count(server.HOMING) == 2
 
 
 @pytest.mark.parametrize(
