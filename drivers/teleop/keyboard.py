@@ -37,6 +37,9 @@ KEYS: Mapping[str, tuple[int, float]] = {
 class Keyboard(AxesDevice):
     """Moves with the keys of `KEYS`; other keys are buttons under pynput's names for them.
 
+    A key that is neither of `KEYS` nor has another meaning here ends the motion, until a key of
+    `KEYS` is pressed again.
+
     Attributes:
         speed: What a held key counts, as a share of the largest action.
         slow_key: While it is held, keys count a fifth.
@@ -98,13 +101,30 @@ class Keyboard(AxesDevice):
     def _press(self, key: Any) -> None:
         name = _name(key)
         with self._lock:
+            if not self._has_meaning(name):
+                self._let_go()
             if name not in self._down:  # the desktop repeats a key that is held
                 self._pressed.add(name)
             self._down.add(name)
 
     def _release(self, key: Any) -> None:
+        name = _name(key)
         with self._lock:
-            self._down.discard(_name(key))
+            if name not in self._down or not self._has_meaning(name):
+                self._let_go()
+            self._down.discard(name)
+
+    def _has_meaning(self, name: str) -> bool:
+        others = {self.slow_key, self.shaping.gripper_button}
+        return name in KEYS or name in self.events or name in others
+
+    def _let_go(self) -> None:
+        """Hold no motion key: it may be called otherwise when it is released.
+
+        AltGr and what changes the layout rename every key; neither has a meaning here, nor have
+        most of the new names.
+        """
+        self._down -= KEYS.keys()
 
 
 def _name(key: Any) -> str:
