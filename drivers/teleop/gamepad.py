@@ -70,12 +70,15 @@ class Gamepad(AxesDevice):
             DriverError: The pad is gone.
         """
         if self._pad is None:
-            raise DriverError("the gamepad is not connected", hint="call connect() first")
+            raise DriverError(
+                "the gamepad is not connected", hint="plug it in, and call connect() first"
+            )
         pressed = set()
         for event in self._pygame.event.get():
             if getattr(event, "instance_id", None) != self._pad.get_instance_id():
                 continue
             if event.type == self._pygame.JOYDEVICEREMOVED:
+                self.close()  # SDL tells it once, and then reads the pad as if it rested
                 raise DriverError("the gamepad is gone", hint="plug it in and connect anew")
             if event.type == self._pygame.JOYBUTTONDOWN:
                 pressed.add(f"button_{event.button}")

@@ -69,12 +69,21 @@ try:
     until(lambda s: False)
 except DriverError as error:
     print(error)
+try:
+    pad.read()  # the fault lasts, so that a node connects the pad again
+except DriverError as error:
+    print(error)
+index = sdl.SDL_JoystickAttachVirtual(1, 6, 10, 1)
+handle = ctypes.c_void_p(sdl.SDL_JoystickOpen(index))
+pad.connect()
+button(3, 1)
+until(lambda s: "button_3" in s.buttons)
 pad.close()
 print("done")
 """
 
 
-def test_sticks_triggers_and_buttons_and_a_pad_that_is_pulled_out():
+def test_sticks_triggers_and_buttons_and_a_pad_that_is_pulled_out_and_comes_back():
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env={**os.environ, "PYGAME_HIDE_SUPPORT_PROMPT": "1"},
@@ -84,7 +93,8 @@ def test_sticks_triggers_and_buttons_and_a_pad_that_is_pulled_out():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    absent, gone, end = done.stdout.strip().splitlines()
+    absent, gone, still_gone, end = done.stdout.strip().splitlines()
     assert "there is no gamepad 0; got: 0 gamepads" in absent
     assert "the gamepad is gone" in gone
+    assert "the gamepad is not connected" in still_gone
     assert end == "done"
