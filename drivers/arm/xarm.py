@@ -174,11 +174,14 @@ class XArm:
 
         Raises:
             DriverFault: An error stays, for example with the emergency stop pressed.
+            DriverTimeout: The control box does not answer.
         """
         api = self._connected()
         api.clean_error()
         api.clean_warn()
         self._begin()
+        # The SDK goes by a report that may be older than the clearing, until it asks.
+        self._value("error code", api.get_err_warn_code())
         remaining = self._reported_fault()
         if remaining is not None:
             raise DriverFault("the xArm's error stays", got=remaining, hint="look at the arm")

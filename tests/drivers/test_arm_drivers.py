@@ -84,6 +84,50 @@ def test_an_xarm_that_does_not_confirm_its_stop_says_so():
         arm.command(POSE)
 
 
+class ControlBox:
+    """What UFACTORY's SDK asks of its controller: an error, which its reports do not tell yet."""
+
+    def __init__(self, can_be_cleared):
+        self.error = 19
+        self._can_be_cleared = can_be_cleared
+
+    def clean_err(self):
+        self.error = 0 if self._can_be_cleared else self.error
+        return [0]
+
+    def get_err_code(self):
+        return [0, self.error, 0]
+
+    def get_state(self):
+        return [0, 2]  # standing
+
+    def __getattr__(self, name):
+        return lambda *arguments, **options: [0]
+
+
+def arm_with_an_error(can_be_cleared):
+    arm = made("xarm")
+    arm._api = arm._sdk.XArmAPI(do_not_open=True, is_radian=True)
+    inside = arm._api._arm
+    inside.arm_cmd, inside._stream = ControlBox(can_be_cleared), SimpleNamespace(connected=True)
+    inside._error_code = 19  # as the SDK's last report said
+    arm.fault = "controller error 19"
+    return arm
+
+
+def test_an_xarms_error_that_is_gone_is_cleared_by_the_first_call():
+    arm = arm_with_an_error(can_be_cleared=True)
+    arm.clear_errors()
+    assert arm.fault is None
+
+
+def test_an_xarms_error_that_stays_is_named():
+    arm = arm_with_an_error(can_be_cleared=False)
+    with pytest.raises(DriverFault, match="error stays; got: controller error 19"):
+        arm.clear_errors()
+    assert arm.fault is not None
+
+
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
