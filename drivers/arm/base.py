@@ -88,7 +88,7 @@ class Arm(Protocol):
         """
 
     def hold(self) -> None:
-        """Let the target be the measured pose."""
+        """Stand where the arm is; it may then be left unread, until it is read again."""
 
     def stop(self) -> None:
         """Stop as the vendor does it; motion is refused until `clear_errors`.

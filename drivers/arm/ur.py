@@ -3,6 +3,8 @@
 A thread streams `forceMode` at `rate_hz`: the wrench of a spring between the TCP and its target.
 The controller's own watchdog is armed with `setWatchdog`: when this process is killed, or its node
 no longer reads the arm, the program on the controller ends and the arm stands in position control.
+Force mode begins with the first `read`; after `hold` it rests until the next one, so that an arm
+that nobody reads on purpose has no fault.
 
 Not yet run on hardware.
 """
@@ -104,6 +106,7 @@ class UrArm:
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._target: Vector | None = None  # None: no force is streamed
+        self._resting = True  # until the next read
         self._stopped = False
         self._problem: BaseException | None = None
         self._fed = -math.inf
@@ -113,7 +116,7 @@ class UrArm:
         self.fault: str | None = None
 
     def connect(self) -> None:
-        """Upload the control script, arm the watchdog, and hold.
+        """Upload the control script; the first `read` begins force mode.
 
         Raises:
             DriverTimeout: No answer.
@@ -123,8 +126,6 @@ class UrArm:
         try:
             self._receive = self._receive_module.RTDEReceiveInterface(self.host, self._rate)
             self._control = self._control_module.RTDEControlInterface(self.host, self._rate)
-            if self.fault is None and not self._stopped:
-                self._begin()
         except RuntimeError as error:
             self.close()
             raise DriverError(
@@ -136,6 +137,8 @@ class UrArm:
 
     def read(self) -> ArmState:
         """The newest measurement, with the stamp of when it was seen first.
+
+        After `connect`, `hold` and `clear_errors` it begins force mode, at the measured pose.
 
         Raises:
             DriverTimeout: The connection is cut.
@@ -154,6 +157,8 @@ class UrArm:
         if now - self._changed > _STALE_SECONDS:
             raise Stale("the UR arm's state", now - self._changed, _STALE_SECONDS)
         self.fault = self.fault or self._reported_fault()
+        if self._resting and self.fault is None and not self._stopped:
+            self._begin()
         return ArmState(
             self._stamp_ns,
             np.array(receive.getActualQ(), np.float64),
@@ -178,9 +183,8 @@ class UrArm:
         self._target = np.array(target_pose, np.float64)
 
     def hold(self) -> None:
-        """Let the target be the measured pose."""
-        if self._receive is not None and self._target is not None:
-            self._target = pose_of(self._receive.getActualTCPPose())
+        """Leave force mode until the next `read`: the controller keeps the arm's position."""
+        self._resting, self._target = True, None
 
     def stop(self) -> None:
         """Leave force mode: the controller stops the arm and keeps its position.
@@ -191,7 +195,7 @@ class UrArm:
         self._end_stream()
 
     def clear_errors(self) -> None:
-        """Unlock a protective stop, upload the script again, and hold.
+        """Unlock a protective stop and upload the script again; the next `read` begins force mode.
 
         Raises:
             DriverFault: The stop cannot be unlocked.
@@ -208,7 +212,6 @@ class UrArm:
                 self._unlock()
             self._control.reuploadScript()
             self.fault, self._stopped, self._problem = None, False, None
-            self._begin()
         except RuntimeError as error:
             raise DriverFault("the UR arm's fault cannot be cleared", got=error) from error
 
@@ -223,14 +226,18 @@ class UrArm:
         parting.join(_PART_SECONDS)
 
     def _begin(self) -> None:
-        self._control.setWatchdog(self._watchdog_hz)
-        self._control.forceModeSetDamping(self._damping)
-        self._control.forceModeSetGainScaling(self._gain)
+        """Let the target be the measured pose, and stream, as long as the arm is read."""
         self._target = pose_of(self._receive.getActualTCPPose())
         self._fed = time.monotonic()
+        self._resting = False
+        if self._thread is not None:
+            return
         self._ending = threading.Event()  # of this thread alone: an old one must not go on
         self._thread = threading.Thread(
-            target=self._stream, args=(self._ending,), name="ur-force-mode", daemon=True
+            target=self._stream,
+            args=(self._control, self._ending),
+            name="ur-force-mode",
+            daemon=True,
         )
         self._thread.start()
 
@@ -241,27 +248,42 @@ class UrArm:
             Whether it ended; else the library still waits.
         """
         self._ending.set()
-        self._target = None
+        self._resting, self._target = True, None
         thread, self._thread = self._thread, None
         if thread is None:
             return True
         thread.join(_END_SECONDS)
         return not thread.is_alive()
 
-    def _stream(self, ending: threading.Event) -> None:
+    def _stream(self, control: Any, ending: threading.Event) -> None:
         """Send the spring's wrench; runs in its own thread until the node dies or stops the arm."""
         try:
+            control.setWatchdog(self._watchdog_hz)
+            control.forceModeSetDamping(self._damping)
+            control.forceModeSetGainScaling(self._gain)
+            pushing = False
             while not ending.is_set():
-                began = self._control.initPeriod()
-                if time.monotonic() - self._fed < _NODE_SECONDS:
-                    self._control.kickWatchdog()
-                    self._push()
-                self._control.waitPeriod(began)
-            self._control.forceModeStop()
+                began = control.initPeriod()
+                pushing = self._turn(control, pushing)
+                control.waitPeriod(began)
+            control.forceModeStop()
         except BaseException as problem:  # reported as a fault by the next read
             self._problem = problem
 
-    def _push(self) -> None:
+    def _turn(self, control: Any, pushing: bool) -> bool:
+        """One period of the stream; takes and returns whether the controller is in force mode."""
+        if self._resting:  # nothing moves, and nobody need read the arm
+            if pushing:
+                control.forceModeStop()
+            control.kickWatchdog()
+            return False
+        if time.monotonic() - self._fed >= _NODE_SECONDS:
+            return pushing
+        control.kickWatchdog()
+        self._push(control)
+        return True
+
+    def _push(self, control: Any) -> None:
         target = self._target
         if target is None:
             return
@@ -269,7 +291,7 @@ class UrArm:
         velocity = np.array(self._receive.getActualTCPSpeed(), np.float64)
         wrench = self._spring.wrench(target, pose, velocity)
         frame = [*pose[:3].tolist(), 0.0, 0.0, 0.0]  # at the TCP, axes of the base
-        sent = self._control.forceMode(
+        sent = control.forceMode(
             frame, _COMPLIANT, wrench.tolist(), _FORCE_FRAME_UNCHANGED, self._speeds
         )
         if not sent:

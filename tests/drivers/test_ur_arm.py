@@ -102,6 +102,50 @@ def test_force_mode_brings_the_arm_to_its_target(cell):
     cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
 
 
+def test_an_arm_that_is_connected_and_read_only_later_has_no_fault():
+    cell = Cell()
+    try:
+        cell.arm.connect()
+        time.sleep(2.0)  # as of a node that is configured, and activated later
+        cell.go_on()
+        target = cell.state.tcp_pose + np.array([0.02, 0, 0, 0, 0, 0, 0])
+        cell.arm.command(target)
+        cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
+        assert cell.arm.fault is None
+    finally:
+        cell.close()
+
+
+def test_an_arm_that_is_told_to_hold_stands_without_a_fault_until_it_is_read_again(cell):
+    cell.arm.command(cell.state.tcp_pose + np.array([0.2, 0, 0, 0, 0, 0, 0]))
+    cell.until(lambda: cell.state.tcp_velocity[0] > 0.01)
+    cell.hang()
+    cell.arm.hold()  # as a node that is deactivated
+    time.sleep(2.0)
+    cell.state = None
+    cell.go_on()
+    assert not cell.state.tcp_velocity.any()
+    start = cell.state.tcp_pose
+    time.sleep(0.2)
+    np.testing.assert_allclose(cell.state.tcp_pose[:3], start[:3], atol=1e-3)
+    target = start + np.array([0.0, 0.02, 0, 0, 0, 0, 0])
+    cell.arm.command(target)
+    cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
+    assert cell.arm.fault is None
+
+
+def test_errors_that_are_cleared_before_the_arm_is_read_again_stay_cleared(cell):
+    cell.arm.stop()
+    cell.hang()
+    cell.arm.hold()
+    cell.arm.clear_errors()
+    time.sleep(2.0)
+    cell.go_on()
+    time.sleep(0.2)
+    assert cell.arm.fault is None
+    cell.arm.command(cell.state.tcp_pose)
+
+
 def test_a_stop_ends_force_mode_and_latches(cell):
     cell.arm.command(cell.state.tcp_pose + np.array([0.2, 0, 0, 0, 0, 0, 0]))
     cell.until(lambda: cell.state.tcp_velocity[0] > 0.01)
