@@ -309,12 +309,12 @@ def _send(client: ReplayClient, rows: list[Row], begin: int, facts: dict[str, ob
     if begin == 0:
         client.append_episode(rows, facts)
         return
-    deadline = time.monotonic() + _ROOM_SECONDS
-    while not client.has_room(len(rows)):
-        if time.monotonic() > deadline:
-            raise client.problem or SpoolFull("the replay server takes no demonstrations")
-        time.sleep(_POLL_SECONDS)
-    for row in rows[begin:]:
+    for row in rows[begin:]:  # the end of an episode in which an earlier try was interrupted
+        deadline = time.monotonic() + _ROOM_SECONDS
+        while not client.has_room(1):  # the whole episode may be more than fits at a time
+            if time.monotonic() > deadline:
+                raise client.problem or SpoolFull("the replay server takes no demonstrations")
+            time.sleep(_POLL_SECONDS)
         client.append(row)
 
 

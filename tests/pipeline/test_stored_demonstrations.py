@@ -42,3 +42,34 @@ def test_failed_episodes_are_no_demonstrations(
     for index, episode in zip((1, 3), stored, strict=True):
         np.testing.assert_array_equal(episode["action"], mixed.episode(index)["action"])
         assert {str(source) for source in episode["source"]} == {"0"}  # a demonstration's
+
+
+def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
+    given = EpisodeDataset(server.run / "demonstrations.zarr")
+    push, sent = ReplayClient._push, []
+
+    def interrupted(self: ReplayClient, *row: object) -> int:
+        if len(sent) == 3:
+            raise KeyboardInterrupt
+        sent.append(row)
+        return push(self, *row)
+
+    def insert() -> None:
+        with ReplayClient(server.run / "store", spool_rows=4) as client:
+            insert_demonstrations(client, given, cloned)
+
+    assert given.episode_ends[0] > 3 + 4
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplayClient, "_push", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            insert()
+    insert()
+    reader = StoreReader(server.run / "store")
+    stored = [reader.read_episode("reach", episode) for episode in reader.episodes("reach")]
+    reader.close()
+    for index, episode in enumerate(stored):
+        np.testing.assert_array_equal(episode["action"], given.episode(index)["action"])
+    assert len(stored) == len(given)
