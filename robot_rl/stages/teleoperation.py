@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
-from robot_rl.data.episodes import EpisodeWriter
+from robot_rl.data.episodes import EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
 from robot_rl.env.controllers import IdleController
@@ -26,12 +26,14 @@ from robot_rl.run import RunDirectory
 
 _POLL_SECONDS = 0.02
 _RETRY_SECONDS = 0.5
+_SPACE_SECONDS = 5.0
 
 
 class TeleoperatedSession:
     """Records one demonstration after the other, with the operator's keys between them.
 
-    An episode is written when the next one begins, or at the end: until then `undo` drops it.
+    An episode is written when the next one begins, or at the end: until then `undo` drops it. Where
+    the disk is full it waits for space.
 
     Args:
         config: The configuration; its `teleop` says how the person drives, and its `recording`
@@ -78,7 +80,10 @@ class TeleoperatedSession:
                 if self._successes(writer) >= wanted and not self._undone_in_time():
                     break
                 self._wait_for_start(number, writer)
-                self._commit(writer, failures)
+                while not self._committed(writer, failures):
+                    # Whoever makes room may stand at the robot: it moves when asked to again.
+                    time.sleep(_RETRY_SECONDS)
+                    self._wait_for_start(number, writer)
                 result = self._one_episode(next(seeds))
                 judged = self._operated.ended_by is None and result.interrupted is None
                 if result.rows and judged:
@@ -86,7 +91,8 @@ class TeleoperatedSession:
                     self._pending = result if kept else None
                 self._tell(number, result)
         finally:
-            self._commit(writer, failures)
+            while not self._committed(writer, failures):  # another Ctrl-C gives it up
+                time.sleep(_SPACE_SECONDS)
 
     def close(self) -> None:
         """Release robot and device."""
@@ -166,17 +172,23 @@ class TeleoperatedSession:
             else f"undone: the last episode ({gone.steps} steps) is not kept"
         )
 
-    def _commit(self, writer: EpisodeWriter, failures: EpisodeWriter | None) -> None:
-        """Write the last episode; from now on it can no longer be undone."""
-        result, self._pending = self._pending, None
+    def _committed(self, writer: EpisodeWriter, failures: EpisodeWriter | None) -> bool:
+        """Write the last episode, which can then no longer be undone, unless the disk is full."""
+        result = self._pending
         if result is None:
-            return
+            return True
         chosen = writer if result.success else failures
         assert chosen is not None, "what is not kept is not pending"
-        chosen.append(
-            result.rows,
-            seed=result.seed,
-            instruction=self._env.task.instruction,
-            success=result.success,
-            source=SOURCE_DEMONSTRATION,
-        )
+        try:
+            chosen.append(
+                result.rows,
+                seed=result.seed,
+                instruction=self._env.task.instruction,
+                success=result.success,
+                source=SOURCE_DEMONSTRATION,
+            )
+        except StorageFull as problem:
+            self._progress.note(f"the last episode waits for space: {problem}")
+            return False
+        self._pending = None
+        return True

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from robot_rl.config import compose
-from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter, StorageFull
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.stages import collect
 
@@ -53,6 +53,21 @@ def session(folder, script, *overrides, run=None):
     with redirect_stdout(printed):
         collect.run(config)
     return printed.getvalue(), (folder / "latest").resolve()
+
+
+@pytest.fixture
+def disk_full_twice(monkeypatch):
+    """A disk that is full in the middle of the first two appends."""
+    put, full = EpisodeWriter._put, [True, True]
+
+    def put_until_full(self, columns, name, start, values):
+        if full and name == "data/reward":
+            full.pop()
+            raise StorageFull("no space left", hint="free some space")
+        put(self, columns, name, start, values)
+
+    monkeypatch.setattr(EpisodeWriter, "_put", put_until_full)
+    monkeypatch.setattr("robot_rl.stages.teleoperation._SPACE_SECONDS", 0.1)
 
 
 def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
@@ -120,3 +135,25 @@ def test_the_last_one_can_be_undone_for_a_moment(tmp_path):
     assert "kept in 1 s" in printed
     assert "undone" in printed
     assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
+
+
+def test_a_demonstration_that_meets_a_full_disk_is_kept_until_there_is_space(
+    tmp_path, disk_full_twice
+):
+    started_in_vain = ["n", "n"]
+    printed, run = session(tmp_path, [*EPISODE, *started_in_vain, *EPISODE], "demonstrations=2")
+    assert printed.count("the last episode waits for space: no space left") == 2
+    assert len(set(EpisodeDataset(run / "demonstrations.zarr").seeds.tolist())) == 2
+
+
+def test_the_last_demonstration_waits_for_space_before_the_session_ends(tmp_path, disk_full_twice):
+    printed, run = session(tmp_path, EPISODE, "demonstrations=1")
+    assert "the last episode waits for space: no space left" in printed
+    assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
+
+
+def test_a_demonstration_that_waits_for_space_can_be_undone(tmp_path, disk_full_twice):
+    script = [*EPISODE, "n", "u", *EPISODE, "n", *EPISODE]
+    printed, run = session(tmp_path, script, "demonstrations=2")
+    assert printed.index("waits for space") < printed.index("undone: the last episode")
+    assert len(EpisodeDataset(run / "demonstrations.zarr")) == 2
