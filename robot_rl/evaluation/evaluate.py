@@ -16,6 +16,7 @@ from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
+from robot_rl.config_overrides import ConfigError
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
@@ -46,20 +47,22 @@ class Evaluator:
     """
 
     def __init__(self, config: DictConfig, note: Callable[[str], None]) -> None:
-        """Make the environments; see the class for the arguments."""
+        """Make the environments; see the class for the arguments.
+
+        Raises:
+            ConfigError: See `check_counts`.
+        """
+        check_counts(config)
         self._config = config
         self._note = note
-        episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
-        count = min(int(config.evaluation.slots), int(episodes))
         stepped = on_stepped_clock(config)
         self._attended = AttendedRobot(config, note) if stepped.clock == "realtime" else None
+        episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
+        count = 1 if self._attended else min(int(config.evaluation.slots), int(episodes))
         self._envs: list[RobotEnv | RewardWrapper] = []
         with ExitStack() as open_envs:
-            if self._attended is not None:
-                self._envs.append(self._attended.env)
-                open_envs.callback(self._attended.env.close)
-            while len(self._envs) < count:
-                self._envs.append(make_env(stepped))
+            for _ in range(count):
+                self._envs.append(self._attended.env if self._attended else make_env(stepped))
                 open_envs.callback(self._envs[-1].close)
             self._open_envs = open_envs.pop_all()
 
@@ -134,6 +137,18 @@ class Evaluator:
         if result.interrupted is not None:
             return str(result.interrupted)
         return None if self._attended is None else self._attended.taken_back()
+
+
+def check_counts(config: DictConfig) -> None:
+    """Check that there is something to evaluate, and somewhere.
+
+    Raises:
+        ConfigError: Names the key, what it is and what it may be.
+    """
+    for name in ("episodes", "final_episodes", "slots"):
+        value = int(config.evaluation[name])
+        if value < 1:
+            raise ConfigError(f"evaluation.{name} is out of range", got=value, expected=">= 1")
 
 
 def check_fit(behaviour: Behaviour, env: RobotEnv | RobotEnvWrapper) -> None:

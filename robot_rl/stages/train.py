@@ -15,6 +15,7 @@ from robot_rl.algorithms.factory import check_algorithm
 from robot_rl.blocks import Blocks
 from robot_rl.config import save_resolved
 from robot_rl.config_overrides import ConfigError
+from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed
@@ -100,6 +101,7 @@ class _Costs:
 def run(config: DictConfig) -> None:
     """Run the whole pipeline, or go on with the run `config.resume`."""
     Blocks.of(config)  # what cannot work is said before anything is made
+    check_counts(config)
     trains_on(config.observation)
     check_algorithm(config.algorithm)
     if config.replay.connect:

@@ -52,12 +52,21 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("demonstratons=3", "did you mean demonstrations?"),
         ("evaluation.every_steps=70", "must be a multiple of block_steps; got: 70 and 50"),
         ("block_steps=0", "block_steps is out of range; got: 0"),
+        ("evaluation.episodes=0", "evaluation.episodes is out of range; got: 0; expected: >= 1"),
+        ("evaluation.final_episodes=0", "evaluation.final_episodes is out of range; got: 0"),
+        ("evaluation.slots=0", "evaluation.slots is out of range; got: 0"),
         ("dataset=nowhere.zarr", "there are no demonstrations; got: nothing at"),
         ("resume=nowhere", "there is no run 'nowhere'"),
     ],
 )
 def test_mistyped_words(capsys, word, message):
     assert message in _refused(capsys, "train", word)
+
+
+@pytest.mark.parametrize("name", ["final_episodes", "slots"])
+def test_an_evaluation_of_nothing(capsys, name):
+    error = _refused(capsys, "evaluate", f"evaluation.{name}=0")
+    assert f"evaluation.{name} is out of range; got: 0" in error
 
 
 @pytest.mark.parametrize(
