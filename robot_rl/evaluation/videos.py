@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import av
 import numpy as np
 import numpy.typing as npt
+from av.codec.codec import UnknownCodecError
 from av.video.stream import VideoStream
 
 from policies.behaviour import Behaviour
@@ -22,6 +24,8 @@ from robot_rl.evaluation.records import CLIPS
 
 Picture = npt.NDArray[np.uint8]
 
+# What comes of a full disk, or of a package `av` without the codec.
+WRITE_ERRORS = (OSError, av.FFmpegError, UnknownCodecError)
 _CODEC, _OPTIONS = "libx264", {"crf": "26", "preset": "veryfast"}
 # A browser shows an ended episode for a moment before it begins again.
 _STILL_SECONDS = 0.7
@@ -135,9 +139,12 @@ def chosen_seeds(first: int, failures: Iterable[int], episodes: int, count: int)
 
 
 def save_clips(clips: Iterable[Clip], folder: Path) -> None:
-    """Write down which film shows what, for the report."""
+    """Write down which film shows what, for the report; an older list is replaced at once."""
     facts = [
         {"file": c.path.name, "seed": c.seed, "success": c.success, "seconds": c.seconds}
         for c in clips
     ]
-    (folder / CLIPS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)  # without a film nobody has made it
+    temporary = folder / f".{CLIPS}.partial"
+    temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / CLIPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -101,7 +102,7 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
     try:
         from robot_rl.evaluation import videos
     except ModuleNotFoundError as error:
-        print(f"no videos without {error.name!r}: pip install 'robot_rl[video]'", flush=True)
+        _note(f"no videos without {error.name!r}: pip install 'robot_rl[video]'")
         return
     first = int(config.evaluation.final_seed)
     seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
@@ -110,14 +111,15 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
     try:
         behaviour = load_newest(run)[0].to(compute_device(config))
         videos.save_clips(videos.film(env, behaviour, seeds, folder), folder)
-    except (CameraError, GymError) as problem:
-        print(f"no videos: {problem}", flush=True)
+    except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
+        _note(f"no videos: {problem}")
     finally:
         env.close()
 
 
-def _note(text: str) -> None:
-    print(text, flush=True)
+def _note(words: str) -> None:
+    """Say something beside the result, which is the last line of the output."""
+    print(words, file=sys.stderr, flush=True)
 
 
 def record_final(run: RunDirectory, result: EvaluationResult) -> None:
@@ -144,6 +146,6 @@ def run(config: DictConfig) -> None:
         return
     with robot_nodes(config, directory.path / "logs"):
         result = evaluate_final(config, directory)
-    film_final(config, directory, result)
     print(f"{config.task.name}, {result.policy} after {result.environment_steps} steps: {result}")
     print(json.dumps(result.to_json()), flush=True)
+    film_final(config, directory, result)

@@ -1,0 +1,58 @@
+"""Films are a bonus: an evaluation gives its result also where none can be made."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("av", reason="films need the package av")
+
+from robot_rl import cli
+from robot_rl.env.sim.robot import SimRobot
+from robot_rl.evaluation import videos
+
+
+@pytest.fixture(autouse=True)
+def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def _evaluate(capsys: pytest.CaptureFixture[str]) -> str:
+    """Evaluate with one film; return what was printed, the result in the last line of it."""
+    capsys.readouterr()
+    assert cli.main(["evaluate", "evaluation.final_episodes=2", "evaluation.videos=1"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out.splitlines()[-1])["episodes"] == 2
+    return printed.err
+
+
+def test_a_robot_that_cannot_be_filmed_is_evaluated_all_the_same(capsys, monkeypatch):
+    monkeypatch.delattr(SimRobot, "picture")
+    _evaluate(capsys)
+    assert json.loads(Path("runs/latest/videos/clips.json").read_text()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_noted_after_the_result(capsys):
+    Path("runs/latest/videos").write_text("in the way")
+    assert _evaluate(capsys).count("no videos: ") == 1
+
+
+def test_a_package_that_cannot_encode_films_is_noted_after_the_result(capsys, monkeypatch):
+    monkeypatch.setattr(videos, "_CODEC", "no_such_codec")
+    assert _evaluate(capsys).count("no videos: ") == 1
+
+
+def test_a_full_disk_leaves_the_list_of_films_that_was_there(tmp_path):
+    """The largest file size stands for the disk: the kernel refuses the write in the middle."""
+    videos.save_clips([videos.Clip(tmp_path / "7.mp4", 7, True, 1.0)], tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+        with pytest.raises(OSError, match="File too large"):
+            videos.save_clips([videos.Clip(tmp_path / "8.mp4", 8, True, 1.0)], tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [clip["seed"] for clip in json.loads((tmp_path / "clips.json").read_text())] == [7]
