@@ -24,7 +24,7 @@ from robot_rl.data.rows import Decision, RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.rollout import EpisodeResult, rollout, training_seed
+from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import check_fit
 from robot_rl.features import stored_schema
@@ -47,7 +47,6 @@ from robot_rl.run import RunDirectory
 from robot_rl.signals import Stopped, stop_event
 from robot_rl.weights import Published, WeightsReceiver
 
-_SEED_STREAM = 1
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _ROOM_SECONDS = 0.05
@@ -145,7 +144,7 @@ def act(
         device = compute_device(config)
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
-        stream = _SEED_STREAM + opened.number + (number - 1) * _SESSIONS
+        stream = SeedStream.ACTING + opened.number + (number - 1) * _SESSIONS
         link = ConsoleLink(run, inbox, number)
         shown = TelemetryEnv(env, operated, link, _episodes_before(run, number))
         seeds = _seeds(int(config.seed), stream, client, shown, stop)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum, unique
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,19 @@ from robot_rl.env.robot_env import EpisodeEnv
 _TRAINING_SEED_BIT = 1 << 31
 # Between two attempts to begin an episode on a robot that cannot, and between two words about it.
 _RETRY_SECONDS, _REMIND_SECONDS = 0.2, 10.0
+
+
+@unique
+class SeedStream(IntEnum):
+    """What episodes are run for: each purpose has seeds of its own."""
+
+    DEMONSTRATIONS = 0
+    ACTING = 1  # of the first session of the first actor, and counted on from there
+    LABELLED_EXAMPLES = (1 << 31) - 5
+    CORRECTIONS = (1 << 31) - 4
+    SUCCESS_EXAMPLES = (1 << 31) - 3
+    FAILURE_EXAMPLES = (1 << 31) - 2
+    EXPLORATION = (1 << 31) - 1
 
 
 class Controller(Protocol):
@@ -96,7 +110,7 @@ RowListener = Callable[[Row, EpisodeResult], None]
 
 
 def training_seed(run_seed: int, stream: int, episode: int) -> int:
-    """Seed of an episode of collecting (stream 0) or training (stream 1); never an evaluation's."""
+    """Seed of an episode of one `SeedStream`, or of an actor's; never an evaluation's."""
     drawn = np.random.SeedSequence([run_seed, stream, episode]).generate_state(1)[0]
     return int(drawn) | _TRAINING_SEED_BIT
 

@@ -14,14 +14,13 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
-from robot_rl.env.rollout import rollout, training_seed
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.teleoperation import TeleoperatedSession
 
-SEED_STREAM = 0
 _MOST_FAILURES = 200
 _MOST_ATTEMPTS = 100_000
 
@@ -59,7 +58,7 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
     with closing(env), EpisodeWriter(run.demonstrations, env.schema, facts) as writer:
         known = EpisodeDataset(run.demonstrations).seeds.tolist()
         first = attempts = _attempts_behind(known, seed)
-        seeds = (training_seed(seed, SEED_STREAM, number) for number in itertools.count(first))
+        seeds = (_seed(seed, number) for number in itertools.count(first))
         failures = 0
         while len(writer) < wanted:
             result = next(rollout([env], controller, seeds, recorder=recorder))
@@ -104,7 +103,7 @@ def _collect_by_hand(
         if config.recording.keep_failures:
             failures = stack.enter_context(EpisodeWriter(run.failures, schema, facts))
         first = _attempts_behind(EpisodeDataset(run.demonstrations).seeds.tolist(), seed)
-        seeds = (training_seed(seed, SEED_STREAM, number) for number in itertools.count(first))
+        seeds = (_seed(seed, number) for number in itertools.count(first))
         session.record(int(config.demonstrations), seeds, writer, failures)
     return EpisodeDataset(run.demonstrations)
 
@@ -126,12 +125,16 @@ def run(config: DictConfig) -> None:
         progress.note(f"written to {directory.demonstrations}")
 
 
+def _seed(run_seed: int, attempt: int) -> int:
+    return training_seed(run_seed, SeedStream.DEMONSTRATIONS, attempt)
+
+
 def _attempts_behind(seeds: Sequence[int], run_seed: int) -> int:
     """Number of the attempt after the last recorded one."""
     if not seeds:
         return 0
     for number in range(_MOST_ATTEMPTS):
-        if training_seed(run_seed, SEED_STREAM, number) == seeds[-1]:
+        if _seed(run_seed, number) == seeds[-1]:
             return number + 1
     raise DatasetError(
         "the last demonstration was not recorded with this run's seed",

@@ -20,7 +20,7 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
-from robot_rl.env.rollout import Controller, EpisodeResult, rollout, training_seed
+from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.operator import OperatorInbox
 from robot_rl.progress import WorkProgress
@@ -38,8 +38,6 @@ from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.run_policies import load_newest
 
-# Apart from those of collecting, acting and exploring.
-_OPERATOR_STREAM, _POSITIVE_STREAM, _NEGATIVE_STREAM = ((1 << 31) - n for n in (4, 3, 2))
 _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
 
@@ -117,7 +115,7 @@ class ExampleCollector:
 
         One that the robot has cut is none: nobody knows what would have come of it.
         """
-        stream = _POSITIVE_STREAM if success else _NEGATIVE_STREAM
+        stream = SeedStream.SUCCESS_EXAMPLES if success else SeedStream.FAILURE_EXAMPLES
         recorded = known.seeds[known.successes == success].tolist()
         vain = 0
         for number, kind in zip(itertools.count(), kinds, strict=False):
@@ -220,7 +218,7 @@ def collect_by_operator(
         failures = options.negative_episodes - int((~known.successes).sum())
         while successes > 0 or failures > 0:
             operated.wait_until_free(lambda: False, progress.note)
-            seed = training_seed(int(config.seed), _OPERATOR_STREAM, len(writer))
+            seed = training_seed(int(config.seed), SeedStream.LABELLED_EXAMPLES, len(writer))
             source.frames = max(1, min(options.frames_after_success, successes))
             result = _one(env, controller, seed, recorder)
             cut = operated.ended_by or result.interrupted

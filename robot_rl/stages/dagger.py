@@ -23,14 +23,12 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Row
 from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.rollout import rollout, training_seed
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-
-_SEED_STREAM = (1 << 31) - 4
 
 
 def correct(
@@ -78,7 +76,7 @@ def correct(
         steps = intervened = 0
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
         numbered = (
-            training_seed(int(config.seed), _SEED_STREAM, episode)
+            training_seed(int(config.seed), SeedStream.CORRECTIONS, episode)
             for episode in range(first, first + count)
         )
         seeds = _once_free(numbered, env, progress)

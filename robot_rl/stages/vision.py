@@ -28,13 +28,11 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, RowSchema
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
-from robot_rl.env.rollout import Seeds, rollout, training_seed
+from robot_rl.env.rollout import Seeds, SeedStream, rollout, training_seed
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 
-# Apart from the streams of collecting (0) and of actors (1 and more, a million for each).
-_SEED_STREAM = (1 << 31) - 1
 _POSE = "state/tcp_pose"
 
 
@@ -125,7 +123,7 @@ def _explore(
         vision=taught.vision,
     ).exploring("mean", "uniform", options.exploration_noise)
     runner = PolicyRunner(behaviour)
-    seeds = (training_seed(int(config.seed), _SEED_STREAM, n) for n in itertools.count())
+    seeds = (training_seed(int(config.seed), SeedStream.EXPLORATION, n) for n in itertools.count())
     count = options.exploration_episodes
     with (
         closing(env),

@@ -13,7 +13,7 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.rollout import rollout
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.operator import OperatorError, OperatorInbox
 from robot_rl.progress import WorkProgress
 from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingController
@@ -118,6 +118,12 @@ def test_an_episode_that_is_cut_or_that_nobody_labels_is_no_example(tmp_path):
     assert printed.count("not kept: ") == 4
     for reason in ("the device is gone", "reset", "stop", "nobody said success or failure"):
         assert f"not kept: {reason}" in printed
+
+
+def test_what_an_operator_labels_begins_otherwise_than_what_one_corrects(tmp_path):
+    recorded, _ = by_operator(tmp_path, CONFIG, {5: "success", 11: "failure", 17: "success"})
+    corrected = {training_seed(CONFIG.seed, SeedStream.CORRECTIONS, n) for n in range(100)}
+    assert not corrected & set(recorded.seeds.tolist())
 
 
 def test_a_session_that_breaks_off_releases_the_robot(tmp_path, monkeypatch):
