@@ -216,11 +216,11 @@ def collect_by_operator(
         known = _labelled_alike(EpisodeDataset(run.reward_examples), facts)
         successes = options.positive_frames - _positive_frames(known)
         failures = options.negative_episodes - int((~known.successes).sum())
+        seeds = _new_seeds(int(config.seed), known)
         while successes > 0 or failures > 0:
             operated.wait_until_free(lambda: False, progress.note)
-            seed = training_seed(int(config.seed), SeedStream.LABELLED_EXAMPLES, len(writer))
             source.frames = max(1, min(options.frames_after_success, successes))
-            result = _one(env, controller, seed, recorder)
+            result = _one(env, controller, next(seeds), recorder)
             cut = operated.ended_by or result.interrupted
             if cut is not None or not detector.labelled:
                 progress.note(f"not kept: {cut or 'nobody said success or failure'}")
@@ -230,6 +230,15 @@ def collect_by_operator(
             failures -= not result.success
             progress.update(len(writer))
     return EpisodeDataset(run.reward_examples)
+
+
+def _new_seeds(run_seed: int, known: EpisodeDataset) -> Iterator[int]:
+    """Seeds of the episodes that an operator labels, without those that are recorded."""
+    recorded = set(known.seeds.tolist())
+    for number in itertools.count():
+        seed = training_seed(run_seed, SeedStream.LABELLED_EXAMPLES, number)
+        if seed not in recorded:
+            yield seed
 
 
 def _labelled_alike(known: EpisodeDataset, facts: Mapping[str, Any]) -> EpisodeDataset:

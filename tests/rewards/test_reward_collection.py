@@ -120,6 +120,24 @@ def test_an_episode_that_is_cut_or_that_nobody_labels_is_no_example(tmp_path):
         assert f"not kept: {reason}" in printed
 
 
+def test_a_scene_comes_once_whether_it_is_kept_or_not(tmp_path):
+    discarded, kept = {5: "discard"}, {11: "success", 17: "failure"}
+    recorded, _ = by_operator(tmp_path / "a", CONFIG, discarded | kept | {23: "success"})
+    others, _ = by_operator(tmp_path / "b", CONFIG, {5: "success", 11: "failure", 17: "success"})
+    assert recorded.seeds[:2].tolist() == others.seeds[1:].tolist()
+
+
+def test_a_session_that_goes_on_shows_other_scenes(tmp_path):
+    run = RunDirectory.create("reach", tmp_path)
+    begun = Scripted({5: "discard", 11: "success", 17: "what?"})
+    with pytest.raises(OperatorError):
+        collect_by_operator(CONFIG, run, begun, WorkProgress(0))
+    said = Scripted({5: "success", 11: "failure"})
+    recorded = collect_by_operator(CONFIG, run, said, WorkProgress(0))
+    assert recorded.successes.tolist() == [True, True, False]
+    assert len(set(recorded.seeds.tolist())) == 3
+
+
 def test_what_an_operator_labels_begins_otherwise_than_what_one_corrects(tmp_path):
     recorded, _ = by_operator(tmp_path, CONFIG, {5: "success", 11: "failure", 17: "success"})
     corrected = {training_seed(CONFIG.seed, SeedStream.CORRECTIONS, n) for n in range(100)}
