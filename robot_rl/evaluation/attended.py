@@ -36,8 +36,7 @@ class AttendedRobot:
 
     def __init__(self, config: DictConfig, note: Callable[[str], None]) -> None:
         """Make the environment; see the class for the arguments."""
-        alone = OmegaConf.merge(config, {"operator": {"simulated": None}})
-        assert isinstance(alone, DictConfig)
+        alone = _without_simulation(config)
         form = alone.task[alone.robot.get("task", "environment")]
         detected = form.get("reports_success", True)
         cameras = [] if detected else reward_cameras(alone)
@@ -57,6 +56,16 @@ class AttendedRobot:
         """Why the attempt that has just ended says nothing of the policy, None if it does."""
         event = self._operated.ended_by
         return f"the operator said {event}" if event in _TAKEN_BACK else None
+
+
+def _without_simulation(config: DictConfig) -> DictConfig:
+    """The configuration without what trains in simulation only: its operator and the way back."""
+    replaced: dict[str, object] = {"operator": {"simulated": None}}
+    if "backward" in (config.get("reset") or {}):
+        replaced["reset"] = {"wrapper": None}
+    merged = OmegaConf.merge(config, replaced)
+    assert isinstance(merged, DictConfig)
+    return merged
 
 
 def succeeded(result: EpisodeResult) -> bool:

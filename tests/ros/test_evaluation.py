@@ -26,8 +26,9 @@ def ros_threads():
     return [thread for thread in threading.enumerate() if thread.name == "ros"]
 
 
-def test_an_evaluation_leaves_ros_at_its_end():
-    config = compose(["robot=ros_sim", "task=reach", "evaluation.slots=1"])
+@pytest.mark.parametrize("trained", [[], ["reset=backward_policy", "operator=simulated"]])
+def test_an_evaluation_leaves_ros_at_its_end(trained):
+    config = compose(["robot=ros_sim", "task=peg_insert", "evaluation.slots=1", *trained])
     before = len(ros_threads())
     with closing(Evaluator(config, print)):
         assert len(ros_threads()) == before + 1
