@@ -86,7 +86,7 @@ class RealSenseCamera:
             self._check_recording()
             rs.config.enable_device_from_file(config, self._recording, repeat_playback=True)
         else:
-            config.enable_device(self._found_serial())
+            config.enable_device(self._found()[0])
         config.enable_stream(rs.stream.color, *self._size, rs.format.rgb8, self._rate)
         if self._depth:
             config.enable_stream(rs.stream.depth, *self._size, rs.format.z16, self._rate)
@@ -208,17 +208,17 @@ class RealSenseCamera:
                 mute.append(f"one that cannot be asked ({error})")
         return cameras, mute
 
-    def _found_serial(self) -> str:
-        """The serial number of the camera to use, which is there.
+    def _found(self) -> tuple[str, Any]:
+        """The serial number of the camera to use, which is there, and the library's device.
 
         Raises:
             DriverError: It is not there, or several are and none is named.
         """
         cameras, mute = self._cameras()
         if self._serial is not None and self._serial in cameras:
-            return self._serial
+            return self._serial, cameras[self._serial]
         if self._serial is None and len(cameras) == 1 and not mute:
-            return next(iter(cameras))
+            return next(iter(cameras.items()))
         there = [*cameras, *mute]
         raise DriverError(
             f"there is no RealSense {self._serial}"
@@ -255,7 +255,7 @@ class RealSenseCamera:
             if self._recording is not None:
                 device = self._context.load_device(self._recording)
             else:
-                device = self._cameras()[0][self._found_serial()]
+                device = self._found()[1]
             profiles = [p for one in device.query_sensors() for p in one.get_stream_profiles()]
         except (RuntimeError, DriverError) as error:
             return f"what it has it does not say ({error})"

@@ -6,10 +6,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import torch
+from untrained_policy import untrained
 
-from policies.behaviour import Behaviour, Interface
-from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
@@ -36,20 +34,6 @@ class Faulty:
         if self._observed in self._failures:
             raise RobotInterrupted(f"no measurement number {self._observed}")
         return self._robot.observe()
-
-
-def cloned(schema):
-    """A policy that nobody would want, but that acts."""
-    source = np.random.default_rng(0)
-    columns = {n: source.uniform(-1, 1, (9, 6)) for n in ("state/relative_pose", "action")}
-    policy = DiffusionPolicy.create(
-        columns,
-        {"state/relative_pose": 6},
-        generator=torch.Generator().manual_seed(0),
-        denoiser={"hidden": [8]},
-    )
-    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
-    return Behaviour(policy, interface, execute_steps=4)
 
 
 def episodes(failures, seeds, stop=lambda: False):
@@ -80,7 +64,7 @@ def test_the_final_row_has_the_proposal_that_was_made_for_its_observation():
     ended = []
     for failures in ([], [6]):
         env = make_env(config)
-        runner = PolicyRunner(cloned(env.schema))
+        runner = PolicyRunner(untrained(env.schema))
         env.robot = Faulty(env.robot, failures)
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
         ended += rollout([env], runner, iter([3]), recorder=recorder)
@@ -134,7 +118,7 @@ def evaluated(failures, monkeypatch):
     monkeypatch.setattr("robot_rl.evaluation.evaluate.make_env", faulty_env)
     config = compose(["task=reach", "evaluation.episodes=1", "evaluation.slots=1"])
     with closing(Evaluator(config, noted.append)) as evaluator:
-        behaviour = cloned(make_env(config).schema)
+        behaviour = untrained(make_env(config).schema)
         return evaluator.evaluate(behaviour, "periodic", 0), noted
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scenes import assert_identical, configuration, environment
 from scripted_device import HandheldDevice
+from untrained_policy import untrained
 
 from drivers.teleop.base import Shaping
-from policies.behaviour import Behaviour, Interface
-from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
@@ -251,13 +249,7 @@ def test_ending_an_episode_is_no_demonstration_of_standing_still(operated, inbox
 
 def test_a_chunk_is_planned_anew_after_every_step_of_the_operator(operated, inbox):
     schema = operated.schema
-    keys = {"state/relative_pose": 6}
-    source = np.random.default_rng(0)
-    columns = {name: source.uniform(-1, 1, (9, 6)).astype("f4") for name in (*keys, "action")}
-    generator = torch.Generator().manual_seed(0)
-    policy = DiffusionPolicy.create(columns, keys, generator=generator, denoiser={"hidden": [8]})
-    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
-    runner = PolicyRunner(Behaviour(policy, interface, execute_steps=4))
+    runner = PolicyRunner(untrained(schema))
     positions = []
 
     def listen(row, result):

@@ -6,12 +6,10 @@ import io
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 from tiny_runs import TINY
+from untrained_policy import untrained
 
-from policies.behaviour import Behaviour, Interface
-from policies.diffusion import DiffusionPolicy
 from robot_rl.config import compose, save_resolved
 from robot_rl.config_overrides import ConfigError
 from robot_rl.data.episodes import EpisodeDataset
@@ -78,25 +76,6 @@ class Scripted(OperatorInbox):
         return super().poll()
 
 
-def untrained(config):
-    """A policy that has learned nothing."""
-    schema = make_env(config).schema
-    source = np.random.default_rng(0)
-    width = len(schema.action_names)
-    columns = {
-        name: source.uniform(-1, 1, (9, n)).astype("f4")
-        for name, n in (("state/relative_pose", 6), ("action", width))
-    }
-    policy = DiffusionPolicy.create(
-        columns,
-        {"state/relative_pose": 6},
-        generator=torch.Generator().manual_seed(0),
-        denoiser={"hidden": [8]},
-    )
-    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
-    return Behaviour(policy, interface, execute_steps=4)
-
-
 def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
     tmp_path, monkeypatch
 ):
@@ -127,7 +106,7 @@ def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
         "WorkProgress",
         lambda *about: WorkProgress(*about, console=Console(file=printed, width=200)),
     )
-    (recorded,) = dagger.correct(config, run, untrained(config), 1)
+    (recorded,) = dagger.correct(config, run, untrained(make_env(config).schema), 1)
     assert "halted the robot, which waits for: clear_errors" in printed.getvalue()
     assert len(recorded) == 1
 

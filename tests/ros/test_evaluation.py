@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
 from listening import Listener
 from test_ros_robot import arm_node, configuration
+from untrained_policy import untrained
 
-from policies.behaviour import Behaviour, Interface
-from policies.diffusion import DiffusionPolicy
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.evaluation.evaluate import Evaluator
@@ -33,22 +30,6 @@ def test_an_evaluation_leaves_ros_at_its_end(trained):
     with closing(Evaluator(config, print)):
         assert len(ros_threads()) == before + 1
     assert len(ros_threads()) == before
-
-
-def still(schema):
-    """A policy that was cloned from an arm that does next to nothing."""
-    columns = {
-        "state/relative_pose": np.random.default_rng(0).uniform(-1, 1, (9, 6)),
-        "action": np.random.default_rng(1).uniform(-0.01, 0.01, (9, 6)),
-    }
-    policy = DiffusionPolicy.create(
-        columns,
-        {"state/relative_pose": 6},
-        generator=torch.Generator().manual_seed(0),
-        denoiser={"hidden": [8]},
-    )
-    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
-    return Behaviour(policy, interface, execute_steps=4)
 
 
 class Person:
@@ -88,7 +69,7 @@ def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scen
     words = [["success"], ["take_over", "success"], ["discard"], []]
     try:
         with closing(Evaluator(config, noted.append)) as evaluator:
-            behaviour = still(make_env(compose(["task=reach"])).schema)
+            behaviour = untrained(make_env(compose(["task=reach"])).schema, largest=0.01)
             person = Person("/judged", words)
             try:
                 result = evaluator.evaluate(behaviour, "final", 0)

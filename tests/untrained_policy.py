@@ -1,0 +1,24 @@
+"""A policy that has learned nothing, but acts in chunks, for the tests of what surrounds one."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from policies.behaviour import Behaviour, Interface
+from policies.diffusion import DiffusionPolicy
+
+
+def untrained(schema, largest=1.0):
+    """A behaviour for an environment's schema, with chunks of 4 actions of up to `largest`."""
+    source, keys = np.random.default_rng(0), {"state/relative_pose": 6}
+    columns = {name: source.uniform(-1, 1, (9, n)).astype("f4") for name, n in keys.items()}
+    actions = source.uniform(-largest, largest, (9, len(schema.action_names)))
+    policy = DiffusionPolicy.create(
+        {**columns, "action": actions.astype("f4")},
+        keys,
+        generator=torch.Generator().manual_seed(0),
+        denoiser={"hidden": [8]},
+    )
+    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
+    return Behaviour(policy, interface, execute_steps=4)
