@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from robot_rl.errors import RobotRLError
+from robot_rl.files import flush_to_disk
 
 MANIFEST = "manifest.json"
 
@@ -68,15 +68,6 @@ def check_manifest(folder: Path) -> Path:
                 hint=_HINT,
             )
     return folder
-
-
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from robot_rl.config_overrides import (
     parse,
     text_of,
 )
+from robot_rl.files import replace_text
 from robot_rl.resources import find_resource
 
 CONFIG_NAME = "config.yaml"
@@ -229,13 +229,8 @@ def save_resolved(config: DictConfig, run: Path) -> None:
     Raises:
         ConfigError: The disk is full or the folder cannot be written.
     """
-    temporary = run / f".{CONFIG_NAME}.partial"
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(OmegaConf.to_yaml(config, resolve=True))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(run / CONFIG_NAME)
+        replace_text(run / CONFIG_NAME, OmegaConf.to_yaml(config, resolve=True))
     except OSError as error:
         raise ConfigError(f"{run / CONFIG_NAME} cannot be written", got=error) from error
 

@@ -31,8 +31,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from robot_rl._checkpoint_files import check_manifest, flush_to_disk, write_manifest
+from robot_rl._checkpoint_files import check_manifest, write_manifest
 from robot_rl.errors import RobotRLError
+from robot_rl.files import flush_to_disk, replace_text
 
 LATEST = "latest"
 CLONED = "checkpoints/bc"
@@ -248,12 +249,8 @@ class RunDirectory:
             RunError: The disk is full or the folder cannot be written.
         """
         path = self.path / name
-        temporary = self.path / f".{name}.partial"
         with _reported(f"{path} cannot be written"):
-            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-            flush_to_disk(temporary)
-            temporary.replace(path)
-            flush_to_disk(self.path)
+            replace_text(path, json.dumps(content, indent=2) + "\n")
 
     @contextmanager
     def atomic_folder(self, name: str) -> Iterator[Path]:

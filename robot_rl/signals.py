@@ -45,8 +45,19 @@ def ending_signals() -> list[signal.Signals]:
     return always if ignored else [*always, signal.SIGHUP]
 
 
+def ask_to_end() -> None:
+    """Send SIGTERM to the main thread of this process, from any other: what it waits for ends.
+
+    The kernel may give a signal for the process as a whole to whichever thread it likes; a sleep of
+    the main thread would then go on to its end before Python looks.
+    """
+    main = threading.main_thread().ident
+    assert main is not None, "the main thread has always been started"
+    signal.pthread_kill(main, signal.SIGTERM)
+
+
 def end_with_input() -> None:
-    """Send SIGTERM to this process when its standard input closes.
+    """Ask this process to end when its standard input closes.
 
     A parent holds the other end and never writes to it: however the parent ends, kill -9
     included, this process is asked to end as well.
@@ -55,6 +66,6 @@ def end_with_input() -> None:
     def watch() -> None:
         while os.read(0, 1):
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        ask_to_end()
 
     threading.Thread(target=watch, name="end-with-input", daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import datetime
 from importlib import resources
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from robot_rl.files import replace_text
 
 _STYLE_PACKAGE = "robot_rl.evaluation"
 
@@ -36,7 +37,5 @@ def write_page(path: Path, package: str, template: str, content: Mapping[str, An
     )
     written = datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z")
     page = environment.get_template(template).render({**content, "written": written})
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
+    replace_text(path, page)
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,6 +20,7 @@ from policies.runner import PolicyRunner
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import Controller, rollout
 from robot_rl.evaluation.records import CLIPS
+from robot_rl.files import replace_text
 
 Picture = npt.NDArray[np.uint8]
 
@@ -145,6 +145,4 @@ def save_clips(clips: Iterable[Clip], folder: Path) -> None:
         for c in clips
     ]
     folder.mkdir(parents=True, exist_ok=True)  # without a film nobody has made it
-    temporary = folder / f".{CLIPS}.partial"
-    temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / CLIPS)
+    replace_text(folder / CLIPS, json.dumps(facts, indent=2) + "\n")

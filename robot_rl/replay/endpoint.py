@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from robot_rl.files import replace_text
 from robot_rl.replay.errors import AddressRefused, ServerUnreachable
 
 ENDPOINT_FILE = "endpoint.json"
@@ -104,9 +105,7 @@ def local_socket(store: Path) -> str | None:
 
 def write_endpoint(store: Path, endpoint: Endpoint) -> None:
     """Tell where the server of `store` listens; readers see the old file or the new one."""
-    temporary = store / f".{ENDPOINT_FILE}.{endpoint.pid}"
-    temporary.write_text(json.dumps(asdict(endpoint)))
-    os.replace(temporary, store / ENDPOINT_FILE)
+    replace_text(store / ENDPOINT_FILE, json.dumps(asdict(endpoint)))
 
 
 def read_endpoint(store: Path) -> Endpoint:

@@ -22,6 +22,7 @@ from robot_rl.calibration.intrinsics import Intrinsics
 from robot_rl.calibration.lens import estimate
 from robot_rl.calibration.views import ViewFolder
 from robot_rl.env import rotations
+from robot_rl.files import replace_text
 
 _DOTS_PER_METRE = 300 / 0.0254
 _PICTURE_S = 2.0
@@ -224,6 +225,4 @@ def _save(
         "# Made by robot-rl calibrate camera. The pose is that of the camera's optical frame\n"
         "# (x right, y down, z forward), m and quaternion xyzw, in the frame that `frame` names.\n"
     )
-    partial = path.with_suffix(".partial")
-    partial.write_text(head + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    partial.replace(path)
+    replace_text(path, head + yaml.safe_dump(content, sort_keys=False))

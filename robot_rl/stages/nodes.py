@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from omegaconf import DictConfig
 
 from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.nodes import NodeDescription, node_table
+from robot_rl.signals import ask_to_end
 from robot_rl.stages.processes import ProcessGroup
 
 _POLL_SECONDS = 0.1
@@ -66,7 +65,7 @@ class NodeSupervisor:
                     self._group.require(name)
             except Exception as problem:  # raised by `check`, in the owner's thread
                 self._problem = problem
-                os.kill(os.getpid(), signal.SIGTERM)
+                ask_to_end()
                 return
 
 

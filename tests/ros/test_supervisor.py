@@ -89,8 +89,10 @@ def test_a_node_that_cannot_run_ends_the_stage_with_its_last_words(tmp_path):
         with robot_nodes(config, tmp_path):
             time.sleep(WAIT_SECONDS)
 
+    began = time.monotonic()
     with pytest.raises(ProcessDied, match=r"'limits\.max_tilt'.*got.*9\.0"):
         wait_for_it()
+    assert time.monotonic() < began + WAIT_SECONDS, "the wait of the stage was not cut short"
 
 
 @pytest.mark.usefixtures("interrupted_by_sigterm")
@@ -101,8 +103,10 @@ def test_a_node_that_cannot_be_started_again_ends_the_stage(tmp_path, monkeypatc
             nodes()["gripper"].kill()
             time.sleep(WAIT_SECONDS)
 
+    began = time.monotonic()
     with pytest.raises(ProcessDied, match=r"gripper' was killed by SIGKILL and cannot be started"):
         kill_one()
+    assert time.monotonic() < began + WAIT_SECONDS, "the wait of the stage was not cut short"
 
 
 @pytest.mark.slow
