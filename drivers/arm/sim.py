@@ -25,7 +25,6 @@ from robot_rl.safety import Compliance
 _WRENCH_SECONDS = 0.1
 # A world that is this far behind the clock lets time pass instead of hurrying after it [s].
 _LONGEST_LAG = 0.1
-_STALE_SECONDS = 0.5
 
 
 class SimScene(NamedTuple):
@@ -59,6 +58,7 @@ class SimArm:
         gripper: What moves the fingers where the task's action has a gripper column.
         rate_hz: Measurements per second; between them physics runs without a pause.
         reflex_force: Measured contact force of the collision reflex [N].
+        stale_after_s: Age at which a measurement is too old, for the machine is too busy [s].
         seed: Of the first episode.
 
     Raises:
@@ -76,6 +76,7 @@ class SimArm:
         gripper: GripperMotor,
         rate_hz: float = 100.0,
         reflex_force: float = 150.0,
+        stale_after_s: float = 0.5,
         seed: int = 0,
     ) -> None:
         """See the class."""
@@ -86,6 +87,7 @@ class SimArm:
         self._has_gripper = GRIPPER_ACTION in self.task.action_names
         self._period = 1.0 / rate_hz
         self._reflex_force = reflex_force
+        self._stale_after = stale_after_s
         self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * rate_hz)))
         self._lock = threading.Lock()  # the world, and what is said of it
         self._ending = threading.Event()
@@ -122,8 +124,10 @@ class SimArm:
         """
         self._check_running()
         age = time.monotonic() - self._measured_at
-        if age > _STALE_SECONDS:
-            raise Stale("the simulated arm's state", age, _STALE_SECONDS, "the machine is too busy")
+        if age > self._stale_after:
+            raise Stale(
+                "the simulated arm's state", age, self._stale_after, "the machine is too busy"
+            )
         return self._state
 
     def command(self, target_pose: Vector) -> None:

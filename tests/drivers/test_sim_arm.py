@@ -23,6 +23,7 @@ def arm_config(task):
         "model": robot["model"],
         "home_joints": robot["home_joints"],
         "gripper": robot["gripper"],
+        "stale_after_s": 5.0,
     }
 
 

@@ -31,6 +31,7 @@ def sim_arm(task="reach", **options):
         "model": robot["model"],
         "home_joints": list(robot["home_joints"]),
         "gripper": dict(robot["gripper"]),
+        "stale_after_s": 5.0,  # as in PATIENT
         **options,
     }
 

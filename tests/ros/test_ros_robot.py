@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
-from listening import Listener, Running
+from listening import PATIENT, Listener, Running
 from omegaconf import OmegaConf
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, String
@@ -40,9 +40,6 @@ from robot_rl.ros.errors import (
 from robot_rl.ros.sensors import wait_for_all
 from robot_rl.stages.collect import ExpertController
 
-# A busy machine is late by chance; what is said of lateness is tested with nodes that are gone.
-PATIENT = [f"robot.sensors.{name}_s=3.0" for name in ("arm", "image", "gripper", "tracker", "skew")]
-PATIENT.append("robot.sensors.start_timeout_s=10.0")
 REST = {"rate_hz": 60.0}
 SCRIPTED = (
     "~robot.episodes",

@@ -65,7 +65,7 @@ class Cell:
 
     def start_arm(self):
         low, high = (self.robot["limits"][f"workspace_{end}"] for end in ("low", "high"))
-        driver = {"_target_": "drivers.arm.sim.SimArm", **self.shared}
+        driver = {"_target_": "drivers.arm.sim.SimArm", **self.shared, "stale_after_s": 5.0}
         driver["home_joints"] = self.robot["home_joints"]
         limits = {"limits.workspace_low": low, "limits.workspace_high": high}
         return Running(SimArmNode, self.namespace, driver, **limits)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-import listening  # a ROS domain of this test process's own, which the nodes inherit
+from listening import PATIENT  # with a ROS domain of this process's own for the nodes, too
 from omegaconf import OmegaConf
 
 from robot_rl.config import compose
@@ -22,12 +22,10 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.processes import ProcessDied
 
-PATIENT = [f"robot.sensors.{name}_s=3.0" for name in ("arm", "gripper", "tracker", "skew")]
 WAIT_SECONDS = 90.0
 
 
 def configuration(*words):
-    assert listening  # imported for what it sets
     return compose(["robot=ros_sim", "task=reach", "robot.namespace=supervised", *PATIENT, *words])
 
 

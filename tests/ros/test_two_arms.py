@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-from listening import Listener, Running
+from listening import PATIENT, Listener, Running
 from omegaconf import OmegaConf
 from std_msgs.msg import Float64
 
@@ -24,12 +24,8 @@ ARMS = ("left", "right")
 
 
 def two_arms(namespace="two", task="reach"):
-    patient = ["arm_s=3.0", "tracker_s=3.0", "skew_s=3.0", "start_timeout_s=10.0"]
-    return compose(
-        ["robot=ros_sim_two", f"task={task}", "robot.gripper=false"]
-        + [f"robot.namespace={namespace}"]
-        + [f"robot.sensors.{limit}" for limit in patient]
-    )
+    words = ["robot=ros_sim_two", f"task={task}", "robot.gripper=false"]
+    return compose([*words, f"robot.namespace={namespace}", *PATIENT])
 
 
 def test_an_operator_is_heard_at_each_of_two_arms():
