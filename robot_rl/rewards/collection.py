@@ -12,7 +12,7 @@ import numpy.typing as npt
 from robot_rl.data.rows import Decision
 from robot_rl.data.schema import Observation
 from robot_rl.env.controllers import ControllerWrapper
-from robot_rl.env.robot import GRIPPER_ACTION, Action
+from robot_rl.env.robot import Action, gripper_columns
 from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Outcome
@@ -136,7 +136,7 @@ class StallingController(ControllerWrapper[Controller]):
 
     Args:
         controller: Who acts before.
-        action_names: Columns of the action; the gripper's keeps its last value.
+        action_names: Columns of the action; those of grippers stay as the other controls them.
         fidget: Standard deviation of the other columns afterwards.
 
     Attributes:
@@ -147,7 +147,8 @@ class StallingController(ControllerWrapper[Controller]):
         """See the class."""
         super().__init__(controller)
         self._fidget = fidget
-        self._moving = np.array([name != GRIPPER_ACTION for name in action_names])
+        self._moving = np.ones(len(action_names), bool)
+        self._moving[gripper_columns(action_names)] = False
         self.stall_at = 0
         self._step = 0
         self._rng = np.random.default_rng(0)

@@ -10,8 +10,9 @@ from rich.console import Console
 from robot_rl.config import compose, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
+from robot_rl.env.controllers import IdleController
 from robot_rl.env.factory import make_env, make_expert
-from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.robot import GRIPPER_OPEN, RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.operator import OperatorError, OperatorInbox
@@ -228,6 +229,16 @@ def test_an_expert_that_stalls_hardly_moves_any_more():
     assert np.abs(actions[:5]).max(1).min() > 0
     assert not actions[5:].any()
     assert result.steps == env.task.time_limit_steps
+
+
+def test_an_expert_that_stalls_leaves_the_grippers_of_both_arms_alone():
+    names = ["left/x", "left/gripper", "right/x", "right/gripper"]
+    controller = StallingController(IdleController(names), names, fidget=1.0)
+    controller.stall_at = 0
+    controller.reset(seeds=[1])
+    (action,) = controller.act({}).action
+    assert np.abs(action[[0, 2]]).min() > 0
+    assert action[[1, 3]].tolist() == [GRIPPER_OPEN, GRIPPER_OPEN]
 
 
 def test_labels_of_nobody_are_refused():
