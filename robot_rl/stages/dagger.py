@@ -17,18 +17,15 @@ from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.compute import compute_device
 from robot_rl.config_overrides import ConfigError
-from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Row
-from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
-from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
-from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
+from robot_rl.stages.driven import make_driven_env
 
 
 def correct(
@@ -60,11 +57,7 @@ def correct(
             hint="add operator=simulated, or teleop=DEVICE clock=realtime",
         )
     count = int(config.dagger.episodes)
-    inner, hidden = make_watched_env(config, reward_cameras(config))
-    inbox = make_inbox(config)
-    operated = make_intervention(config, inner, inbox)
-    judged = RewardWrapper(operated, make_source(config), hidden=hidden)
-    env = TelemetryEnv(judged, operated, ConsoleLink(run, inbox))
+    env, operated = make_driven_env(config, run)
     runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
     first = (number - 1) * count
     with (

@@ -8,21 +8,16 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
 from robot_rl.env.controllers import IdleController
-from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import EpisodeResult, rollout
 from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
-from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
-from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
+from robot_rl.stages.driven import make_driven_env
 
 _POLL_SECONDS = 0.02
 _RETRY_SECONDS = 0.5
@@ -45,11 +40,7 @@ class TeleoperatedSession:
     def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
         """Make the environment and connect the device; see the class."""
         self._config, self._progress = config, progress
-        inner, hidden = make_watched_env(config, reward_cameras(config))
-        inbox = make_inbox(config)
-        self._operated: Intervention = make_intervention(config, inner, inbox)
-        judged = RewardWrapper(self._operated, make_source(config), hidden=hidden)
-        self._env = TelemetryEnv(judged, self._operated, ConsoleLink(run, inbox))
+        self._env, self._operated = make_driven_env(config, run)
         self._controller = IdleController(self._env.schema.action_names)
         self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
         self._pending: EpisodeResult | None = None

@@ -17,7 +17,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.operator import OperatorInbox
 from robot_rl.progress import WorkProgress
 from robot_rl.run import CLONED, RunDirectory
-from robot_rl.stages import dagger
+from robot_rl.stages import dagger, driven
 from robot_rl.stages.collect import collect
 from robot_rl.stages.dagger import corrections
 from robot_rl.stages.pretrain import pretrain
@@ -99,7 +99,7 @@ def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
             14: ["discard"],
         }
     )
-    monkeypatch.setattr(dagger, "make_inbox", lambda config: said)
+    monkeypatch.setattr(driven, "make_inbox", lambda config: said)
     printed = io.StringIO()
     monkeypatch.setattr(
         dagger,
