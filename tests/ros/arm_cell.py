@@ -149,7 +149,7 @@ class ArmCell:
     def moved(self, since, limit):
         return np.abs(self.pose()[:3] - since[:3]).max() > limit
 
-    def until_mode(self, words, seconds=10.0):
+    def until_mode(self, words, seconds=60.0):
         self.listener.until(lambda: words in self.mode(), seconds)
         return self.mode()
 

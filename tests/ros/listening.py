@@ -52,6 +52,15 @@ class Running:
         while not self._ending.is_set():
             self._executor.spin_once(timeout_sec=0.05)
 
+    def do(self, *transitions):
+        """Let the node's own thread go through these: a node is not for two threads at once."""
+        for transition in transitions:
+            task = self._executor.create_task(getattr(self.node, f"trigger_{transition}"))
+            while not task.done():
+                assert self._thread.is_alive()
+                time.sleep(0.005)
+            task.result()
+
     def close(self):
         self._ending.set()
         self._thread.join()
@@ -93,8 +102,12 @@ class Listener:
     def reported(self, words, seconds=60.0):
         """Wait until the diagnostics' message holds these words; returns the diagnostics."""
         heard = self.heard["/diagnostics"]
-        self.until(lambda: heard and words in self.diagnostics()["message"], seconds)
-        return self.diagnostics()
+
+        def found():
+            facts = self.diagnostics() if heard else {"message": ""}
+            return facts if words in facts["message"] else None
+
+        return self.until(found, seconds)
 
     def reports(self, fact, value):
         """Wait until the diagnostics say this of a fact."""

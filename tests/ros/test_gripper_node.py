@@ -149,11 +149,11 @@ def test_a_silent_gripper_is_reported_and_comes_back_by_itself(bench):
 
 
 def test_a_command_to_a_node_that_is_not_active_moves_nothing_later(bench):
-    bench.node.node.trigger_deactivate()
+    bench.node.do("deactivate")
     before = bench.gripper.request
     bench.command(1.0)
     time.sleep(0.5)
-    bench.node.node.trigger_activate()
+    bench.node.do("activate")
     bench.listener.reports("commands_refused", "0")
     time.sleep(0.5)
     assert bench.gripper.request == before
@@ -162,8 +162,7 @@ def test_a_command_to_a_node_that_is_not_active_moves_nothing_later(bench):
 
 
 def test_a_service_of_a_node_that_is_not_configured_says_so(bench):
-    bench.node.node.trigger_deactivate()
-    bench.node.node.trigger_cleanup()
+    bench.node.do("deactivate", "cleanup")
     for name in ("stop", "clear_errors"):
         success, message = bench.listener.trigger(f"gripper/{name}")
         assert (success, message) == (False, "the gripper's node is not configured")

@@ -70,7 +70,7 @@ def test_a_stop_while_the_controller_is_silent_is_kept(controller, tmp_path):
     options = {"reconnect_after_s": 600.0, "stop_folder": str(tmp_path)}
     cell = ArmCell(f"/silent_{os.getpid()}", driver, kind=ArmNode, **options)
     try:
-        controller.node.trigger_deactivate()
+        controller.do("deactivate")
         cell.until_mode("is too old")
         done, message = cell.listener.trigger("stop")
         assert not done
@@ -86,7 +86,7 @@ def test_a_controller_that_falls_silent_is_named(controller):
     arm.connect()
     try:
         assert arm.read().tcp_pose.shape == (7,)
-        controller.node.trigger_deactivate()
+        controller.do("deactivate")
         time.sleep(2.5)
         with pytest.raises(Stale, match=rf"{controller.namespace}/\w+ is too old"):
             arm.read()
