@@ -18,6 +18,8 @@ class SoleSource:
     last one is of another publisher, which is accepted only after the other has been silent. The
     graph alone cannot tell: a publisher that was killed stays in it for up to 20 s. Where messages
     have no numbers the graph decides all the same, and whoever replaces a killed one has to wait.
+    Of two who always send within the same moment a subscription that keeps the newest message
+    hears only one: that one is followed alone.
 
     Args:
         silence: Time without a command after which another publisher may begin [s].

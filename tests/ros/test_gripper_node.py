@@ -34,7 +34,7 @@ class Bench:
         driver = {"_target_": "drivers.gripper.robotiq.Robotiq2F", "address": address}
         driver |= {"timeout_s": 0.3}
         self.node = Running(GripperNode, namespace, driver, reconnect_after_s=0.2)
-        self.listener.until(lambda: self.states)
+        self.listener.until(lambda: self.states and self.commands.get_subscription_count())
 
     def commander(self):
         return self.listener.client.node.create_publisher(
@@ -92,18 +92,21 @@ def test_an_impossible_command_is_refused_and_counted(bench, bad):
 
 
 def test_two_who_command_at_once_are_refused_by_name(bench):
+    bench.command(1.0)
+    bench.reaches(1.0)
     other = bench.commander()
 
     def complained():
-        bench.command(0.0)
-        other.publish(Float64(data=1.0))
-        time.sleep(0.05)
-        heard = bench.listener.heard["/diagnostics"]
-        return heard and "several publishers" in bench.listener.diagnostics()["message"]
+        # Not at the same moment: of two messages that wait, a subscription keeps the newer.
+        for publisher, position in ((bench.commands, 1.0), (other, 0.0)):
+            publisher.publish(Float64(data=position))
+            time.sleep(0.05)
+        return "several publishers" in bench.listener.diagnostics()["message"]
 
+    bench.listener.until(lambda: bench.listener.heard["/diagnostics"])
     bench.listener.until(complained)
     assert "/listener_" in bench.listener.diagnostics()["message"]
-    assert bench.position() == 0.0
+    assert bench.position() == 1.0
 
 
 def test_stop_keeps_the_fingers_where_they_are(bench):
