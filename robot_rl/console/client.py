@@ -26,6 +26,7 @@ from robot_rl.console.link import (
     TAKEN,
 )
 from robot_rl.console.snapshot import Snapshot
+from robot_rl.operator import OperatorEvent
 
 _HELLO_SECONDS = LEASE_SECONDS / 4
 # After so much silence the loop counts as gone [s].
@@ -53,6 +54,7 @@ class LoopClient:
         self._heard = -float("inf")
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[None]] = {}
+        self._untaken_stop: int | None = None  # the number of the last stop that nobody answered
         self._newest: Snapshot | None = None
         self._arrived = asyncio.Event()
         self.round_trip_seconds: float | None = None
@@ -92,6 +94,9 @@ class LoopClient:
     async def post(self, event: str) -> None:
         """Say an event to the loop, and wait until it has it.
 
+        A stop that nobody takes is said again as soon as a loop answers: who is started again must
+        not move a robot that a person has stopped meanwhile.
+
         Raises:
             ConsoleError: There is no loop, it did not answer, or it refused the event.
         """
@@ -101,10 +106,10 @@ class LoopClient:
         began = time.monotonic()
         try:
             if not self._say(EVENT, {"id": number, "event": event}):
-                raise _nobody(event)
+                raise self._nobody(number, event)
             await asyncio.wait_for(answer, MOST_EVENT_AGE_SECONDS)
         except TimeoutError as error:
-            raise _nobody(event) from error
+            raise self._nobody(number, event) from error
         finally:
             del self._answers[number]
         self.round_trip_seconds = time.monotonic() - began
@@ -152,9 +157,20 @@ class LoopClient:
             self._arrived.set()
         elif kind in (TAKEN, REFUSED):
             self._settle(json.loads(frames[0]))
+        if self._untaken_stop is not None:
+            self._say(EVENT, {"id": self._untaken_stop, "event": OperatorEvent.STOP})
+
+    def _nobody(self, number: int, event: str) -> ConsoleError:
+        hint = "see whether the actor, or collect, is running"
+        if event == OperatorEvent.STOP:
+            self._untaken_stop = number
+            hint = f"use the emergency stop; a loop that answers later is told to stop; {hint}"
+        return ConsoleError(f"nobody took {event!r}: no control loop answers", hint=hint)
 
     def _settle(self, content: dict[str, Any]) -> None:
         """Hand the loop's answer to who waits for it."""
+        if content["id"] == self._untaken_stop:
+            self._untaken_stop = None
         answer = self._answers.get(content["id"])
         if answer is None or answer.done():
             return
@@ -168,10 +184,3 @@ class LoopClient:
             self._socket.close(0)
         self._socket = None
         self._heard = -float("inf")
-
-
-def _nobody(event: str) -> ConsoleError:
-    return ConsoleError(
-        f"nobody took {event!r}: no control loop answers",
-        hint="see whether the actor, or collect, is running",
-    )

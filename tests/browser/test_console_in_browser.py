@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
 from playwright.sync_api import Page, expect, sync_playwright
 
+from robot_rl.console.endpoint import endpoint_file, read_endpoint
 from robot_rl.run import RunDirectory
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -200,6 +202,21 @@ def test_space_stops_wherever_the_focus_is(page: Page):
     page.keyboard.press("Space")
     expect(state(page)).to_have_text("Stopped")
     assert page.locator("#live").is_visible(), "the focused button was not pressed"
+    page.keyboard.press("Shift+C")
+    expect(state(page)).to_have_text(re.compile("in control"))
+
+
+def test_a_stop_while_the_actor_is_gone_holds_the_one_that_comes_next(
+    page: Page, training: Training
+):
+    expect(state(page)).to_have_text(re.compile("in control"))
+    loop = read_endpoint(endpoint_file(training.run, 1))
+    assert loop is not None
+    os.kill(loop.pid, signal.SIGKILL)
+    page.locator("#stop").click()
+    expect(page.locator("#problem")).to_contain_text("no control loop answers")
+    picture(page, "nobody")
+    expect(state(page)).to_have_text("Stopped")
     page.keyboard.press("Shift+C")
     expect(state(page)).to_have_text(re.compile("in control"))
 

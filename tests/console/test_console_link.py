@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 import time
@@ -12,7 +13,13 @@ import zmq
 from console_links import make_run, until, with_client
 
 from robot_rl.console.client import LoopClient
-from robot_rl.console.endpoint import ConsoleError, endpoint_file, read_endpoint
+from robot_rl.console.endpoint import (
+    ConsoleError,
+    LoopEndpoint,
+    endpoint_file,
+    read_endpoint,
+    write_endpoint,
+)
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.snapshot import Activity, BadSnapshot, InControl, Situation, Snapshot
 from robot_rl.operator import OperatorEvent, OperatorInbox
@@ -140,6 +147,34 @@ def test_a_loop_that_is_started_again_is_found(run, inbox):
 
     with_client(run, use)
     assert inbox.poll().events == (OperatorEvent.STOP,)
+
+
+@pytest.mark.parametrize("before", ["nobody", "killed"])
+def test_a_stop_that_nobody_took_is_taken_by_the_loop_that_comes_next(run, inbox, before):
+    async def use(client: LoopClient) -> None:
+        if before == "killed":
+            write_endpoint(endpoint_file(run, 1), LoopEndpoint("tcp://127.0.0.1:1", "gone", 1))
+            await asyncio.sleep(1.0)  # it looks twice a second
+        for event in ("stop", "take_over"):  # only a stop never comes too late
+            with pytest.raises(ConsoleError, match="no control loop answers"):
+                await client.post(event)
+        found = ConsoleLink(run, inbox)
+        try:
+            await until(lambda: OperatorEvent.STOP in heard())
+            await client.post("clear_errors")
+            await until(lambda: OperatorEvent.CLEAR_ERRORS in heard())
+        finally:
+            found.close()
+        assert heard()[-1] == OperatorEvent.CLEAR_ERRORS
+        assert set(heard()) == {OperatorEvent.STOP, OperatorEvent.CLEAR_ERRORS}
+
+    said: list[OperatorEvent] = []
+
+    def heard() -> list[OperatorEvent]:
+        said.extend(inbox.poll().events)
+        return said
+
+    with_client(run, use)
 
 
 def test_a_new_console_is_told_at_once_what_the_others_know(run, link):
