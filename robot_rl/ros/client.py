@@ -161,6 +161,7 @@ class RosClient:
         """
         answer = self.call(Trigger, name, Trigger.Request(), timeout_s, meanwhile)
         if not answer.success:
+            meanwhile()  # whoever made it say no has just told us too, and more clearly
             raise ServiceFailed(f"{self.topic(name)} was refused", got=answer.message)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import ServiceFailed
 from robot_rl.ros.executors import light_executor
@@ -109,3 +110,23 @@ def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(forgetful):
         assert answer.message == "call 3"
     finally:
         asking.close()
+
+
+def test_what_has_come_with_a_refusal_is_heard_before_the_refusal():
+    client, said = RosClient("halted", "/halted"), []
+
+    def stop_and_refuse(request, response):
+        said.append("stop")
+        response.success = False
+        return response
+
+    def attend():
+        if said:
+            raise RobotInterrupted("the operator has halted the robot")
+
+    client.node.create_service(Trigger, "reset", stop_and_refuse)
+    try:
+        with pytest.raises(RobotInterrupted, match="the operator has halted"):
+            client.trigger("reset", 20.0, attend)
+    finally:
+        client.close()
