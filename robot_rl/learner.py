@@ -54,7 +54,7 @@ _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
 
 
 class LearningDiverged(RobotRLError):
-    """A loss is no longer a number; the last checkpoint is from before."""
+    """A loss or a weight is no longer a number; the last checkpoint is from before."""
 
 
 class Learner:
@@ -117,6 +117,7 @@ class Learner:
             Stopped: `stop` was set while the server was away.
             ReplayError: The server has refused the weights or the keys. As before `Stopped`, a
                 checkpoint was saved.
+            LearningDiverged: A loss or a weight is not finite.
         """
         total = self._blocks.total
         # A resumed run on the stepped clock goes on with the weights whose turn it is.
@@ -138,6 +139,7 @@ class Learner:
             if not self._stepped:
                 self._publish(self.environment_steps, stop)
             if target % self._blocks.every_steps == 0 or target == total:
+                self._check_weights()
                 self._save_snapshot()
                 self._save()
         self._save_what_is_new()
@@ -178,14 +180,7 @@ class Learner:
         paid = self.updates - schedule.critic_only_updates
         means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
         for name, value in means.items():
-            if not math.isfinite(value):
-                raise LearningDiverged(
-                    f"{name} is no longer a finite number at step {self.environment_steps}",
-                    got=value,
-                    hint="a run keeps its algorithm: begin another one with lower"
-                    " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
-                    " same demonstrations",
-                )
+            self._check_finite(name, value)
         transitions = self._sampler.online_transitions + self._sampler.demonstration_transitions
         return {
             "environment_steps": self.environment_steps,
@@ -195,6 +190,22 @@ class Learner:
             "replay_transitions": transitions,
             **means,
         }
+
+    def _check_weights(self) -> None:
+        """Refuse to save what the last update has broken, and no loss has shown yet."""
+        for name, tensor in self._algorithm.state_dict().items():
+            if tensor.is_floating_point():
+                self._check_finite(name, float(tensor.sum(dtype=torch.float64)))
+
+    def _check_finite(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise LearningDiverged(
+                f"{name} is no longer a finite number at step {self.environment_steps}",
+                got=value,
+                hint="a run keeps its algorithm: begin another one with lower"
+                " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
+                " same demonstrations",
+            )
 
     def _publish(self, steps: int, stop: threading.Event) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
@@ -239,6 +250,7 @@ class Learner:
 
     def _save_what_is_new(self) -> None:
         if self._saved_steps != self.environment_steps:
+            self._check_weights()
             self._save()
 
     def _save(self) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
-from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, lines, publish_cloned
+from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, act_for, lines
 
-from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.learner import Learner
 from robot_rl.progress import WorkProgress
@@ -34,14 +33,6 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 def configured(*words: str) -> DictConfig:
     return compose([*TINY, "clock=realtime", "evaluation.every_steps=400", *words])
-
-
-def act_for(steps: int, run: RunDirectory) -> None:
-    """Put environment steps into the store with the cloned policy."""
-    publish_cloned(run.path)
-    config = compose([*TINY, f"environment_steps={steps}"])
-    for _ in act(config, run, threading.Event()):
-        pass
 
 
 class KillingProgress(WorkProgress):

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,10 @@ from pathlib import Path
 import psutil
 
 from policies import checkpoint
+from robot_rl.actor import act
+from robot_rl.config import compose
 from robot_rl.replay import ReplayClient, wait_for_endpoint
+from robot_rl.run import RunDirectory
 from robot_rl.weights import publish
 
 TINY = (
@@ -118,6 +122,14 @@ class ServerProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def act_for(steps: int, run: RunDirectory) -> None:
+    """Put environment steps into the store with the cloned policy."""
+    publish_cloned(run.path)
+    config = compose([*TINY, f"environment_steps={steps}"])
+    for _ in act(config, run, threading.Event()):
+        pass
 
 
 def publish_cloned(run: Path) -> None:
