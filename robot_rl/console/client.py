@@ -31,6 +31,7 @@ from robot_rl.operator import OperatorEvent
 _HELLO_SECONDS = LEASE_SECONDS / 4
 # After so much silence the loop counts as gone [s].
 _SILENCE_SECONDS = 3 * ALIVE_SECONDS
+_JOG_NUMBER = 0  # of every motion: nobody waits for their answers; events count from 1
 
 
 class LoopClient:
@@ -55,6 +56,7 @@ class LoopClient:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._untaken_stop: int | None = None  # the number of the last stop that nobody answered
+        self._jog_problem = ""
         self._newest: Snapshot | None = None
         self._arrived = asyncio.Event()
         self.round_trip_seconds: float | None = None
@@ -115,8 +117,18 @@ class LoopClient:
         self.round_trip_seconds = time.monotonic() - began
 
     def jog(self, motion: list[float], gripper: float | None) -> None:
-        """Move the robot for a moment; what is no motion is refused by the loop's inbox."""
-        self._say(JOG, {"motion": motion, "gripper": gripper})
+        """Move the robot for a moment, without waiting whether the loop refuses it."""
+        self._say(JOG, {"id": _JOG_NUMBER, "motion": motion, "gripper": gripper})
+
+    def check_jogged(self) -> None:
+        """Look once whether what was jogged before moves nothing.
+
+        Raises:
+            ConsoleError: The loop has refused a motion since this was asked last.
+        """
+        problem, self._jog_problem = self._jog_problem, ""
+        if problem:
+            raise ConsoleError(problem)
 
     def _find(self) -> None:
         """Connect to where the loop listens now."""
@@ -169,6 +181,8 @@ class LoopClient:
 
     def _settle(self, content: dict[str, Any]) -> None:
         """Hand the loop's answer to who waits for it."""
+        if content["id"] == _JOG_NUMBER:
+            self._jog_problem = content["problem"]
         if content["id"] == self._untaken_stop:
             self._untaken_stop = None
         answer = self._answers.get(content["id"])

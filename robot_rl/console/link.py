@@ -5,7 +5,7 @@ to the loop's inbox, and sends the newest snapshot to each console that has aske
 seconds; while there is none it sleeps.
 
     console → loop   secret, kind, JSON with "at"   hello | event {"id", "event"}
-                                                    | jog {"motion", "gripper"}
+                                                    | jog {"id", "motion", "gripper"}
     loop → console   kind, frames                   snapshot … | alive | taken {"id"}
                                                     | refused {"id", "problem"}
 """

@@ -83,6 +83,7 @@ class Requests:
             self._jogging.add(page)
         else:
             self._jogging.discard(page)
+        self._client.check_jogged()
 
     async def _list_episodes(self, page: Page, request: Request) -> None:
         place, before = str(request["place"]), request["before"]

@@ -115,6 +115,9 @@ def test_a_console_that_would_jog_a_robot_of_other_columns_is_refused_and_heard_
         await until(lambda: client.connected)
         client.jog([0.5, 0, 0, 0, 0, 0], 1.0)
         await client.post("pause")
+        with pytest.raises(ConsoleError, match=r"cannot move this robot.*left/x, right/x"):
+            client.check_jogged()
+        client.check_jogged()  # once
 
     with_client(run, use)
     said = inbox.poll()
