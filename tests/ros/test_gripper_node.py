@@ -32,7 +32,7 @@ class Bench:
         self.states = self.listener.hear("gripper/state", JointState)
         self.commands = self.commander()
         driver = {"_target_": "drivers.gripper.robotiq.Robotiq2F", "address": address}
-        driver |= {"timeout_s": 0.3}
+        driver |= {"timeout_s": 1.0}
         self.node = Running(GripperNode, namespace, driver, reconnect_after_s=0.2)
         self.listener.until(lambda: self.states and self.commands.get_subscription_count())
 

@@ -129,8 +129,6 @@ def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
 
 def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observation(cell):
     config, arms, env = cell
-    for sensor in env.robot.all_sensors:
-        sensor.limit_s = 0.4
     controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
 
@@ -138,6 +136,8 @@ def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observati
         rows.append(row)
         if result.steps == 3:
             arms.pop().close()
+            for sensor in env.robot.all_sensors:
+                sensor.limit_s = 0.4
 
     rows = []
     seeds = iter([5])
