@@ -198,23 +198,18 @@ class ArmNode(DeviceNode):
     # -- what people ask for ----------------------------------------------------------------------
 
     def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
-        problem = self.stop("the service stop was called")
-        self._refuse_waiting_clears()
+        """Stop the arm, and let it move again only after `clear_errors`."""
+        assert self.guard is not None
+        reason = "the service stop was called"
+        self.guard.stop(reason)
+        earlier = self._take_clears()  # now: who asks once the mode is told has heard of the stop
+        self._tell_mode()  # which keeps the stop, whatever the driver does next
+        self.get_logger().warning(f"stopped: {reason}")
+        problem = self._stop_driver() if self.is_connected else None
+        self._refuse_clears(earlier)
         answer.success = problem is None
         answer.message = problem or "stopped; clear_errors allows motion again"
         return answer
-
-    def stop(self, reason: str) -> str | None:
-        """Stop the arm, and let it move again only after `clear_errors`.
-
-        Returns:
-            What the arm itself did not do, None if nothing: no more targets go to it all the same.
-        """
-        assert self.guard is not None
-        self.guard.stop(reason)
-        self._tell_mode()  # which keeps the stop, whatever the driver does next
-        self.get_logger().warning(f"stopped: {reason}")
-        return self._stop_driver() if self.is_connected else None
 
     def _stop_driver(self) -> str | None:
         try:
@@ -228,20 +223,25 @@ class ArmNode(DeviceNode):
             return problem
         return None
 
-    def _refuse_waiting_clears(self) -> None:
-        """Let no `clear_errors` of before a stop be carried out after it.
+    def _take_clears(self) -> list[Any]:
+        """Take the `clear_errors` that wait: none of before a stop is carried out after it.
 
         Each service has a queue of its own: their order says nothing about that of the requests.
         """
-        answer = Trigger.Response(
-            success=False, message="a stop came meanwhile; next: look at the arm, and call it again"
-        )
+        taken: list[Any] = []
         queue = self._clearing.handle
         while True:
             with queue:
                 _, request = queue.service_take_request(Trigger.Request)
             if request is None:
-                return
+                return taken
+            taken.append(request)
+
+    def _refuse_clears(self, requests: list[Any]) -> None:
+        answer = Trigger.Response(
+            success=False, message="a stop came meanwhile; next: look at the arm, and call it again"
+        )
+        for request in requests:
             self._clearing.send_response(answer, request)
 
     def _on_clear_errors(

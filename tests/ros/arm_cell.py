@@ -43,6 +43,22 @@ class UnstoppableArm(SimArm):
         raise OSError("the cable is out")
 
 
+class SlowlyStoppedArm(SimArm):
+    """A simulated arm that takes its time to stop.
+
+    Attributes:
+        goes_on: Let it come to an end.
+    """
+
+    def connect(self):
+        self.goes_on = threading.Event()
+        super().connect()
+
+    def stop(self):
+        assert self.goes_on.wait(60.0)
+        super().stop()
+
+
 class UnholdableArm(SimArm):
     """A simulated arm that does not answer when it is told to hold."""
 

@@ -210,6 +210,26 @@ def test_no_clear_of_before_a_stop_undoes_it():
         cell.close()
 
 
+def test_a_clear_of_who_has_heard_of_the_stop_is_carried_out():
+    driver = {**sim_arm(), "_target_": "arm_cell.SlowlyStoppedArm"}
+    cell = ArmCell(f"/heard_{os.getpid()}", driver)
+    arm = cell.running.node.driver
+    try:
+        clear, stop = (asker(cell, Trigger, name) for name in ("clear_errors", "stop"))
+        stopped = stop()
+        cell.until_mode("stopped: the service stop")
+        cleared = clear()
+        time.sleep(1.0)  # it has come in, while the arm is still stopping
+        arm.goes_on.set()
+        cell.listener.until(lambda: stopped.done() and cleared.done())
+        assert stopped.result().success
+        assert cleared.result().success
+        cell.until_mode("hold")
+    finally:
+        arm.goes_on.set()
+        cell.close()
+
+
 def test_two_publishers_hold_it_and_are_named(cell):
     client = RosClient("intruder", cell.namespace)
     ending = threading.Event()

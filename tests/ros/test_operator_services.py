@@ -191,8 +191,9 @@ def test_a_stop_reaches_an_arm_whose_node_is_just_being_started_again():
 
         arm.close()
         inbox.post("stop")
+        inbox.poll()
         arm = arm_node(config)
-        listener.until(lambda: modes[-1].data.startswith("stopped"))
+        listener.until(lambda: "stop" in inbox.poll().events)  # the arm's own word, to the loop
         inbox.post("clear_errors")
         listener.until(lambda: modes[-1].data.startswith("hold"))
     finally:
