@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.collect import collect
-from robot_rl.stages.processes import ProcessGroup
+from robot_rl.stages.processes import ProcessDied, ProcessGroup
 
 START_SECONDS = 900.0  # the learner's first weights among them
+# Of `train`, whose own children have a minute, then its replay server, then the nodes.
+_END_SECONDS = 300.0
+_LAST_LINES = 5
 _DEMONSTRATIONS = 2
 _BRIEFLY_PREPARED = (
     "cloning.updates=100",
@@ -83,16 +87,26 @@ def training(
     ]
     started: dict[str, psutil.Process] = {}
     try:
-        with ProcessGroup(Path(folder) / "bench") as group:
+        with ProcessGroup(Path(folder) / "bench", end_seconds=_END_SECONDS) as group:
             group.start("train", ["train", *overrides])
             try:
                 yield lambda: group.require("train")
             finally:
                 started = processes()
+    except ProcessDied:
+        _tell_logs(Path(folder))  # which go with the folder
+        raise
     finally:
         for process in started.values():  # of a run that did not end in time
             if process.is_running():
                 process.kill()
+
+
+def _tell_logs(folder: Path) -> None:
+    for log in sorted(folder.rglob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        told = [f"{log.relative_to(folder)} ends with:", *lines]
+        sys.stderr.write("\n  ".join(told) + "\n")
 
 
 def processes() -> dict[str, psutil.Process]:

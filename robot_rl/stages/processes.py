@@ -59,13 +59,20 @@ class ProcessGroup:
         logs: Folder of the log files.
         inherited: Open descriptors that the children keep, for example of a lock.
         note: Told of every child that is started again.
+        end_seconds: How long the children have to end, and then the first one, before they are
+            killed. A child that has children of its own needs longer than these [s].
     """
 
     def __init__(
-        self, logs: Path, inherited: Sequence[int] = (), note: Callable[[str], None] = print
+        self,
+        logs: Path,
+        inherited: Sequence[int] = (),
+        note: Callable[[str], None] = print,
+        end_seconds: float = _END_SECONDS,
     ) -> None:
         """See the class."""
         self._logs = logs
+        self._end_seconds = end_seconds
         self._note = note
         self._inherited = tuple(inherited)
         self._children: dict[str, _Child] = {}
@@ -138,7 +145,8 @@ class ProcessGroup:
                 process = self._children[name].process
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
-            problems += [problem for name in group if (problem := self._ended(name))]
+            deadline = time.monotonic() + self._end_seconds
+            problems += [problem for name in group if (problem := self._ended(name, deadline))]
         return problems
 
     def _start_again(self, name: str, code: int) -> None:
@@ -171,15 +179,16 @@ class ProcessGroup:
             pass_fds=(*self._inherited, *(other.input_descriptor for other in others)),
         )
 
-    def _ended(self, name: str) -> ProcessDied | None:
+    def _ended(self, name: str, deadline: float) -> ProcessDied | None:
         process = self._children[name].process
         try:
-            code = process.wait(_END_SECONDS)
+            code = process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             return ProcessDied(
-                f"the process {name!r} did not end within {_END_SECONDS:g} s and was killed",
+                f"the process {name!r} did not end within {self._end_seconds:g} s and was killed",
+                got=self._last_words(name),
                 hint=f"see {self._logs / name}.log",
             )
         forgiven = code in _ASKED_TO_END or not self._children[name].needed

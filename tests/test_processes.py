@@ -1,0 +1,49 @@
+"""Children of a run that do not end when they are asked to."""
+
+import psutil
+import pytest
+
+from robot_rl.bench import _training
+from robot_rl.bench._training import training
+from robot_rl.config import compose
+from robot_rl.stages.processes import ProcessDied, ProcessGroup
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("asleep", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_that_does_not_end_is_killed_and_quoted(tmp_path, monkeypatch):
+    (tmp_path / "deaf.py").write_text(DEAF)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    children = []
+
+    def leave():
+        with ProcessGroup(tmp_path, end_seconds=0.5) as group:
+            for name in ("first", "second", "third"):
+                group.start(name, [], module="deaf")
+                while "asleep" not in (tmp_path / f"{name}.log").read_text():
+                    group.require(name)
+            children.extend(psutil.Process().children())
+
+    quoted = "'second' did not end within 0.5 s and was killed; got: asleep; next: see .*second.log"
+    with pytest.raises(ProcessDied, match=quoted):
+        leave()
+    assert len(children) == 3
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(_training, "_END_SECONDS", 0.0)
+
+    def measure():
+        with training(compose(["task=reach"]), str(tmp_path), []) as check:
+            while "run directory" not in (tmp_path / "bench/train.log").read_text():
+                check()
+
+    with pytest.raises(ProcessDied, match="'train' did not end"):
+        measure()
+    assert "bench/train.log ends with:\n  run directory: " in capfd.readouterr().err
