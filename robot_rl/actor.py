@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -44,7 +43,7 @@ from robot_rl.rewards.factory import make_source, make_watched_env, reward_camer
 from robot_rl.rewards.labels import LateLabels
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.signals import Stopped, stop_event
+from robot_rl.signals import StopEvent, Stopped, stop_event
 from robot_rl.weights import Published, WeightsReceiver
 
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
@@ -106,7 +105,7 @@ class ActingController(ControllerWrapper[PolicyRunner]):
 
 
 def act(
-    config: DictConfig, run: RunDirectory, stop: threading.Event
+    config: DictConfig, run: RunDirectory, stop: StopEvent
 ) -> Iterator[tuple[int, EpisodeResult]]:
     """Act until the configured number of environment steps is in the store.
 
@@ -218,7 +217,7 @@ def _spooling_client(
     run: RunDirectory,
     place: ServerPlace,
     env: RewardWrapper,
-    stop: threading.Event,
+    stop: StopEvent,
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
     size, path = int(config.replay.spool_bytes), run.spool(_number(config))
@@ -264,9 +263,7 @@ def _number(config: DictConfig) -> int:
     return number
 
 
-def _first_behaviour(
-    client: ReplayClient, receiver: WeightsReceiver, stop: threading.Event
-) -> Published:
+def _first_behaviour(client: ReplayClient, receiver: WeightsReceiver, stop: StopEvent) -> Published:
     deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
     while time.monotonic() < deadline:
         if stop.is_set():
@@ -287,7 +284,7 @@ def _weight_source(
     receiver: WeightsReceiver,
     place: ServerPlace,
     first: Published,
-    stop: threading.Event,
+    stop: StopEvent,
 ) -> WeightSource:
     if config.clock == "stepped" and config.actors == 1:
         return SteppedWeights(client, receiver, first, stop)
@@ -303,7 +300,7 @@ def _seeds(
     stream: int,
     client: ReplayClient,
     shown: TelemetryEnv,
-    stop: threading.Event,
+    stop: StopEvent,
 ) -> Iterator[int]:
     """Seeds of the episodes; the next one is given once an episode may begin.
 
@@ -329,7 +326,7 @@ def _note(text: str) -> None:
 
 
 def _wait_for_room(
-    client: ReplayClient, rows: int, note: Callable[[str], None], stop: threading.Event
+    client: ReplayClient, rows: int, note: Callable[[str], None], stop: StopEvent
 ) -> None:
     """Pause before an episode until all of its rows have room, however long that takes.
 

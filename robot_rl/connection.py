@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from robot_rl.replay.errors import KeysRefused, ServerUnreachable, StoreFull
 from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.sampling import Sampler, SamplerOptions
 from robot_rl.run import RunDirectory
-from robot_rl.signals import Stopped
+from robot_rl.signals import StopEvent, Stopped
 
 STARTUP_SECONDS = 60.0
 PATIENCE_SECONDS = 30.0
@@ -71,7 +70,7 @@ class ServerPlace:
             client.close()
             raise
 
-    def wait(self, stop: threading.Event, seconds: float = STARTUP_SECONDS) -> None:
+    def wait(self, stop: StopEvent, seconds: float = STARTUP_SECONDS) -> None:
         """Wait until the server answers.
 
         Raises:
@@ -106,7 +105,7 @@ class ServerPlace:
         )
 
 
-def flush(client: ReplayClient, stop: threading.Event, seconds: float = PATIENCE_SECONDS) -> None:
+def flush(client: ReplayClient, stop: StopEvent, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until every row is committed, as long as rows get through.
 
     Raises:

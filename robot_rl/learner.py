@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -39,7 +38,7 @@ from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.run_policies import STATE_FILE, load_cloned
-from robot_rl.signals import Stopped, stop_event
+from robot_rl.signals import StopEvent, Stopped, stop_event
 from robot_rl.stages.demonstrations import open_demonstrations
 from robot_rl.weights import BEHAVIOUR, base_apart, publish
 
@@ -108,7 +107,7 @@ class Learner:
             self._load()
         self._prefetcher = Prefetcher(self._sampler)
 
-    def learn(self, stop: threading.Event, progress: WorkProgress) -> None:
+    def learn(self, stop: StopEvent, progress: WorkProgress) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set.
 
         While the replay server is away the learner waits for it.
@@ -149,7 +148,7 @@ class Learner:
         self._prefetcher.close()
         self._sampler.close()
 
-    def _wait_for(self, steps: int, stop: threading.Event) -> bool:
+    def _wait_for(self, steps: int, stop: StopEvent) -> bool:
         while self._sampler.transitions_available() < steps:
             if stop.wait(_POLL_SECONDS):
                 return False
@@ -207,7 +206,7 @@ class Learner:
                 " same demonstrations",
             )
 
-    def _publish(self, steps: int, stop: threading.Event) -> None:
+    def _publish(self, steps: int, stop: StopEvent) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         if self.updates == 0:
             noise = self._algorithm.schedule.warmup_noise
@@ -330,7 +329,7 @@ def _send(client: ReplayClient, rows: list[Row], begin: int, facts: dict[str, ob
         client.append(row)
 
 
-def learn(config: DictConfig, run: RunDirectory, stop: threading.Event) -> int:
+def learn(config: DictConfig, run: RunDirectory, stop: StopEvent) -> int:
     """Learn in a run directory; returns the environment steps that were learned from."""
     torch.set_num_threads(1)
     place = ServerPlace.of(config, run)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 
 from robot_rl.connection import flush
 from robot_rl.replay.client import ReplayClient
-from robot_rl.signals import Stopped
+from robot_rl.signals import StopEvent, Stopped
 from robot_rl.weights import Published, WeightsPoller, WeightsReceiver
 
 _WAIT_SECONDS = 0.5
@@ -41,7 +40,7 @@ class SteppedWeights:
         client: ReplayClient,
         receiver: WeightsReceiver,
         first: Published,
-        stop: threading.Event,
+        stop: StopEvent,
     ) -> None:
         """See the class."""
         self._client, self._receiver = client, receiver
@@ -135,7 +134,7 @@ class SharedWeights:
         table: str,
         first: Published,
         every_steps: int,
-        stop: threading.Event,
+        stop: StopEvent,
     ) -> None:
         """See the class."""
         self._client, self._receiver, self._table = client, receiver, table

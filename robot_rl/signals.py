@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 # Set for the children of `train`: they end when their standard input closes.
@@ -17,10 +18,43 @@ class Stopped(Exception):
     """A wait was given up because the process was asked to stop."""
 
 
+class StopEvent:
+    """What `threading.Event` is for threads, for signal handlers as well: set once, for good.
+
+    A handler runs in the main thread between any two of its instructions. Where that is inside
+    `threading.Event.wait`, it holds the lock that `threading.Event.set` then waits for, for ever.
+    The queue's `put` is made to be called there.
+    """
+
+    def __init__(self) -> None:
+        """Make an event that is not set."""
+        self._set = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Set it; may be called again, by any thread and by a signal handler."""
+        self._set = True
+        self._wake.put(None)
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._set
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is set, or for so long [s]; tells whether it is set."""
+        if not self._set:
+            try:
+                self._wake.get(timeout=max(timeout_s, 0.0))
+            except Empty:
+                return self._set
+            self._wake.put(None)  # for the next who waits
+        return True
+
+
 @contextmanager
-def stop_event() -> Iterator[threading.Event]:
+def stop_event() -> Iterator[StopEvent]:
     """Give an event that Ctrl-C, SIGTERM and a closed terminal set; then restore the handlers."""
-    stop = threading.Event()
+    stop = StopEvent()
 
     def request_stop(number: int, frame: FrameType | None) -> None:
         stop.set()

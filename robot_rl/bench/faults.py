@@ -36,7 +36,7 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.endpoint import parse_address
 from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.signals import stop_event
+from robot_rl.signals import StopEvent, stop_event
 
 TABLE = "faults"
 EPISODE_STEPS = 40
@@ -239,7 +239,7 @@ def _read(folder: Path, store: Path) -> None:
             stop.wait(0.05)
 
 
-def _sampler(store: Path, stop: threading.Event) -> ReplaySampler:
+def _sampler(store: Path, stop: StopEvent) -> ReplaySampler:
     while True:
         with contextlib.suppress(StoreError, NotEnoughData):
             sampler = ReplaySampler(

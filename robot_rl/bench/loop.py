@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from robot_rl.bench._killed_server import KilledServer
 from robot_rl.config import save_resolved
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
+from robot_rl.signals import StopEvent
 from robot_rl.stages.collect import collect
 from robot_rl.stages.pretrain import pretrain
 from robot_rl.stages.processes import ProcessGroup
@@ -136,7 +136,7 @@ def measure(
         stack.enter_context(beside(run))
         decisions: list[float] = []
         lateness: list[float] = []
-        for _, result in act(config, run, threading.Event()):
+        for _, result in act(config, run, StopEvent()):
             decisions += result.decision_seconds
             lateness += result.lateness_seconds
             group.running("learner")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.attended import AttendedRobot, succeeded
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.rewards.wrapper import RewardWrapper
-from robot_rl.signals import Stopped
+from robot_rl.signals import StopEvent, Stopped
 
 SeedSet = Literal["periodic", "final"]
 # A robot that cuts the same episode so often in a row cannot do it.
@@ -75,7 +74,7 @@ class Evaluator:
         behaviour: Behaviour,
         seed_set: SeedSet,
         environment_steps: int,
-        stop: threading.Event | None = None,
+        stop: StopEvent | None = None,
     ) -> EvaluationResult:
         """Run the behaviour's best guess on a set of seeds.
 
@@ -99,7 +98,7 @@ class Evaluator:
         acting = behaviour.exploring("mean").to(compute_device(self._config))
         runner = PolicyRunner(acting, slots=len(envs))
         started = time.monotonic()
-        given_up = threading.Event() if stop is None else stop
+        given_up = StopEvent() if stop is None else stop
         seeds = Seeds(range(first, first + count))
         results: list[EpisodeResult] = []
         cuts: Counter[int] = Counter()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -48,7 +47,7 @@ from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import DEFAULT_MAP_SIZE, NO_LIMIT, Fsync, StoreWriter
 from robot_rl.replay.wire import DEFAULT_MESSAGE_BYTES, Frame, Kind, Message, decode, encode
-from robot_rl.signals import stop_event
+from robot_rl.signals import StopEvent, stop_event
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
@@ -154,7 +153,7 @@ class ReplayServer:
             Kind.ANNOTATE: self._annotate,
         }
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: StopEvent) -> None:
         """Serve until `stop` is set; then commit what was received and close."""
         next_reader_check = time.monotonic()
         try:

@@ -9,7 +9,6 @@ how a model is served, and is good for nothing else.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from robot_rl.rewards.progress_wire import (
     encode_answer,
     encode_error,
 )
-from robot_rl.signals import stop_event
+from robot_rl.signals import StopEvent, stop_event
 
 _POLL_MILLISECONDS = 100
 
@@ -97,7 +96,7 @@ class GoalImages:
 def serve_progress(
     model: ProgressModel,
     address: str,
-    stop: threading.Event,
+    stop: StopEvent,
     on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Answer questions until told to stop; what is no question is answered with an error.

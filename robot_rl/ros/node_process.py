@@ -17,7 +17,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.ros.device_node import DeviceNode, ParameterError
 from robot_rl.ros.environment import leave_shared_memory, prepare_environment
 from robot_rl.ros.shared_memory import clean_shared_memory
-from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, stop_event
+from robot_rl.signals import ENDS_WITH_INPUT, StopEvent, end_with_input, stop_event
 
 _SPIN_SECONDS = 0.1
 _LEAVE_SECONDS = 10.0
@@ -60,7 +60,7 @@ def run_node(make: Callable[[], DeviceNode], *, sends_pictures: bool = False) ->
     return 0
 
 
-def _spin(node: DeviceNode, stop: threading.Event) -> None:
+def _spin(node: DeviceNode, stop: StopEvent) -> None:
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -24,14 +23,14 @@ from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.machine import yield_to_control_loop
 from robot_rl.run import CLONED, RunDirectory
 from robot_rl.run_policies import learned_steps, load_newest
-from robot_rl.signals import Stopped, stop_event
+from robot_rl.signals import StopEvent, Stopped, stop_event
 from robot_rl.stages.nodes import robot_nodes
 
 RECORDS = "evaluations"
 _POLL_SECONDS = 0.2
 
 
-def follow(config: DictConfig, run: RunDirectory, stop: threading.Event) -> None:
+def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     """Evaluate the cloned policy and each of a run's snapshots as they appear, in order.
 
     What was evaluated before is not repeated, so that a resumed run goes on with its curve.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
 
 import pytest
@@ -13,6 +12,7 @@ from robot_rl.config import compose
 from robot_rl.env.sim.robot import SimRobot
 from robot_rl.pacing import SteppedWeights
 from robot_rl.run import RunDirectory
+from robot_rl.signals import StopEvent
 
 
 class LinkFailed(Exception):
@@ -37,7 +37,7 @@ def test_a_weight_source_that_cannot_be_closed_leaves_the_robot_held(
     publish_cloned(server.run)
     monkeypatch.setattr(SteppedWeights, "close", fail)
     run = RunDirectory.open(str(server.run), str(server.run.parent))
-    episodes = act(compose([*TINY, "environment_steps=1"]), run, threading.Event())
+    episodes = act(compose([*TINY, "environment_steps=1"]), run, StopEvent())
     with closing(episodes), pytest.raises(LinkFailed):
         list(episodes)
     assert released[-2:] == ["hold", "close"]
@@ -50,5 +50,5 @@ def test_a_policy_of_another_task_leaves_the_robot_held(
     run = RunDirectory.open(str(server.run), str(server.run.parent))
     config = compose([*TINY, "task=pick_cube", "environment_steps=1"])
     with pytest.raises(Exception, match="reach"):
-        list(act(config, run, threading.Event()))
+        list(act(config, run, StopEvent()))
     assert released == ["hold", "close"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from robot_rl.progress import WorkProgress
 from robot_rl.replay import ReplayClient
 from robot_rl.run import LAST, RunDirectory
 from robot_rl.run_policies import STATE_FILE
+from robot_rl.signals import StopEvent
 
 STEPS = 100
 
@@ -53,7 +53,7 @@ def test_broken_weights_are_named_and_not_saved(
 
         monkeypatch.setattr(algorithm, "update", break_one)
         with pytest.raises(LearningDiverged, match="no longer a finite number at step 100"):
-            learner.learn(threading.Event(), progress)
+            learner.learn(StopEvent(), progress)
     last_checkpoint = run.complete_folder(LAST)
     assert json.loads((last_checkpoint / STATE_FILE).read_text())["environment_steps"] < STEPS
     tensors = load_file(last_checkpoint / "algorithm.safetensors")

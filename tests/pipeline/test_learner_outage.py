@@ -18,7 +18,7 @@ from robot_rl.progress import WorkProgress
 from robot_rl.replay import ReplayClient, client
 from robot_rl.run import LAST, RunDirectory
 from robot_rl.run_policies import STATE_FILE
-from robot_rl.signals import Stopped
+from robot_rl.signals import StopEvent, Stopped
 
 pytestmark = pytest.mark.faults
 
@@ -63,7 +63,7 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
 ) -> None:
     act_for(STEPS, run)
     monkeypatch.setattr(client, "LARGE_SECONDS", 0.5)
-    stop, ends = threading.Event(), []
+    stop, ends = StopEvent(), []
 
     def wait_for_note() -> None:
         capsys.readouterr()

@@ -21,6 +21,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.replay import ReplayClient, ReplayServer
 from robot_rl.replay.errors import SpoolTooSmall
 from robot_rl.run import RunDirectory
+from robot_rl.signals import StopEvent
 from robot_rl.weights import publish
 
 OPTIONS = "_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24"
@@ -59,7 +60,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]
         denoiser={"hidden": [16]},
     )
     interface = Interface(schema.task, schema.control_rate_hz, tuple(schema.action_names))
-    stop, server = threading.Event(), ReplayServer(run.store)
+    stop, server = StopEvent(), ReplayServer(run.store)
     serving = threading.Thread(target=server.run, args=(stop,))
     serving.start()
     with ReplayClient(run.store) as client:
@@ -72,7 +73,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]
 def act_with(run: RunDirectory, spool_bytes: int) -> int:
     """Act for ten steps; return how many there were."""
     words = (CAMERAS, f"replay.spool_bytes={spool_bytes}")
-    stop = threading.Event()
+    stop = StopEvent()
     too_long = threading.Timer(60, stop.set)  # an actor without room pauses for ever
     too_long.start()
     try:

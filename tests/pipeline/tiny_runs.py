@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.replay import ReplayClient, wait_for_endpoint
 from robot_rl.run import RunDirectory
+from robot_rl.signals import StopEvent
 from robot_rl.weights import publish
 
 TINY = (
@@ -128,7 +128,7 @@ def act_for(steps: int, run: RunDirectory) -> None:
     """Put environment steps into the store with the cloned policy."""
     publish_cloned(run.path)
     config = compose([*TINY, f"environment_steps={steps}"])
-    for _ in act(config, run, threading.Event()):
+    for _ in act(config, run, StopEvent()):
         pass
 
 

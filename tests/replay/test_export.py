@@ -23,6 +23,7 @@ from robot_rl.replay import ReplayClient, ReplayServer, StoreReader, row_keys
 from robot_rl.replay.export import StoreEpisodes
 from robot_rl.replay.importing import import_episodes
 from robot_rl.replay.records import EPISODE_KEY, ROW_KEY, EpisodeRecord
+from robot_rl.signals import StopEvent
 
 
 def run(*words: object) -> int:
@@ -94,7 +95,7 @@ def test_export_takes_whole_episodes_while_an_actor_writes(
     server, schema, make_episode, tmp_path, capsys
 ):
     sent = []
-    stop = threading.Event()
+    stop = StopEvent()
 
     def act() -> None:
         with ReplayClient(server.store) as client:
@@ -332,7 +333,7 @@ def test_a_store_goes_to_lerobot_and_back(client, server, schema, make_episode, 
 @pytest.fixture
 def other_store(tmp_path: Path) -> Iterator[Path]:
     """A store of its own whose server runs."""
-    stop = threading.Event()
+    stop = StopEvent()
     server = ReplayServer(tmp_path / "other")
     thread = threading.Thread(target=server.run, args=(stop,))
     thread.start()

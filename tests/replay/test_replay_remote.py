@@ -29,6 +29,7 @@ from robot_rl.replay import (
 from robot_rl.replay.sampling_queue import MAXIMUM_WAITING, SamplingQueue, SamplingRequest
 from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind, decode, encode
+from robot_rl.signals import StopEvent
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 FAST = LinkOptions(resend_seconds=0.1)
@@ -245,7 +246,7 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
     start_server, schema, make_episode
 ):
     server = start_server()
-    stop = threading.Event()
+    stop = StopEvent()
     with ReplayClient(server.store, options=FAST) as actor:
         actor.open_session("reach", schema)
         actor.append_episode(make_episode(50))

@@ -28,6 +28,7 @@ from robot_rl.replay import (
     WeightsRefused,
     read_endpoint,
 )
+from robot_rl.signals import StopEvent
 
 FAST = LinkOptions(resend_seconds=0.1)
 
@@ -74,7 +75,7 @@ def test_every_acknowledged_row_survives_kills_exactly_once(
     start_server, schema, make_episode, fsync
 ):
     server = start_server(fsync=fsync)
-    stop = threading.Event()
+    stop = StopEvent()
     acknowledged_at_kill = []
 
     def kill_and_restart():
@@ -362,7 +363,7 @@ def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
 
 def test_starting_and_stopping_leaves_no_thread_and_no_file_open(tmp_path, schema, make_episode):
     def cycle(index):
-        stop = threading.Event()
+        stop = StopEvent()
         server = ReplayServer(tmp_path / f"store{index % 2}")
         thread = threading.Thread(target=server.run, args=(stop,))
         thread.start()

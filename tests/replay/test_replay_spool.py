@@ -39,6 +39,7 @@ from robot_rl.replay import (
     StoreReplaced,
 )
 from robot_rl.replay.ring import size_for
+from robot_rl.signals import StopEvent
 
 HERE = Path(__file__).parent
 SCHEMA = camera_schema()
@@ -426,7 +427,7 @@ def test_appending_makes_no_system_call(server, spool, what):
 @pytest.mark.slow
 def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, spool):
     def cycle(index):
-        stop = threading.Event()
+        stop = StopEvent()
         server = ReplayServer(tmp_path / f"store{index % 2}")
         thread = threading.Thread(target=server.run, args=(stop,))
         thread.start()

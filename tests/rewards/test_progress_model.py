@@ -20,6 +20,7 @@ from robot_rl.rewards.progress_wire import (
     decode_request,
     encode_request,
 )
+from robot_rl.signals import StopEvent
 
 BRIGHT, DARK = 200, 10
 
@@ -44,7 +45,7 @@ class Model(GoalImages):
 
 @pytest.fixture
 def address():
-    stop, ready, places = threading.Event(), threading.Event(), []
+    stop, ready, places = StopEvent(), threading.Event(), []
 
     def note(place):
         places.append(place)
@@ -138,7 +139,7 @@ def test_an_answer_that_was_given_up_is_not_taken_for_another():
 def test_it_is_asked_and_served_on_this_machine_only(address):
     for begin in (
         lambda: RemoteProgressModel(address, 1),
-        lambda: serve_progress(Model(), address, threading.Event()),
+        lambda: serve_progress(Model(), address, StopEvent()),
     ):
         with pytest.raises(ProgressError, match="on this machine only"):
             begin()

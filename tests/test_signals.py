@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM to a process that waits."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+
+from robot_rl.signals import StopEvent
+
+ROUNDS = 1000
+WAITS = f"""
+from robot_rl.signals import stop_event
+
+for number in range({ROUNDS}):
+    with stop_event() as stop:
+        print(number, flush=True)
+        while not stop.wait(1e-6):
+            pass
+print("ended")
+"""
+
+
+def test_a_signal_ends_a_process_whatever_its_wait_was_just_doing():
+    draws = np.random.default_rng(0)
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as one:
+        patience = threading.Timer(60.0, one.kill)
+        patience.start()
+        for _ in range(ROUNDS):
+            one.stdout.readline()
+            time.sleep(draws.uniform(0.0, 1e-3))
+            one.terminate()
+        told = one.stdout.read()
+        patience.cancel()
+    assert told == "ended\n"
+
+
+def test_whoever_waits_hears_of_a_stop():
+    stop, heard = StopEvent(), []
+    waiting = [threading.Thread(target=lambda: heard.append(stop.wait(60.0))) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    assert not stop.wait(0.0)
+    assert not stop.wait(-1.0)
+    stop.set()
+    stop.set()
+    for thread in waiting:
+        thread.join()
+    assert heard == [True] * 3
+    assert stop.wait(0.0)
+    assert stop.is_set()
