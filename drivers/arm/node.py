@@ -33,6 +33,7 @@ from drivers.arm.parameters import ArmParameters, problem_of_parameter
 from drivers.errors import DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
+from robot_rl.ros.clear_service import ClearService
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.stamps import to_nanoseconds
@@ -102,7 +103,7 @@ class ArmNode(DeviceNode):
             PoseStamped, "target_pose", take, qos.command_subscription()
         )
         self.create_service(Trigger, "stop", self._on_stop)
-        self._clearing = self.create_service(Trigger, "clear_errors", self._on_clear_errors)
+        self._clearing = ClearService(self, "clear_errors", "arm", self._on_clear_errors)
         # It waits for the motion to end; in a group of its own it keeps nothing else from running.
         group = MutuallyExclusiveCallbackGroup()
         self.create_service(Trigger, "reset", self._on_reset, callback_group=group)
@@ -202,11 +203,10 @@ class ArmNode(DeviceNode):
         assert self.guard is not None
         reason = "the service stop was called"
         self.guard.stop(reason)
-        earlier = self._take_clears()  # now: who asks once the mode is told has heard of the stop
-        self._tell_mode()  # which keeps the stop, whatever the driver does next
-        self.get_logger().warning(f"stopped: {reason}")
-        problem = self._stop_driver() if self.is_connected else None
-        self._refuse_clears(earlier)
+        with self._clearing.refused_by_stop():  # once the mode is told, who asks has heard of it
+            self._tell_mode()  # which keeps the stop, whatever the driver does next
+            self.get_logger().warning(f"stopped: {reason}")
+            problem = self._stop_driver() if self.is_connected else None
         answer.success = problem is None
         answer.message = problem or "stopped; clear_errors allows motion again"
         return answer
@@ -222,27 +222,6 @@ class ArmNode(DeviceNode):
             self.get_logger().error(problem)
             return problem
         return None
-
-    def _take_clears(self) -> list[Any]:
-        """Take the `clear_errors` that wait: none of before a stop is carried out after it.
-
-        Each service has a queue of its own: their order says nothing about that of the requests.
-        """
-        taken: list[Any] = []
-        queue = self._clearing.handle
-        while True:
-            with queue:
-                _, request = queue.service_take_request(Trigger.Request)
-            if request is None:
-                return taken
-            taken.append(request)
-
-    def _refuse_clears(self, requests: list[Any]) -> None:
-        answer = Trigger.Response(
-            success=False, message="a stop came meanwhile; next: look at the arm, and call it again"
-        )
-        for request in requests:
-            self._clearing.send_response(answer, request)
 
     def _on_clear_errors(
         self, request: Trigger.Request, answer: Trigger.Response

@@ -28,7 +28,8 @@ class _Motions:
         hand: franky's.
         changed: Guards and tells of the others.
         wanted: Position to move to next.
-        moving: Whether a motion goes on, or begins.
+        moving: Whether a motion goes on, or begins; homing is one too.
+        stopping: Whether the library is being told to stop, which would end a motion that follows.
         interrupted: Whether it was taken back.
         ending: Whether none may follow.
         failure: What a motion failed with.
@@ -38,6 +39,7 @@ class _Motions:
     changed: threading.Condition = field(default_factory=threading.Condition)
     wanted: float | None = None
     moving: bool = False
+    stopping: bool = False
     interrupted: bool = False
     ending: bool = False
     failure: DriverError | None = None
@@ -75,13 +77,10 @@ class FrankaHand:
     def connect(self) -> None:
         """Reach the hand; one that was never homed is reported, not moved."""
         self.close()
-        homed = True
         try:
             hand = self._franky.Gripper(self._host)
             self._motions = motions = _Motions(hand)  # with which `stop` ends the homing too
-            if self._homing:
-                self._homing = False  # before the fingers move: a node connects again for ever
-                homed = hand.homing()
+            homed = self._home(motions)
             width = float(hand.state.max_width)
         except Exception as error:  # franky's own, which begin at Exception
             raise self._translated(error) from error
@@ -120,22 +119,23 @@ class FrankaHand:
         motions = self._connected()
         with motions.changed:
             motions.wanted = value
-            interrupt = motions.interrupted = motions.moving
+            motions.interrupted = motions.stopping = motions.moving
             motions.changed.notify_all()
-        if interrupt:
-            self._stop(motions.hand)
+        if motions.stopping:
+            self._stop(motions)
 
     def stop(self) -> None:
-        """Stop the fingers; afterwards no motion goes on.
+        """Stop the fingers; afterwards no motion goes on, nor is the hand homed.
 
         Raises:
             DriverTimeout: The motion does not end.
         """
+        self._homing = False
         motions = self._connected()
         with motions.changed:
             motions.wanted, motions.interrupted = None, True
         for _ in range(_STOPS):  # one that overtakes the motion in the library ends nothing
-            self._stop(motions.hand)
+            self._stop(motions)
             with motions.changed:
                 if motions.changed.wait_for(lambda: not motions.moving, _STOP_S):
                     return
@@ -145,7 +145,10 @@ class FrankaHand:
         )
 
     def clear_errors(self) -> None:
-        """Home the hand at the next `connect`, once: **its fingers close and open**."""
+        """Home the hand at the next `connect`, once: **its fingers close and open**.
+
+        A `stop` in between takes that back.
+        """
         self._homing = True
 
     def close(self) -> None:
@@ -159,11 +162,27 @@ class FrankaHand:
         if thread is not None:
             thread.join(_JOIN_S)
 
+    def _home(self, motions: _Motions) -> bool:
+        """Home the hand where a person has asked for it; returns whether nothing failed."""
+        with motions.changed:
+            wanted, self._homing = self._homing, False  # now: a node connects again for ever
+            if not wanted or motions.interrupted:
+                return True
+            motions.moving = True
+        try:
+            return bool(motions.hand.homing())
+        finally:
+            with motions.changed:
+                motions.moving = False
+                motions.changed.notify_all()
+
     def _run(self, motions: _Motions) -> None:
         """Run one motion after the other, always the newest that was asked for."""
         while True:
             with motions.changed:
-                motions.changed.wait_for(lambda: motions.ending or motions.wanted is not None)
+                motions.changed.wait_for(
+                    lambda: motions.ending or (motions.wanted is not None and not motions.stopping)
+                )
                 if motions.ending:
                     return
                 position, motions.wanted = motions.wanted, None
@@ -193,11 +212,15 @@ class FrankaHand:
         else:
             hand.move(width, self._speed)
 
-    def _stop(self, hand: Any) -> None:
+    def _stop(self, motions: _Motions) -> None:
         try:
-            hand.stop()
+            motions.hand.stop()
         except self._franky.Exception as error:
             raise self._translated(error) from error
+        finally:
+            with motions.changed:
+                motions.stopping = False
+                motions.changed.notify_all()
 
     def _connected(self) -> _Motions:
         if self._motions is None:

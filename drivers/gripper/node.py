@@ -22,6 +22,7 @@ from std_srvs.srv import Trigger
 from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import qos
+from robot_rl.ros.clear_service import ClearService
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import joint_state_message
 from robot_rl.ros.node_process import run_node
@@ -65,8 +66,10 @@ class GripperNode(DeviceNode):
         self._commands = self.create_subscription(
             Float64, "gripper/command", take, qos.command_subscription()
         )
-        for name in ("stop", "clear_errors"):
-            self.create_service(Trigger, f"gripper/{name}", functools.partial(self._do, name))
+        self.create_service(Trigger, "gripper/stop", self._on_stop)
+        self._clearing = ClearService(
+            self, "gripper/clear_errors", "gripper", functools.partial(self._do, "clear_errors")
+        )
 
     def poll(self) -> None:
         """Send the newest command, measure and publish."""
@@ -127,6 +130,10 @@ class GripperNode(DeviceNode):
     def _senders(self) -> list[str]:
         infos = self.get_publishers_info_by_topic(self._commands.topic_name)
         return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
+
+    def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Any:
+        with self._clearing.refused_by_stop():
+            return self._do("stop", request, answer)
 
     def _do(self, name: str, request: Trigger.Request, answer: Trigger.Response) -> Any:
         """Answer the services `stop` and `clear_errors`, which drivers have by these names."""

@@ -76,8 +76,8 @@ class Robotiq2F:
 
     The first `connect` activates a gripper that is not active: **its fingers then open and close
     once**. Later ones do not, so that a gripper that was switched off and on, or whose activation
-    failed, holds still until `clear_errors`. Each `clear_errors` activates it once, also if that
-    fails.
+    failed, holds still until `clear_errors`. Each `clear_errors` lets the next `connect` activate
+    it once, also if that fails; a `stop` in between takes that back.
 
     Args:
         address: `/dev/ttyUSB0` for its RS-485 adapter; `tcp://HOST:502` for Modbus TCP;
@@ -132,8 +132,9 @@ class Robotiq2F:
         self._command_register, self._status_register = command_register, status_register
         self._activation_timeout = activation_timeout_s
         self._may_activate = True  # by itself, not because a person asked for it
-        self._connected = False
         self._clearing = False
+        self._stops = 0  # so far: an activation that has begun before one does not go on
+        self._deciding = threading.Lock()  # whether the fingers may move without a command
         self._line = threading.Lock()  # one question at a time on the wire
 
     def connect(self) -> None:
@@ -144,22 +145,22 @@ class Robotiq2F:
                 hint="is it plugged in, is the address right, and may this user open it"
                 " (group dialout)?",
             )
+        stops = self._stops
         status = self.status()
         if not self._clearing:
             self._check(status)
         if self._clearing or (status.state != _ACTIVE and self._may_activate):
-            # Before the fingers move: a node connects again and again after a failure.
-            self._may_activate = self._clearing = False
-            self._activate()
+            self._activate(stops)
         elif status.state != _ACTIVE:
             raise self._not_active(
-                "is not active: was it switched off, or did its activation fail?"
+                "is not active: was it switched off, stopped, or did its activation fail?"
             )
-        self._connected = True
-        self._may_activate = self._clearing = False
+        self._may_activate = False
 
     def read(self) -> GripperState:
         """Measure position and grip."""
+        if self._clearing:
+            raise DriverFault(f"the gripper at {self.address} is to be activated")
         status = self.status()
         stamp = time.time_ns()
         self._check(status)
@@ -174,20 +175,25 @@ class Robotiq2F:
         self._write(_ACTIVATE | _GO_TO, count, self._speed, self._force)
 
     def stop(self) -> None:
-        """Stop the fingers; they keep their grip."""
+        """Stop the fingers; they keep their grip.
+
+        An activation that goes on is ended: the gripper is then inactive until `clear_errors`.
+        """
+        with self._deciding:
+            self._stops += 1
+            self._may_activate = self._clearing = False
         status = self.status()
-        self._write(_ACTIVATE, status.position, self._speed, self._force)
+        if status.state == _ACTIVE:
+            self._write(_ACTIVATE, status.position, self._speed, self._force)
+        elif status.activated:
+            self._write(0, 0, 0, 0)
 
     def clear_errors(self) -> None:
-        """Reset and activate the gripper: **its fingers open and close once**."""
-        if self._connected:
-            self._activate()
-        else:
-            self._clearing = True
+        """Activate the gripper at the next `connect`, once: **its fingers open and close**."""
+        self._clearing = True
 
     def close(self) -> None:
         """Close the line; the fingers stay as they are."""
-        self._connected = False
         self._client.close()
 
     def status(self) -> Status:
@@ -205,12 +211,20 @@ class Robotiq2F:
             )
         return Status.from_registers(answer.registers)
 
-    def _activate(self) -> None:
+    def _activate(self, stops: int) -> None:
+        """Activate it, unless it has been stopped since it was `stops` times."""
+        # No longer wanted before the fingers move: a node connects again and again after a failure.
+        self._may_activate = self._clearing = False
         self._write(0, 0, 0, 0)
-        self._write(_ACTIVATE, 0, 0, 0)
+        with self._deciding:
+            if self._stops != stops:
+                raise self._not_active("was stopped before its activation")
+            self._write(_ACTIVATE, 0, 0, 0)
         deadline = time.monotonic() + self._activation_timeout
         while (status := self.status()).state != _ACTIVE:
             self._check(status)
+            if not status.activated:
+                raise self._not_active("was stopped during its activation")
             if time.monotonic() > deadline:
                 raise DriverTimeout(
                     f"the gripper at {self.address} was not active in time",

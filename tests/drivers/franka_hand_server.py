@@ -90,10 +90,10 @@ class Hand:
                 time.sleep(_PERIOD_S)
 
     def _take(self, connection: socket.socket, command: int, identity: int, content: bytes) -> None:
+        if command in (GRASP, MOVE, HOMING) and self.endless:
+            self._going_on.append((connection, command, identity))
+            return
         if command in (GRASP, MOVE):
-            if self.endless:
-                self._going_on.append((connection, command, identity))
-                return
             (self.width,) = struct.unpack_from("<d", content)
         if command == STOP and self.early_stops:
             self.early_stops -= 1

@@ -29,7 +29,7 @@ class Gripper2F:
         self.position = OPEN_COUNT
         self.request = self.speed = self.force = 0
         self.active = self.go = False
-        self.activation_left = self._activation_polls = activation_polls
+        self.activation_left = self.activation_polls = activation_polls
         self.fault = 0
         self.object_at = None  # count at which something is between the fingers
         self.activations = 0
@@ -42,7 +42,7 @@ class Gripper2F:
         self.commands.append(tuple(registers))
         active, self.go = bool(action & 1), bool(action & 8)
         if active and not self.active:
-            self.activation_left, self.fault = self._activation_polls, 0
+            self.activation_left, self.fault = self.activation_polls, 0
             self.activations += 1
         self.active = active
 

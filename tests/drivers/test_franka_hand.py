@@ -103,6 +103,53 @@ def test_fingers_that_do_not_stop_are_reported(driver, hand):
         driver.stop()
 
 
+def test_a_stop_that_is_sent_late_does_not_end_the_motion_that_follows(driver, hand, monkeypatch):
+    stop = driver._franky.Gripper.stop
+
+    def late(gripper):  # as where the thread of who commands has to wait for a processor
+        hand.end_motions(server.SUCCEEDED)
+        time.sleep(0.5)
+        stop(gripper)
+
+    monkeypatch.setattr(driver._franky.Gripper, "stop", late)
+    hand.endless = True
+    driver.connect()
+    driver.command(1.0)
+    until(lambda: hand.count(server.GRASP) == 1)
+    driver.command(0.5)
+    until(lambda: hand.count(server.GRASP) == 2)
+    time.sleep(0.2)
+    assert hand.moving
+    driver.read()
+
+
+def test_a_stop_takes_back_the_homing_that_a_person_asked_for(driver, hand):
+    driver.clear_errors()
+    with pytest.raises(DriverError, match="not connected"):
+        driver.stop()
+    driver.connect()
+    assert hand.count(server.HOMING) == 0
+
+
+def test_a_stop_just_before_the_homing_ends_it(driver, hand, monkeypatch):
+    homing, stopping = driver._franky.Gripper.homing, []
+
+    def late(gripper):
+        stopping.append(threading.Thread(target=driver.stop))
+        stopping[0].start()
+        time.sleep(0.3)
+        return homing(gripper)
+
+    monkeypatch.setattr(driver._franky.Gripper, "homing", late)
+    hand.endless = True
+    driver.clear_errors()
+    with pytest.raises(DriverFault, match="clear_errors"):
+        driver.connect()
+    stopping[0].join()
+    assert not hand.moving
+    assert hand.count(server.HOMING) == 1
+
+
 def test_a_motion_that_hung_changes_nothing_of_a_later_connection(driver, hand, monkeypatch):
     monkeypatch.setattr(franka, "_JOIN_S", 0.1)
     hand.endless = True

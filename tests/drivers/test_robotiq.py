@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 
 import pytest
 
@@ -121,12 +123,15 @@ def test_a_fault_is_named_and_stays_until_it_is_cleared(driver, gripper, code, w
     assert driver.read().position == 0.0
     gripper.fault = code
     driver.clear_errors()
+    with pytest.raises(DriverFault, match="is to be activated"):  # so that the node connects again
+        driver.read()
+    driver.connect()
     assert driver.read().position == 0.0
     assert gripper.activations == 3
 
 
 def test_a_fault_during_activation_ends_it(driver, gripper):
-    gripper.activation_left = gripper._activation_polls = 10**6
+    gripper.activation_left = gripper.activation_polls = 10**6
     real = gripper.write
 
     def failing(registers):
@@ -147,7 +152,7 @@ def test_silence_alone_is_no_fault(driver, gripper):
 
 
 def test_an_activation_that_never_ends_is_a_timeout(address, gripper):
-    gripper.activation_left = gripper._activation_polls = 10**6
+    gripper.activation_left = gripper.activation_polls = 10**6
     driver = Robotiq2F(address, timeout_s=5.0, activation_timeout_s=0.2)
     with pytest.raises(DriverTimeout, match="not active in time; got: state 1"):
         driver.connect()
@@ -156,7 +161,7 @@ def test_an_activation_that_never_ends_is_a_timeout(address, gripper):
 
 def never_active(gripper):
     """Its next activations do not end: something is between its fingers."""
-    gripper._activation_polls = 10**6
+    gripper.activation_polls = 10**6
 
 
 def test_a_first_activation_that_fails_is_not_repeated_without_a_person(address, gripper):
@@ -199,6 +204,61 @@ def test_stop_keeps_the_fingers_where_they_are(driver, gripper):
     assert settled(driver).position == where
     driver.command(0.0)
     assert settled(driver).position == 0.0
+
+
+def test_a_stop_does_not_activate_a_gripper_that_was_switched_off(driver, gripper):
+    driver.connect()
+    gripper.write([0, 0, 0])
+    driver.stop()
+    assert gripper.activations == 1
+
+
+@pytest.mark.parametrize("line", ["open", "closed"])
+def test_a_stop_takes_back_what_a_person_had_cleared(driver, gripper, line):
+    driver.connect()
+    gripper.write([0, 0, 0])
+    driver.clear_errors()
+    if line == "closed":
+        driver.close()
+    driver.stop()
+    driver.close()
+    with pytest.raises(DriverFault, match=r"is not active: .*stopped.*clear_errors"):
+        driver.connect()
+    assert gripper.activations == 1
+    driver.clear_errors()
+    driver.connect()
+    assert gripper.activations == 2
+
+
+def test_a_stop_before_the_first_activation_prevents_it(driver, gripper):
+    gripper.silent = True
+    with pytest.raises(DriverTimeout):
+        driver.connect()
+    gripper.silent = False
+    driver.stop()
+    with pytest.raises(DriverFault, match=r"is not active: .*stopped.*clear_errors"):
+        driver.connect()
+    assert gripper.activations == 0
+
+
+@pytest.mark.parametrize("action", [0, 1])  # reset, which is the last before it, and activation
+def test_a_stop_during_an_activation_ends_it(driver, gripper, action):
+    never_active(gripper)
+    real, stopping = gripper.write, []
+
+    def stopped_just_then(registers):
+        if not stopping and registers[0] >> 8 == action:
+            stopping.append(threading.Thread(target=driver.stop))
+            stopping[0].start()
+            time.sleep(0.3)  # it waits for the line
+        real(registers)
+
+    gripper.write = stopped_just_then
+    with pytest.raises(DriverFault, match=r"was stopped .* its activation.*clear_errors"):
+        driver.connect()
+    stopping[0].join()
+    assert not gripper.active
+    assert gripper.activations == action
 
 
 @pytest.mark.parametrize("position", [-0.01, 1.01, math.nan, math.inf])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -60,6 +61,16 @@ class Running:
                 assert self._thread.is_alive()
                 time.sleep(0.005)
             task.result()
+
+    @contextlib.contextmanager
+    def busy(self):
+        """Keep the node's own thread from doing anything else, as a slow device does."""
+        goes_on = threading.Event()
+        self._executor.create_task(goes_on.wait)
+        try:
+            yield
+        finally:
+            goes_on.set()
 
     def close(self):
         self._ending.set()

@@ -17,6 +17,7 @@ from gripper_server import Gripper2F, serve
 from listening import Listener, Running
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
+from std_srvs.srv import Trigger
 
 from drivers.gripper.node import GripperNode
 from robot_rl.ros import qos
@@ -43,6 +44,11 @@ class Bench:
 
     def command(self, position):
         self.commands.publish(Float64(data=position))
+
+    def asker(self, name):
+        client = self.listener.client.node.create_client(Trigger, name)
+        self.listener.until(client.service_is_ready)
+        return lambda: client.call_async(Trigger.Request())
 
     def position(self):
         return self.states[-1].position[0]
@@ -119,6 +125,29 @@ def test_stop_keeps_the_fingers_where_they_are(bench):
     assert bench.position() < 0.5
     bench.command(1.0)
     bench.reaches(1.0)
+
+
+def test_no_clear_of_before_a_stop_is_carried_out_after_it(bench):
+    ask = {name: bench.asker(f"gripper/{name}") for name in ("clear_errors", "stop")}
+    with bench.node.busy():
+        clear, stop = ask["clear_errors"](), ask["stop"]()
+        time.sleep(1.0)  # both have come in
+    bench.listener.until(lambda: clear.done() and stop.done())
+    assert stop.result().success
+    assert not clear.result().success
+    assert "a stop came meanwhile; next: look at the gripper" in clear.result().message
+    assert bench.gripper.activations == 1
+
+
+def test_a_stop_ends_the_activation_that_a_person_asked_for(bench):
+    bench.gripper.activation_polls = 10**6
+    assert bench.listener.trigger("gripper/clear_errors")[0]
+    bench.listener.until(lambda: bench.gripper.activations == 2)
+    assert bench.listener.trigger("gripper/stop") == (True, "stop done")
+    assert not bench.gripper.active
+    bench.listener.reported("clear_errors")
+    time.sleep(0.5)  # in which the node connects again
+    assert bench.gripper.activations == 2
 
 
 def test_a_gripper_that_was_switched_off_waits_for_a_person(bench):
