@@ -10,6 +10,7 @@ from robot_rl.errors import RobotRLError, described
 
 CLOSED, CONNECTING, CONNECTED, WAITING = "closed", "connecting", "connected", "waiting"
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 10.0
+_CLOSE_S = 5.0  # how long a connecting that is going on may hold up the end
 
 
 class Connection:
@@ -36,6 +37,9 @@ class Connection:
         self.news: str | None = None
         self._patience = patience_s
         self._thread: threading.Thread | None = None
+        self._handing_over = threading.Lock()
+        self._connecting = False
+        self._left = False  # whether the connecting thread is to close the driver itself
         self._problem: BaseException | None = None
         self._delay = _FIRST_DELAY
         self._next = 0.0
@@ -44,6 +48,7 @@ class Connection:
     def begin(self) -> None:
         """Begin to connect in a thread of its own."""
         self._problem = None
+        self._connecting = True
         self.state = CONNECTING
         self._thread = threading.Thread(target=self._connect, name="connect", daemon=True)
         self._thread.start()
@@ -78,11 +83,20 @@ class Connection:
         self.fault, self._failing_since, self._delay = None, None, _FIRST_DELAY
 
     def close(self) -> None:
-        """Close the device; a connecting that is going on is waited for."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._close_driver()
+        """Close the device, for good; a connecting that is going on is waited for, for 5 s.
+
+        One that hangs, as in the opening of a device that does not answer, closes the device itself
+        should it ever end.
+        """
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_CLOSE_S)
+            with self._handing_over:
+                self._left = self._connecting
+        if self._left:
+            self._note(f"still connecting after {_CLOSE_S:g} s: left alone; see its cable and power")
+        else:
+            self._close_driver()
         self.state = CLOSED
 
     def _connect(self) -> None:
@@ -90,6 +104,10 @@ class Connection:
             self.driver.connect()
         except BaseException as problem:  # raised or reported by the owner's next update
             self._problem = problem
+        with self._handing_over:
+            self._connecting = False
+        if self._left:
+            self._close_driver()
 
     def _conclude(self) -> None:
         if self._problem is None:

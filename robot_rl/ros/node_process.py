@@ -20,7 +20,7 @@ from robot_rl.ros.shared_memory import clean_shared_memory
 from robot_rl.signals import ENDS_WITH_INPUT, StopEvent, end_with_input, stop_event
 
 _SPIN_SECONDS = 0.1
-_LEAVE_SECONDS = 10.0
+_LEAVE_SECONDS = 20.0
 _EXIT_ERROR = 2
 
 
@@ -68,14 +68,14 @@ def _spin(node: DeviceNode, stop: StopEvent) -> None:
         while not stop.is_set():
             executor.spin_once(timeout_sec=_SPIN_SECONDS)
     finally:
+        _end_in_time()
         node.trigger_shutdown()
-        _leave_ros_in_time()
         executor.shutdown()
         node.destroy_node()
 
 
-def _leave_ros_in_time() -> None:
-    """End this process, whose device is closed, even if Fast DDS does not come to an end.
+def _end_in_time() -> None:
+    """End this process even if its device's library, or Fast DDS, does not come to an end.
 
     Fast DDS 2.14 can wait for itself for ever where another participant's lease runs out just when
     that participant leaves, as on a machine that is far too busy.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -38,3 +42,44 @@ def test_a_driver_that_cannot_be_made_ends_the_node_with_the_reason(driver, reas
     last = ended.stderr.strip().splitlines()[-1]
     assert "/gripper_node cannot be configured" in last
     assert reason in last
+
+
+@contextlib.contextmanager
+def silent_camera(path):
+    """A device file whose opening never ends; yields a wait until somebody opens it."""
+    os.mkfifo(path)
+    held = []
+
+    def wait_until_opened():
+        deadline = time.monotonic() + 60.0
+        while not held:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            with contextlib.suppress(OSError):  # nobody is there to read
+                held.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    try:
+        yield wait_until_opened
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_device_whose_opening_hangs_does_not_keep_the_node_from_ending(tmp_path):
+    pytest.importorskip("av", reason="needs the extra uvc")
+    path = tmp_path / "camera"
+    driver = json.dumps({"_target_": "drivers.camera.uvc.UvcCamera", "device": str(path)})
+    words = ["--ros-args", "-p", f"driver:={json.dumps(driver)}"]
+    command = [sys.executable, "-m", "drivers.camera.node", *words]
+    with (
+        silent_camera(path) as wait_until_opened,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as node,
+    ):
+        try:
+            wait_until_opened()
+            node.send_signal(signal.SIGTERM)
+            _, log = node.communicate(timeout=60.0)
+        finally:
+            node.kill()
+    assert node.returncode == 0
+    assert "still connecting after 5 s" in log
