@@ -124,7 +124,7 @@ class OperatorInbox:
 
         Raises:
             OperatorError: There is no such event; or so many are unread that no loop can be
-                listening. Those who `listen` have heard it even then.
+                listening. Those who `listen` have heard it even then, and a stop waits for a loop.
         """
         try:
             known = OperatorEvent(event)
@@ -134,7 +134,15 @@ class OperatorInbox:
             ) from error
         for listener in self._listeners:
             listener(known)
-        self._append(known)
+        unread = len(self._events)
+        if unread < _MOST_UNREAD or known is OperatorEvent.STOP:
+            self._events.append(known)
+        if unread >= _MOST_UNREAD:
+            raise OperatorError(
+                "nobody reads what the operator says",
+                got=f"{unread} events unread, then {known}",
+                hint="see whether the actor or collect still runs",
+            )
 
     def note_stopped(self, arm: str, *, stopped: bool) -> None:
         """Let the loop hear that an arm has been stopped, or, after the last of them, cleared.
@@ -144,16 +152,13 @@ class OperatorInbox:
         Args:
             arm: Which one.
             stopped: Whether it is stopped now.
-
-        Raises:
-            OperatorError: As `post`.
         """
         with self._noting:
             (self._stopped.add if stopped else self._stopped.discard)(arm)
             if stopped:
-                self._append(OperatorEvent.STOP)
+                self._events.append(OperatorEvent.STOP)
             elif not self._stopped:
-                self._append(OperatorEvent.CLEAR_ERRORS)
+                self._events.append(OperatorEvent.CLEAR_ERRORS)
 
     def jog(
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "operator"
@@ -203,15 +208,6 @@ class OperatorInbox:
             grippers[-1] if grippers else None,
             bool(grippers) or bool(motion.any()),
         )
-
-    def _append(self, event: OperatorEvent) -> None:
-        if len(self._events) >= _MOST_UNREAD:
-            raise OperatorError(
-                "nobody reads what the operator says",
-                got=f"{len(self._events)} events unread, then {event}",
-                hint="see whether the actor or collect still runs",
-            )
-        self._events.append(event)
 
     def _newest_motion(self) -> Motion:
         oldest = self._clock() - self._timeout

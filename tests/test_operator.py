@@ -108,6 +108,15 @@ def test_events_that_nobody_reads_are_an_error_of_the_writer(inbox):
     assert inbox.poll().events == ("stop",)
 
 
+def test_a_stop_waits_for_a_loop_that_reads_again(inbox):
+    for _ in range(256):
+        inbox.post("start")
+    with pytest.raises(OperatorError, match="nobody reads"):
+        inbox.post("stop")
+    inbox.note_stopped("arm", stopped=True)
+    assert inbox.poll().events[256:] == ("stop", "stop")
+
+
 def test_a_stop_is_told_at_once_to_what_can_stop_by_itself_even_if_no_loop_reads(inbox):
     told = []
     inbox.listen(told.append)

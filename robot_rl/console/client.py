@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import time
@@ -150,10 +149,10 @@ class LoopClient:
             return False
         told = {**content, "at": time.monotonic()}
         frames = [self._endpoint.secret.encode(), kind, json.dumps(told).encode()]
-        # The plain socket below the asynchronous one: it sends now or not at all.
-        plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
-        with contextlib.suppress(zmq.Again):
-            plain.send_multipart(frames, zmq.NOBLOCK)
+        # By the asynchronous socket, which looks afterwards what has come meanwhile.
+        sent = self._socket.send_multipart(frames)
+        if not sent.done():
+            sent.cancel()  # now or not at all
         return True
 
     async def _listen(self, seconds: float) -> None:

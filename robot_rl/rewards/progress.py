@@ -29,6 +29,7 @@ from robot_rl.rewards.progress_wire import (
     decode_answer,
     encode_request,
 )
+from robot_rl.signals import StopEvent
 
 PROGRESS, CONFIDENCE, DONE_PROBABILITY = "progress", "progress_confidence", "done"
 
@@ -147,7 +148,12 @@ class RemoteProgressModel:
 
 
 def annotate_progress(
-    store: Path, table: str | None, client: ReplayClient, model: ProgressModel, batch: int = 32
+    store: Path,
+    table: str | None,
+    client: ReplayClient,
+    model: ProgressModel,
+    stop: StopEvent,
+    batch: int = 32,
 ) -> int:
     """Have a model judge the sealed episodes of a store, and annotate their rows.
 
@@ -160,6 +166,7 @@ def annotate_progress(
         table: Name of the table; None takes the only one.
         client: A client of the store's server.
         model: The model.
+        stop: Ends the work after the episode that is being judged.
         batch: Observations that are judged at once.
 
     Returns:
@@ -178,7 +185,9 @@ def annotate_progress(
             for record in reader.episodes(name)
             if record.sealed and record.rows > 1 and not _judged(reader, name, record, model)
         ]
-        for record in waiting:
+        for count, record in enumerate(waiting):
+            if stop.is_set():
+                return count
             rows = reader.read_episode(name, record)
             text = record.metadata.get("instruction")
             scores = judge_episode(

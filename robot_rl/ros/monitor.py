@@ -27,18 +27,19 @@ class SensorMonitor:
         self._sensors = tuple(sensors)
         self._on_late = on_late
         self._problem: BaseException | None = None
-        self._armed = threading.Event()
+        # No event: an exception that a signal raises inside of `set` would keep its lock for ever.
+        self._armed = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sensor-monitor", daemon=True)
         self._thread.start()
 
     def arm(self) -> None:
         """Watch from now on, until something is late."""
-        self._armed.set()
+        self._armed = True
 
     def disarm(self) -> None:
         """Stop watching."""
-        self._armed.clear()
+        self._armed = False
 
     def check(self) -> None:
         """Look whether the thread still watches.
@@ -59,13 +60,13 @@ class SensorMonitor:
     def _watch(self) -> None:
         try:
             while not self._ending.wait(_PERIOD_SECONDS):
-                if self._armed.is_set():
+                if self._armed:
                     self._look()
         except BaseException as problem:  # raised to the owner by `check`
             self._problem = problem
 
     def _look(self) -> None:
         problem = first_late(self._sensors)
-        if problem is not None and self._armed.is_set():
-            self._armed.clear()
+        if problem is not None and self._armed:
+            self._armed = False
             self._on_late(problem)

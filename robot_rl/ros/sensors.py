@@ -72,17 +72,10 @@ class Sensor:
         self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
         client.node.create_subscription(kind, topic, self._receive, qos.sensor_subscription(depth))
 
-    def age_s(self) -> float:
-        """Time since the newest measurement was received [s]; infinite without one."""
-        with self._lock:
-            return time.monotonic() - self._kept[-1].received if self._kept else float("inf")
-
     def late(self) -> SensorLate | None:
         """The error of a topic that is silent for too long, or None."""
-        age = self.age_s()
-        if age <= self.limit_s:
-            return None
-        return SensorLate(self.topic, age, self.limit_s, self._without)
+        with self._lock:
+            return self._late()
 
     def arrivals(self) -> list[Arrival]:
         """The newest measurements, oldest first."""
@@ -96,11 +89,11 @@ class Sensor:
         Raises:
             SensorLate: There is none that is fresh.
         """
-        problem = self.late()
-        if problem is not None:
-            raise problem
-        with self._lock:
-            return self._kept[-1]
+        with self._lock:  # at once: another thread may forget what was received
+            problem = self._late()
+            if problem is None:
+                return self._kept[-1]
+        raise problem
 
     def nearest(self, stamp_ns: int) -> Received:
         """The measurement that was taken closest to a stamp."""
@@ -128,6 +121,13 @@ class Sensor:
         with self._lock:
             self._kept.clear()
             self.count = 0
+
+    def _late(self) -> SensorLate | None:
+        received = self._kept[-1].received if self._kept else -float("inf")
+        age = time.monotonic() - received
+        if age <= self.limit_s:
+            return None
+        return SensorLate(self.topic, age, self.limit_s, self._without)
 
     def _receive(self, message: Any) -> None:
         stamp = to_nanoseconds(message.header.stamp) if self._stamped else time.time_ns()

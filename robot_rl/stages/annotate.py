@@ -8,6 +8,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
+from robot_rl.signals import stop_event
 
 
 def run(store: str, address: str, *, table: str | None) -> None:
@@ -26,6 +27,13 @@ def run(store: str, address: str, *, table: str | None) -> None:
         place = RunDirectory(place).store
     if not (place / "data.mdb").is_file():
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
-    with RemoteProgressModel(address) as model, ReplayClient(place) as client:
-        count = annotate_progress(place, table, client, model)
+    with (
+        stop_event() as stop,
+        RemoteProgressModel(address) as model,
+        ReplayClient(place) as client,
+    ):
+        count = annotate_progress(place, table, client, model, stop)
         print(f"judged {count} episodes with version {model.version} of the model at {address}")
+        if stop.is_set():
+            print("the same command judges the others")
+            raise KeyboardInterrupt

@@ -12,6 +12,7 @@ import pytest
 import zmq
 from console_links import make_run, until, with_client
 
+from robot_rl.console import client
 from robot_rl.console.client import LoopClient
 from robot_rl.console.endpoint import (
     ConsoleError,
@@ -45,6 +46,22 @@ def link(run, inbox):
     made = ConsoleLink(run, inbox)
     yield made
     made.close()
+
+
+def test_speaking_does_not_hide_what_has_come_meanwhile(run, link, monkeypatch):
+    monkeypatch.setattr(client, "_HELLO_SECONDS", 1e3)  # which would wake it again
+
+    async def use(console):
+        await until(lambda: console.connected)
+        await asyncio.sleep(0.2)
+        for number in range(1, 6):
+            link.publish(Snapshot(Situation(episode=number)))
+            time.sleep(0.1)  # it comes while the program is busy,
+            console.jog([0.1] * 6, None)  # which then speaks before it looks
+            assert (await console.next_snapshot()).situation.episode == number
+            await asyncio.sleep(0.3)
+
+    with_client(run, use)
 
 
 def test_a_console_sees_the_newest_moment_whole(run, link):

@@ -9,6 +9,7 @@ from robot_rl import cli
 from robot_rl.replay import StoreReader
 from robot_rl.rewards.progress import Comparison
 from robot_rl.rewards.progress_server import serve_progress
+from robot_rl.signals import ask_to_end
 
 
 class Level:
@@ -18,9 +19,11 @@ class Level:
 
     def __init__(self):
         self.heard = []
+        self.when_asked = lambda: None
 
     def compare(self, pairs, instruction):
         self.heard.append(instruction)
+        self.when_asked()
         level = pairs["images/front"].mean((2, 3, 4)) / 255
         return Comparison(level[:, 1] - level[:, 0], np.full(len(level), 0.5))
 
@@ -69,3 +72,22 @@ def test_each_action_gets_what_the_model_says_of_it(
         assert scores["progress_confidence"][2].tolist() == [0.5] * 4 + [0.0]
     reader.close()
     assert cli.main(["annotate", str(server.store / "nothing"), address]) == 2
+
+
+def test_an_interrupted_annotation_ends_after_an_episode_and_goes_on(
+    server, client, schema, make_episode, served, capsys
+):
+    model, address = served
+    client.open_session("reach", schema)
+    for text in ("first", "second"):
+        client.append_episode(make_episode(4), {"instruction": text})
+    client.flush(10)
+    model.when_asked = ask_to_end
+    assert cli.main(["annotate", str(server.store), address]) == 130
+    said = capsys.readouterr()
+    assert "judged 1 episodes" in said.out
+    assert "the same command judges the others" in said.out
+    assert said.err == "robot-rl: stopped\n"
+    model.when_asked = lambda: None
+    assert cli.main(["annotate", str(server.store), address]) == 0
+    assert model.heard == ["first", "second"]

@@ -1,0 +1,58 @@
+"""The newest measurements of topics, read by one thread while others receive and forget."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+
+import listening
+from geometry_msgs.msg import PoseStamped
+
+from robot_rl.ros import messages
+from robot_rl.ros.client import RosClient
+from robot_rl.ros.errors import SensorLate
+from robot_rl.ros.sensors import Sensor
+
+
+@pytest.fixture
+def sensor():
+    assert listening  # imported for the ROS domain that it sets
+    client = RosClient("reader", f"/sensors_{os.getpid()}")
+    yield Sensor(client, PoseStamped, "current_pose", 1.0, messages.pose_array)
+    client.close()
+
+
+@pytest.fixture
+def often_switched():
+    """Threads that take turns after almost every instruction."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_what_is_forgotten_while_it_is_read_is_late(sensor, often_switched):
+    ending, problems = threading.Event(), set()
+
+    def read():
+        while not ending.is_set():
+            try:
+                sensor.newest()
+            except Exception as problem:
+                problems.add(type(problem))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        sensor._receive(messages.pose_message([0, 0, 0, 0, 0, 0, 1.0], time.time_ns()))
+        sensor.forget()
+    ending.set()
+    reader.join()
+    assert problems == {SensorLate}
