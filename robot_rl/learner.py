@@ -46,6 +46,10 @@ DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002
 _ROOM_SECONDS = 60.0
 _RETRY_SECONDS = 0.5
+# A checkpoint is saved at the latest so long after the last one, at the end of a block.
+_SAVE_SECONDS = 60.0
+# A shorter block is finished before the learner stops; of a longer one nothing is kept.
+_BLOCK_SECONDS = 20.0
 _OWNER = "demonstrations"
 _TENSORS = "algorithm.safetensors"
 # From the policy of a checkpoint to the cloned one of the same run.
@@ -66,9 +70,15 @@ class Learner:
         config: The configuration.
         run: The run directory; its replay server must be running.
         client: A client of that server.
+        stop: Ends the insertion of the demonstrations.
+
+    Raises:
+        Stopped: `stop` was set meanwhile.
     """
 
-    def __init__(self, config: DictConfig, run: RunDirectory, client: ReplayClient) -> None:
+    def __init__(
+        self, config: DictConfig, run: RunDirectory, client: ReplayClient, stop: StopEvent
+    ) -> None:
         """Load the cloned policy, put the demonstrations into the store, and resume if possible."""
         self._config = config
         self._run = run
@@ -80,7 +90,7 @@ class Learner:
         self._cloned = load_cloned(run).to(device)
         self._base_apart = base_apart(run, self._cloned)
         dataset = open_demonstrations(config, run)
-        insert_demonstrations(client, dataset, self._cloned)
+        insert_demonstrations(client, dataset, self._cloned, stop)
         seed = int(config.seed)
         self._algorithm = make_algorithm(config.algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(device, compiled=bool(config.get("compile", False)))
@@ -103,6 +113,7 @@ class Learner:
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
+        self._saved_at = time.monotonic()
         if run.has_folder(LAST):
             self._load()
         self._prefetcher = Prefetcher(self._sampler)
@@ -113,9 +124,9 @@ class Learner:
         While the replay server is away the learner waits for it.
 
         Raises:
-            Stopped: `stop` was set while the server was away.
-            ReplayError: The server has refused the weights or the keys. As before `Stopped`, a
-                checkpoint was saved.
+            Stopped: `stop` was set while the server was away, and a checkpoint was saved; or in a
+                long block, of which nothing is kept.
+            ReplayError: The server has refused the weights or the keys; a checkpoint was saved.
             LearningDiverged: A loss or a weight is not finite.
         """
         total = self._blocks.total
@@ -128,7 +139,7 @@ class Learner:
                 break
             if self._stepped:
                 self._publish(self.environment_steps, stop)
-            record = self._train_block(target)
+            record = self._train_block(target, stop)
             progress.update(
                 target,
                 updates_per_second=record["updates_per_second"],
@@ -141,6 +152,8 @@ class Learner:
                 self._check_weights()
                 self._save_snapshot()
                 self._save()
+            elif time.monotonic() - self._saved_at > _SAVE_SECONDS:
+                self._save_what_is_new()
         self._save_what_is_new()
 
     def close(self) -> None:
@@ -154,13 +167,15 @@ class Learner:
                 return False
         return not stop.is_set()
 
-    def _train_block(self, target: int) -> dict[str, float]:
+    def _train_block(self, target: int, stop: StopEvent) -> dict[str, float]:
         started = time.monotonic()
         count = self._blocks.updates_at(target) - self.updates
         self._sampler.refresh(target)
         metrics: dict[str, list[Tensor]] = {}
         self._prefetcher.start(count)
         for _ in range(count):
+            if stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
+                raise Stopped
             batch = self._prefetcher.next()
             check_features(batch, self._cloned)
             for name, value in self._algorithm.update(batch).items():
@@ -263,7 +278,7 @@ class Learner:
             save_file(self._algorithm.state_dict(), folder / _TENSORS)
             (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
             self._save_policy(folder / "policy", behaviour)
-        self._saved_steps = self.environment_steps
+        self._saved_steps, self._saved_at = self.environment_steps, time.monotonic()
 
     def _load(self) -> None:
         folder = self._run.complete_folder(LAST)
@@ -275,7 +290,9 @@ class Learner:
         self._saved_steps = self.environment_steps
 
 
-def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour) -> None:
+def insert_demonstrations(
+    client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour, stop: StopEvent
+) -> None:
     """Put the demonstrations into the store, with the base's proposals along them.
 
     Only the successful ones, as for cloning: an actor that imitates learns from these rows what to
@@ -285,6 +302,10 @@ def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned:
         client: A client of the store's server.
         dataset: The demonstrations.
         cloned: The cloned policy: the base whose proposals are wanted.
+        stop: Ends it after an episode.
+
+    Raises:
+        Stopped: `stop` was set.
     """
     schema = stored_schema(dataset.schema, cloned)
     opened = client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
@@ -293,6 +314,8 @@ def insert_demonstrations(client: ReplayClient, dataset: EpisodeDataset, cloned:
     lengths = np.diff(dataset.episode_ends, prepend=0)
     start = 0
     for index in np.flatnonzero(dataset.successes).tolist():
+        if stop.is_set():
+            raise Stopped
         length = int(lengths[index])
         if start + length > present:
             columns = dataset.episode(index)
@@ -337,7 +360,7 @@ def learn(config: DictConfig, run: RunDirectory, stop: StopEvent) -> int:
     total = int(config.environment_steps)
     with place.client() as client, WorkProgress(total) as progress:
         progress.phase("learning")
-        learner = Learner(config, run, client)
+        learner = Learner(config, run, client, stop)
         try:
             with explained_memory("lower algorithm.schedule.batch_size, or add device=cpu"):
                 learner.learn(stop, progress)

@@ -6,6 +6,7 @@ import pytest
 from robot_rl.bench import _training
 from robot_rl.bench._training import training
 from robot_rl.config import compose
+from robot_rl.stages import processes
 from robot_rl.stages.processes import ProcessDied, ProcessGroup
 
 DEAF = """
@@ -14,6 +15,26 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("asleep", flush=True)
 time.sleep(600)
 """
+
+SLOW = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda number, frame: (time.sleep(1), sys.exit()))
+print("awake", flush=True)
+time.sleep(600)
+"""
+
+
+def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_QUIET_SECONDS", 0.1)
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    notes = []
+    with ProcessGroup(tmp_path, note=notes.append) as group:
+        group.start("learner", [], module="slow")
+        while "awake" not in (tmp_path / "learner.log").read_text():
+            group.require("learner")
+    (note,) = notes
+    assert note.startswith("waiting for 'learner' to save and end; in ")
 
 
 def test_a_child_that_does_not_end_is_killed_and_quoted(tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ class Connection:
             with self._handing_over:
                 self._left = self._connecting
         if self._left:
-            self._note(f"still connecting after {_CLOSE_S:g} s: left alone; see its cable, its power")
+            self._note(f"still connecting {_CLOSE_S:g} s later, left alone; see cable and power")
         else:
             self._close_driver()
         self.state = CLOSED

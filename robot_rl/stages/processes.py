@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,8 @@ from robot_rl.errors import RobotRLError
 from robot_rl.signals import ENDS_WITH_INPUT
 
 _END_SECONDS = 60.0
+# Of a child that needs longer to end the user is told [s].
+_QUIET_SECONDS = 3.0
 _ASKED_TO_END = (0, 130, -signal.SIGTERM)
 # A child that is killed more often than this is not started again.
 _DEATHS, _DEATHS_WITHIN_SECONDS = 5, 60.0
@@ -180,10 +183,9 @@ class ProcessGroup:
         )
 
     def _ended(self, name: str, deadline: float) -> ProcessDied | None:
-        process = self._children[name].process
-        try:
-            code = process.wait(max(deadline - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
+        code = self._exit_code(name, deadline)
+        if code is None:
+            process = self._children[name].process
             process.kill()
             process.wait()
             return ProcessDied(
@@ -193,6 +195,18 @@ class ProcessGroup:
             )
         forgiven = code in _ASKED_TO_END or not self._children[name].needed
         return None if forgiven else self._died(name, code)
+
+    def _exit_code(self, name: str, deadline: float) -> int | None:
+        """Wait for a child to end, and say so if that takes long; None: it does not."""
+        process = self._children[name].process
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(min(_QUIET_SECONDS, max(deadline - time.monotonic(), 0.0)))
+        left = deadline - time.monotonic()
+        if left > 0.0:
+            self._note(f"waiting for {name!r} to save and end; in {left:.0f} s it is killed")
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(left)
+        return None
 
     def __enter__(self) -> Self:
         """Return the group."""

@@ -38,7 +38,7 @@ def test_broken_weights_are_named_and_not_saved(
     )
     with (
         ReplayClient(run.store) as sender,
-        closing(Learner(config, run, sender)) as learner,
+        closing(Learner(config, run, sender, StopEvent())) as learner,
         WorkProgress(STEPS) as progress,
     ):
         algorithm = learner._algorithm

@@ -71,7 +71,7 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         wait_until(lambda: note in capsys.readouterr().out or bool(ends))
 
     with ReplayClient(run.store, request_seconds=0.5) as sender:
-        learner = Learner(configured(), run, sender)
+        learner = Learner(configured(), run, sender, stop)
 
         def learn() -> None:
             try:

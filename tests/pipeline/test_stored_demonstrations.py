@@ -11,6 +11,7 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learner import insert_demonstrations
 from robot_rl.replay import ReplayClient, StoreReader
+from robot_rl.signals import StopEvent, Stopped
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_failed_episodes_are_no_demonstrations(
     cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
     with ReplayClient(server.run / "store") as client:
         for _ in range(2):  # the second time everything is there already
-            insert_demonstrations(client, mixed, cloned)
+            insert_demonstrations(client, mixed, cloned, StopEvent())
     reader = StoreReader(server.run / "store")
     stored = [reader.read_episode("reach", episode) for episode in reader.episodes("reach")]
     reader.close()
@@ -42,6 +43,15 @@ def test_failed_episodes_are_no_demonstrations(
     for index, episode in zip((1, 3), stored, strict=True):
         np.testing.assert_array_equal(episode["action"], mixed.episode(index)["action"])
         assert {str(source) for source in episode["source"]} == {"0"}  # a demonstration's
+
+
+def test_a_stop_ends_the_insertion(server: ServerProcess) -> None:
+    cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
+    given = EpisodeDataset(server.run / "demonstrations.zarr")
+    stop = StopEvent()
+    stop.set()
+    with ReplayClient(server.run / "store") as client, pytest.raises(Stopped):
+        insert_demonstrations(client, given, cloned, stop)
 
 
 def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
@@ -59,7 +69,7 @@ def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
 
     def insert() -> None:
         with ReplayClient(server.run / "store", spool_rows=4) as client:
-            insert_demonstrations(client, given, cloned)
+            insert_demonstrations(client, given, cloned, StopEvent())
 
     assert given.episode_ends[0] > 3 + 4
     with monkeypatch.context() as patch:

@@ -82,4 +82,4 @@ def test_a_device_whose_opening_hangs_does_not_keep_the_node_from_ending(tmp_pat
         finally:
             node.kill()
     assert node.returncode == 0
-    assert "still connecting after 5 s" in log
+    assert "still connecting 5 s later" in log

@@ -1,0 +1,88 @@
+"""What is kept of a learner that is killed, or stopped in the middle of a block."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+from tiny_runs import TINY, ServerProcess, act_for
+
+from robot_rl import learner as learning
+from robot_rl.config import compose
+from robot_rl.learner import Learner
+from robot_rl.progress import WorkProgress
+from robot_rl.replay import ReplayClient
+from robot_rl.run import LAST, RunDirectory
+from robot_rl.run_policies import STATE_FILE
+from robot_rl.signals import StopEvent, Stopped
+
+STEPS = 100
+
+
+@pytest.fixture
+def run(folder: Path, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """One with 100 environment steps to learn from."""
+    monkeypatch.chdir(folder)
+    found = RunDirectory.open("latest", "runs")
+    act_for(STEPS, found)
+    return found
+
+
+def configured() -> DictConfig:
+    """No evaluation, which saves a checkpoint too, before the end of the run."""
+    return compose([*TINY, "clock=realtime", "evaluation.every_steps=400"])
+
+
+def saved_steps(run: RunDirectory) -> int:
+    state = (run.complete_folder(LAST) / STATE_FILE).read_text()
+    return int(json.loads(state)["environment_steps"])
+
+
+def test_a_checkpoint_is_saved_from_time_to_time(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "_SAVE_SECONDS", 0.0)
+    stop, saved = StopEvent(), []
+
+    class Noting(WorkProgress):
+        def update(self, done: int, **figures: object) -> None:
+            super().update(done, **figures)
+            if run.has_folder(LAST):
+                saved.append((done, saved_steps(run)))
+            if done == STEPS:
+                stop.set()
+
+    with (
+        ReplayClient(run.store) as sender,
+        closing(Learner(configured(), run, sender, stop)) as learner,
+        Noting(STEPS) as progress,
+    ):
+        learner.learn(stop, progress)
+    assert saved == [(50, 25), (75, 50), (100, 75)]
+
+
+def test_of_a_long_block_nothing_is_kept_when_it_is_stopped(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "_BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(learning, "_SAVE_SECONDS", 0.0)
+    stop = StopEvent()
+    with (
+        ReplayClient(run.store) as sender,
+        closing(Learner(configured(), run, sender, stop)) as learner,
+        WorkProgress(STEPS) as progress,
+    ):
+        update = learner._algorithm.update
+
+        def update_until_stopped(batch):
+            if learner.environment_steps == 75:
+                stop.set()
+            return update(batch)
+
+        monkeypatch.setattr(learner._algorithm, "update", update_until_stopped)
+        with pytest.raises(Stopped):
+            learner.learn(stop, progress)
+    assert saved_steps(run) == 75
