@@ -150,7 +150,7 @@ class LoopClient:
         told = {**content, "at": time.monotonic()}
         frames = [self._endpoint.secret.encode(), kind, json.dumps(told).encode()]
         # By the asynchronous socket, which looks afterwards what has come meanwhile.
-        sent = self._socket.send_multipart(frames)
+        sent = asyncio.ensure_future(self._socket.send_multipart(frames))
         if not sent.done():
             sent.cancel()  # now or not at all
         return True
