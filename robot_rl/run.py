@@ -4,6 +4,7 @@
         config.yaml                    the resolved configuration
         demonstrations.zarr/           episodes
         exploration.zarr/              with cameras: episodes for the image encoder
+        corrections.zarr/              what an operator corrected before online learning
         reward.zarr/                   examples for a success classifier
         store/                         the replay store (LMDB)
         spool/actor-1.ring             steps of an actor that are not in the store yet
@@ -11,7 +12,7 @@
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/last/              the learner's full state
         checkpoints/reward/            a success classifier
-        episodes.jsonl learner.jsonl evaluations.jsonl
+        episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
         summary.json  report.html
 
 Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.

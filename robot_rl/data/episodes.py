@@ -279,6 +279,15 @@ class EpisodeDataset:
         """Take in the episodes that were committed since; return the number of all."""
         # The ends come first: what is committed then has its other columns complete.
         ends = files.committed_ends(files.open_array(self._store, ENDS, self.path), self.path)
+        self._show(ends)
+        return len(ends)
+
+    def first(self, count: int) -> EpisodeDataset:
+        """Leave only the first `count` episodes in view, and return the dataset."""
+        self._show(self.episode_ends[:count])
+        return self
+
+    def _show(self, ends: npt.NDArray[np.int64]) -> None:
         count = len(ends)
         columns = {name: self._rows(name, 0, count) for name, _ in META[1:]}
         self.episode_ends = ends
@@ -287,7 +296,6 @@ class EpisodeDataset:
         self.sources: npt.NDArray[np.uint8] = columns["meta/source"]
         self.tasks = [str(text) for text in columns["meta/task"]]
         self.instructions = [str(text) for text in columns["meta/instruction"]]
-        return count
 
     def expect(self, schema: RowSchema) -> EpisodeDataset:
         """Check that the rows are those of `schema`, and return the dataset.

@@ -7,8 +7,9 @@ which the person drives are added to what is imitated.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -28,15 +29,16 @@ from robot_rl.run import RunDirectory
 from robot_rl.stages.driven import make_driven_env
 
 
+_FINISHED = "corrections"  # the episodes that are, in RUN/corrections.jsonl
+
+
 def correct(
     config: DictConfig, run: RunDirectory, behaviour: Behaviour, number: int
 ) -> list[EpisodeDataset]:
     """Let the policy act for the episodes of one round, and record what the operator corrects.
 
     No episode begins while the operator has halted the robot; nothing is recorded of one that is
-    discarded.
-
-    Corrections of an earlier start of the run are kept and used too.
+    discarded. Episodes that an earlier start of the run has finished are not repeated.
 
     Args:
         config: The configuration; its `operator` or `teleop` says who corrects.
@@ -45,7 +47,7 @@ def correct(
         number: Of the round, from 1.
 
     Returns:
-        All corrections so far; none where the operator never saw a reason.
+        The corrections of this round and those before; none where the operator never saw a reason.
 
     Raises:
         ConfigError: There is no operator.
@@ -56,24 +58,32 @@ def correct(
             got=f"dagger.rounds={config.dagger.rounds} with operator=none and teleop=none",
             hint="add operator=simulated, or teleop=DEVICE clock=realtime",
         )
+    if len(_finished(run, number)) < int(config.dagger.episodes):
+        _act(config, run, behaviour, number)
+    count = max((record["corrections"] for record in _finished(run, number)), default=0)
+    return [EpisodeDataset(run.corrections).first(count)] if count else []
+
+
+def _act(config: DictConfig, run: RunDirectory, behaviour: Behaviour, number: int) -> None:
+    """Go through the episodes of a round that are left."""
     count = int(config.dagger.episodes)
     env, operated = make_driven_env(config, run)
     runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
-    first = (number - 1) * count
     with (
         closing(env),
         EpisodeWriter(run.corrections, env.schema) as writer,
         WorkProgress(count, "episodes") as progress,
     ):
         progress.phase(f"correcting, round {number}")
-        steps = intervened = 0
+        done = len(_finished(run, number))
+        progress.update(done)
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
         numbered = (
-            training_seed(int(config.seed), SeedStream.CORRECTIONS, episode)
-            for episode in range(first, first + count)
+            training_seed(int(config.seed), SeedStream.CORRECTIONS, (number - 1) * count + episode)
+            for episode in range(done, count)
         )
         seeds = _once_free(numbered, env, progress)
-        for done, result in enumerate(rollout([env], runner, seeds, recorder=recorder), 1):
+        for result in rollout([env], runner, seeds, recorder=recorder):
             names = [field.name for field in env.schema.fields]
             rows = [{name: row[name] for name in names} for row in result.rows]
             discarded = operated.ended_by is OperatorEvent.DISCARD
@@ -85,15 +95,34 @@ def correct(
                     success=True,
                     source=SOURCE_INTERVENTION,
                 )
-            steps, intervened = steps + result.steps, intervened + result.intervened_steps
+            finished = {
+                "round": number,
+                "seed": result.seed,
+                "steps": result.steps,
+                "intervened_steps": result.intervened_steps,
+                "success": result.success,
+                "corrections": len(writer),  # in the file with this episode's
+            }
+            run.append_jsonl(_FINISHED, finished)
+            done += 1
             progress.episode(result.success, result.intervened_steps / max(1, result.steps))
             progress.update(done)
-        progress.note(
-            f"round {number}: the operator took {intervened} of {steps} steps"
-            f" ({100 * intervened / max(1, steps):.0f} %)"
-        )
-        found = len(writer)
-    return [EpisodeDataset(run.corrections)] if found else []
+        progress.note(_share(number, _finished(run, number)))
+
+
+def _finished(run: RunDirectory, number: int) -> list[dict[str, Any]]:
+    """What is noted of the episodes of a round that are finished."""
+    return [record for record in run.read_jsonl(_FINISHED) if record["round"] == number]
+
+
+def _share(number: int, finished: Sequence[Mapping[str, Any]]) -> str:
+    steps, intervened = (
+        sum(record[name] for record in finished) for name in ("steps", "intervened_steps")
+    )
+    return (
+        f"round {number}: the operator took {intervened} of {steps} steps"
+        f" ({100 * intervened / max(1, steps):.0f} %)"
+    )
 
 
 def _once_free(seeds: Iterator[int], shown: TelemetryEnv, progress: WorkProgress) -> Iterator[int]:

@@ -111,6 +111,49 @@ def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
     assert len(recorded) == 1
 
 
+class Interrupted(Scripted):
+    """Takes over in each episode, until Ctrl-C comes at a poll."""
+
+    def __init__(self, at):
+        super().__init__({poll: ["take_over"] for poll in range(2, 1000, 7)})
+        self._at = at
+
+    def poll(self):
+        if self.polls == self._at:
+            raise KeyboardInterrupt
+        return super().poll()
+
+
+def test_an_interrupted_round_goes_on_with_the_episode_that_was_not_finished(tmp_path, monkeypatch):
+    config = compose(
+        [
+            *TINY,
+            f"runs_directory={tmp_path}",
+            "dagger.episodes=3",
+            "operator=simulated",
+            "operator.simulated.habits.attention=0.0",
+        ]
+    )
+    run = RunDirectory.create("reach", str(tmp_path))
+    behaviour = untrained(make_env(config).schema)
+    inboxes = [Interrupted(50), Interrupted(-1), Interrupted(-1)]
+    monkeypatch.setattr(driven, "make_inbox", lambda config: inboxes.pop(0))
+    with pytest.raises(KeyboardInterrupt):
+        dagger.correct(config, run, behaviour, 1)
+    (first,) = run.read_jsonl("corrections")
+    (recorded,) = dagger.correct(config, run, behaviour, 1)
+    finished = run.read_jsonl("corrections")
+    assert finished[0] == first
+    assert len({record["seed"] for record in finished}) == len(finished) == 3
+    assert [record["corrections"] for record in finished] == [1, 2, 3]
+    assert recorded.seeds.tolist() == [record["seed"] for record in finished]
+    (both,) = dagger.correct(config, run, behaviour, 2)
+    assert len(both) == 6
+    (again,) = dagger.correct(config, run, behaviour, 1)
+    assert again.seeds.tolist() == recorded.seeds.tolist()
+    assert again.rows_total == recorded.rows_total < both.rows_total
+
+
 @pytest.mark.slow  # collects, clones twice and acts
 def test_a_round_of_corrections_is_recorded_and_cloned(tmp_path):
     overrides = [*TINY, f"runs_directory={tmp_path}", "dagger.rounds=1", "dagger.episodes=3"]
