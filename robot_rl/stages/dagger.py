@@ -28,7 +28,6 @@ from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.driven import make_driven_env
 
-
 _FINISHED = "corrections"  # the episodes that are, in RUN/corrections.jsonl
 
 
