@@ -14,13 +14,13 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from policies.errors import PolicyError
-from robot_rl.errors import RobotRLError
-from robot_rl.signals import ENDS_WITH_INPUT, end_with_input, ending_signals
+from robot_rl.errors import RobotRLError, described
+from robot_rl.signals import ENDS_WITH_INPUT, Interruption, end_with_input, ending_signals
 from robot_rl.stages.table import STAGES, Stage
 
 if TYPE_CHECKING:
@@ -45,11 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    previous = {number: signal.signal(number, _interrupt) for number in ending_signals()}
+    interrupted = Interruption()
+    previous = {number: signal.signal(number, interrupted) for number in ending_signals()}
     if os.environ.pop(ENDS_WITH_INPUT, None):
         end_with_input()
     try:
-        return _dispatch(words)
+        return _run(words, interrupted)
     except (RobotRLError, PolicyError) as error:
         return _fail(str(error))
     except BrokenPipeError:  # `robot-rl inspect RUN | head`: nobody reads on
@@ -60,11 +61,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"the system refused to read or write; got: {error}")
     except KeyboardInterrupt:
-        print("robot-rl: stopped", file=sys.stderr)
+        _say("stopped")
         return EXIT_INTERRUPTED
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _run(words: list[str], interrupted: Interruption) -> int:
+    try:
+        return _dispatch(words)
+    except (RobotRLError, PolicyError):
+        raise
+    except Exception as error:
+        if not interrupted.heard:
+            raise
+        # What a library makes of it, as in an import; or there is no terminal to write to any more.
+        _say(f"what was going on ended with {described(error)}")
+        raise KeyboardInterrupt from None
 
 
 def bench_names() -> tuple[str, ...]:
@@ -205,13 +219,13 @@ def _nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def _fail(message: str) -> int:
-    print(f"robot-rl: {message}", file=sys.stderr)
+    _say(message)
     return EXIT_ERROR
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Let every request to end take the same clean way out as Ctrl-C."""
-    raise KeyboardInterrupt
+def _say(message: str) -> None:
+    with suppress(OSError):  # the terminal is closed
+        print(f"robot-rl: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

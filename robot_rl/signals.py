@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
@@ -12,10 +14,35 @@ from types import FrameType
 
 # Set for the children of `train`: they end when their standard input closes.
 ENDS_WITH_INPUT = "ROBOT_RL_ENDS_WITH_INPUT"
+_TOGETHER_SECONDS = 1.0
 
 
 class Stopped(Exception):
     """A wait was given up because the process was asked to stop."""
+
+
+class Interruption:
+    """A signal handler that raises `KeyboardInterrupt`, once for signals that come together.
+
+    A terminal that is closed sends SIGHUP twice within a millisecond: the second must not break off
+    the clean end that the first has begun. Who asks again later than that is impatient, and heard.
+    """
+
+    def __init__(self) -> None:
+        """Make one that has heard nothing."""
+        self._heard_at = -math.inf
+
+    @property
+    def heard(self) -> bool:
+        """Whether there has been a signal."""
+        return self._heard_at > -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        now = time.monotonic()
+        if now - self._heard_at >= _TOGETHER_SECONDS:
+            self._heard_at = now
+            raise KeyboardInterrupt
 
 
 class StopEvent:

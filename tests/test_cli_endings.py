@@ -1,0 +1,112 @@
+"""How a command ends when a person asks it to, or its terminal is closed."""
+
+from __future__ import annotations
+
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from robot_rl import cli, signals
+from robot_rl.stages.table import STAGES, Stage
+
+
+@pytest.fixture
+def stage(monkeypatch):
+    """Makes a function a stage of its own, `robot-rl work`."""
+
+    def make(work):
+        monkeypatch.setattr(sys.modules[__name__], "work", work, raising=False)
+        target = Stage(f"{__name__}:work", "works", "", takes_overrides=False)
+        monkeypatch.setitem(STAGES, "work", target)
+
+    return make
+
+
+def hang_up():
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+@pytest.mark.parametrize(("together", "saved"), [(math.inf, ["saved"]), (0.0, [])])
+def test_of_signals_that_come_together_the_first_counts(
+    stage, monkeypatch, capsys, together, saved
+):
+    monkeypatch.setattr(signals, "_TOGETHER_SECONDS", together)
+    done = []
+
+    def work():
+        try:
+            hang_up()
+        finally:
+            hang_up()  # in the middle of the clean end
+            done.append("saved")
+
+    stage(work)
+    assert cli.main(["work"]) == 130
+    assert done == saved
+    assert capsys.readouterr().err == "robot-rl: stopped\n"
+
+
+def test_what_a_library_makes_of_an_interruption_is_one_line(stage, capsys):
+    def work():
+        try:
+            hang_up()
+        except KeyboardInterrupt as error:
+            raise ImportError("cannot load it") from error
+
+    stage(work)
+    assert cli.main(["work"]) == 130
+    said = "robot-rl: what was going on ended with ImportError('cannot load it')"
+    assert capsys.readouterr().err == f"{said}\nrobot-rl: stopped\n"
+
+
+def test_the_same_error_without_a_signal_is_shown_whole(stage):
+    def work():
+        raise ImportError("cannot load it")
+
+    stage(work)
+    with pytest.raises(ImportError):
+        cli.main(["work"])
+
+
+SHOWING = """
+import signal, sys, time
+from robot_rl import cli
+from robot_rl.progress import WorkProgress
+from robot_rl.stages.table import STAGES, Stage
+
+def work():
+    with WorkProgress(10, "episodes") as progress:
+        progress.phase("working")
+        while True:
+            time.sleep(0.1)
+
+sys.modules["showing"] = sys.modules["__main__"]
+STAGES["work"] = Stage("showing:work", "", "", takes_overrides=False)
+code = cli.main(["work"])
+open(sys.argv[1], "w").write(str(code))
+"""
+
+
+def test_a_closed_terminal_is_no_error(tmp_path):
+    ours, theirs = pty.openpty()
+    code = tmp_path / "code"
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOWING, str(code)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while b"working" not in shown:
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGHUP)
+        os.close(ours)
+        process.wait(60.0)
+    assert code.read_text() == "130"
