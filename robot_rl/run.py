@@ -318,7 +318,7 @@ class RunDirectory:
         return self.path / f"{name}.jsonl"
 
 
-_FREE = "free some space and resume the run: robot-rl train resume=RUN"
+_FREE = "free some space, and give the command again, with this run"
 
 
 @contextmanager

@@ -94,6 +94,30 @@ def stop_event() -> Iterator[StopEvent]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Hear signals that ask to end only after what must be done whole or not at all.
+
+    Only the main thread hears signals; elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    previous = {number: signal.signal(number, note) for number in ending_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if heard:
+            signal.raise_signal(heard[0])
+
+
 def ending_signals() -> list[signal.Signals]:
     """Signals that ask a process to end.
 

@@ -1,5 +1,7 @@
 """Children of a run that do not end when they are asked to."""
 
+import shutil
+
 import psutil
 import pytest
 
@@ -35,6 +37,22 @@ def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatc
             group.require("learner")
     (note,) = notes
     assert note.startswith("waiting for 'learner' to save and end; in ")
+
+
+def test_the_run_directory_may_vanish_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / "deaf.py").write_text(DEAF)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    logs = tmp_path / "logs"
+
+    def leave():
+        with ProcessGroup(logs, end_seconds=0.1) as group:
+            group.start("learner", [], module="deaf")
+            while "asleep" not in (logs / "learner.log").read_text():
+                group.require("learner")
+            shutil.rmtree(logs)
+
+    with pytest.raises(ProcessDied, match=r"was killed; got: its log cannot be read: .*No such"):
+        leave()
 
 
 def test_a_child_that_does_not_end_is_killed_and_quoted(tmp_path, monkeypatch):

@@ -1,13 +1,15 @@
 """Ctrl-C and SIGTERM to a process that waits."""
 
+import signal
 import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
+import pytest
 
-from robot_rl.signals import StopEvent
+from robot_rl.signals import StopEvent, deferred_signals
 
 ROUNDS = 1000
 WAITS = f"""
@@ -34,6 +36,23 @@ def test_a_signal_ends_a_process_whatever_its_wait_was_just_doing():
         told = one.stdout.read()
         patience.cancel()
     assert told == "ended\n"
+
+
+def test_a_signal_is_heard_after_what_must_not_be_broken_off():
+    done = []
+
+    def work():
+        with deferred_signals():
+            with deferred_signals():
+                signal.raise_signal(signal.SIGINT)
+                done.append("the inner part")
+            done.append("the outer part")
+        done.append("what comes later")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["the inner part", "the outer part"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_whoever_waits_hears_of_a_stop():

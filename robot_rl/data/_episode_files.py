@@ -21,6 +21,7 @@ from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.signals import deferred_signals
 
 _FORMAT: Final = "robot_rl episodes"
 _CHUNK_BYTES: Final = 1 << 20
@@ -187,7 +188,8 @@ def is_empty_directory(path: Path) -> bool:
 def write_errors(path: Path) -> Iterator[None]:
     """Turn what goes wrong while writing into the dataset's errors."""
     try:
-        yield
+        with deferred_signals():  # as in `read_errors`
+            yield
     except OSError as error:
         if error.errno in _FULL:
             raise StorageFull(
@@ -204,7 +206,8 @@ def write_errors(path: Path) -> Iterator[None]:
 def read_errors(path: Path, name: str) -> Iterator[None]:
     """Turn what goes wrong while reading the array `name` into `DatasetDamaged`."""
     try:
-        yield
+        with deferred_signals():  # zarr works in a thread of its own, which none of them ends
+            yield
     except (BaseZarrError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise DatasetDamaged(
             f"{path}: {name!r} cannot be read", got=repr(error), hint="restore it from a copy"

@@ -50,6 +50,7 @@ from robot_rl.data._episode_files import (
     StorageFull,
 )
 from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
+from robot_rl.signals import deferred_signals
 
 __all__ = [
     "DatasetBusy",
@@ -142,15 +143,16 @@ class EpisodeWriter:
         assert columns is not None
         episode, start = len(self._ends), int(self._ends[-1]) if len(self._ends) else 0
         stop = start + len(records)
-        # Until the last statement succeeds, the arrays in memory may disagree with the files.
-        self._columns = None
-        for field in self.schema.fields:
-            self._put(columns, f"data/{field.name}", start, records[field.name])
-        for name, value in description.items():
-            self._put(columns, name, episode, value)
-        self._put(columns, ENDS, episode, np.array([stop], np.int64))
-        self._columns = columns
-        self._ends = np.append(self._ends, np.int64(stop))
+        with deferred_signals():  # a whole episode or none
+            # Until the last statement succeeds, the arrays in memory may disagree with the files.
+            self._columns = None
+            for field in self.schema.fields:
+                self._put(columns, f"data/{field.name}", start, records[field.name])
+            for name, value in description.items():
+                self._put(columns, name, episode, value)
+            self._put(columns, ENDS, episode, np.array([stop], np.int64))
+            self._columns = columns
+            self._ends = np.append(self._ends, np.int64(stop))
         return episode
 
     def close(self) -> None:

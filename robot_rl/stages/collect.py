@@ -19,6 +19,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.nodes import robot_nodes
+from robot_rl.stages.resumable import resumable, same_command
 from robot_rl.stages.teleoperation import TeleoperatedSession
 
 _MOST_FAILURES = 200
@@ -60,6 +61,7 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
         first = attempts = _attempts_behind(known, seed)
         seeds = (_seed(seed, number) for number in itertools.count(first))
         failures = 0
+        progress.update(len(writer))
         while len(writer) < wanted:
             result = next(rollout([env], controller, seeds, recorder=recorder))
             attempts += 1
@@ -116,6 +118,7 @@ def run(config: DictConfig) -> None:
         directory = RunDirectory.create(config.task.name, config.runs_directory)
         save_resolved(config, directory.path)
     with (
+        resumable(directory, same_command(directory)),
         directory.claim("train"),
         robot_nodes(config, directory.path / "logs"),
         WorkProgress(int(config.demonstrations), "demonstrations") as progress,

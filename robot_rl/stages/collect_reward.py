@@ -37,6 +37,7 @@ from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.run_policies import load_newest
+from robot_rl.stages.resumable import resumable, same_command
 
 _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
@@ -81,6 +82,7 @@ class ExampleCollector:
             EpisodeWriter(path, self._env.schema, facts) as writer,
         ):
             known = _labelled_alike(EpisodeDataset(path), facts)
+            progress.update(len(known))
             self._collect_successes(writer, known, progress)
             self._collect_failures(writer, known, progress)
         return EpisodeDataset(path)
@@ -308,7 +310,11 @@ def run(config: DictConfig) -> None:
         save_resolved(config, directory.path)
     options = config.classifier.collection
     expected = options.negative_episodes + options.positive_frames // options.frames_after_success
-    with directory.claim("train"), WorkProgress(expected, "episodes") as progress:
+    with (
+        resumable(directory, same_command(directory)),
+        directory.claim("train"),
+        WorkProgress(expected, "episodes") as progress,
+    ):
         progress.phase("collecting examples of success and failure")
         if options.labels == OPERATOR:
             dataset = collect_by_operator(config, directory, make_inbox(config), progress)

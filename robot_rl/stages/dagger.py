@@ -26,6 +26,7 @@ from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
+from robot_rl.signals import deferred_signals
 from robot_rl.stages.driven import make_driven_env
 
 _FINISHED = "corrections"  # the episodes that are, in RUN/corrections.jsonl
@@ -86,23 +87,24 @@ def _act(config: DictConfig, run: RunDirectory, behaviour: Behaviour, number: in
             names = [field.name for field in env.schema.fields]
             rows = [{name: row[name] for name in names} for row in result.rows]
             discarded = operated.ended_by is OperatorEvent.DISCARD
-            for segment in [] if discarded else corrections(rows):
-                writer.append(
-                    segment,
-                    seed=result.seed,
-                    instruction=env.task.instruction,
-                    success=True,
-                    source=SOURCE_INTERVENTION,
-                )
-            finished = {
-                "round": number,
-                "seed": result.seed,
-                "steps": result.steps,
-                "intervened_steps": result.intervened_steps,
-                "success": result.success,
-                "corrections": len(writer),  # in the file with this episode's
-            }
-            run.append_jsonl(_FINISHED, finished)
+            with deferred_signals():  # or its corrections would be recorded again
+                for segment in [] if discarded else corrections(rows):
+                    writer.append(
+                        segment,
+                        seed=result.seed,
+                        instruction=env.task.instruction,
+                        success=True,
+                        source=SOURCE_INTERVENTION,
+                    )
+                finished = {
+                    "round": number,
+                    "seed": result.seed,
+                    "steps": result.steps,
+                    "intervened_steps": result.intervened_steps,
+                    "success": result.success,
+                    "corrections": len(writer),  # in the file with this episode's
+                }
+                run.append_jsonl(_FINISHED, finished)
             done += 1
             progress.episode(result.success, result.intervened_steps / max(1, result.steps))
             progress.update(done)

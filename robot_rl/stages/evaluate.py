@@ -78,13 +78,20 @@ def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
 
 
 def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
-    """Evaluate a run's last checkpoint on the final seeds and write `evaluation.json`."""
+    """Evaluate a run's last checkpoint on the final seeds."""
     torch.set_num_threads(1)
     behaviour, steps = load_newest(run)
     with closing(Evaluator(config, _note)) as evaluator:
-        result = evaluator.evaluate(behaviour, "final", steps)
+        return evaluator.evaluate(behaviour, "final", steps)
+
+
+def save_final(run: RunDirectory, result: EvaluationResult) -> None:
+    """Write `evaluation.json`.
+
+    Raises:
+        RunError: The disk is full or the folder cannot be written.
+    """
     run.save_json("evaluation.json", result.to_json())
-    return result
 
 
 def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) -> None:
@@ -147,4 +154,5 @@ def run(config: DictConfig) -> None:
         result = evaluate_final(config, directory)
     print(f"{config.task.name}, {result.policy} after {result.environment_steps} steps: {result}")
     print(json.dumps(result.to_json()), flush=True)
+    save_final(directory, result)
     film_final(config, directory, result)

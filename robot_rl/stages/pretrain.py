@@ -29,6 +29,7 @@ from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 from robot_rl.stages.dagger import correct
 from robot_rl.stages.demonstrations import open_demonstrations
+from robot_rl.stages.resumable import resumable, same_command
 from robot_rl.stages.vision import train_image_encoder
 
 
@@ -140,7 +141,7 @@ def run(config: DictConfig) -> None:
         open_demonstrations(config, directory)
     else:
         directory = create_run(config)
-    with directory.claim("train"):
+    with resumable(directory, same_command(directory)), directory.claim("train"):
         pretrain(config, directory)
     print(f"written to {directory.path / CLONED}", flush=True)
 

@@ -238,12 +238,15 @@ class ProcessGroup:
         return ProcessDied(
             problem,
             got=f"{how}: {self._last_words(name)}",
-            hint=f"see {self._logs / name}.log; then go on with"
-            f" robot-rl train resume={self._logs.parent}",
+            hint=f"see {self._logs / name}.log",
         )
 
     def _last_words(self, name: str) -> str:
-        written = (self._logs / f"{name}.log").read_bytes()[self._children[name].log_start :]
+        try:
+            log = (self._logs / f"{name}.log").read_bytes()
+        except OSError as error:  # the run directory was removed meanwhile
+            return f"its log cannot be read: {error}"
+        written = log[self._children[name].log_start :]
         lines = written.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("robot-rl: ") if lines else "it printed nothing"
 

@@ -17,6 +17,7 @@ from robot_rl.env.rollout import EpisodeResult, rollout
 from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
+from robot_rl.signals import deferred_signals
 from robot_rl.stages.driven import make_driven_env
 
 _POLL_SECONDS = 0.02
@@ -171,15 +172,16 @@ class TeleoperatedSession:
         chosen = writer if result.success else failures
         assert chosen is not None, "what is not kept is not pending"
         try:
-            chosen.append(
-                result.rows,
-                seed=result.seed,
-                instruction=self._env.task.instruction,
-                success=result.success,
-                source=SOURCE_DEMONSTRATION,
-            )
+            with deferred_signals():  # or it would be written again
+                chosen.append(
+                    result.rows,
+                    seed=result.seed,
+                    instruction=self._env.task.instruction,
+                    success=result.success,
+                    source=SOURCE_DEMONSTRATION,
+                )
+                self._pending = None
         except StorageFull as problem:
             self._progress.note(f"the last episode waits for space: {problem}")
             return False
-        self._pending = None
         return True

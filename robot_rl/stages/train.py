@@ -30,12 +30,14 @@ from robot_rl.stages.evaluate import (
     evaluates_periodically,
     film_final,
     record_final,
+    save_final,
     unevaluated,
 )
 from robot_rl.stages.memory import MemorySampler
 from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.pretrain import create_run, pretrain
 from robot_rl.stages.processes import ProcessGroup
+from robot_rl.stages.resumable import resumable
 from robot_rl.stages.vision import exploration_steps
 
 _POLL_SECONDS = 0.25
@@ -114,8 +116,8 @@ def run(config: DictConfig) -> None:
         directory = RunDirectory.open(config.resume, config.runs_directory)
     else:
         directory = create_run(config)
-    print(f"run directory: {directory.path}", flush=True)
     with (
+        resumable(directory, f"robot-rl train resume={directory.path}"),
         directory.claim("train") as lock,
         MemorySampler() as memory,
         robot_nodes(config, directory.path / "logs"),
@@ -128,10 +130,8 @@ def run(config: DictConfig) -> None:
             _prepare(config, directory)
             _learn_online(config, directory, lock)
             _finish(config, directory, costs)
-        except BaseException as error:
+        except BaseException:
             _note_costs(costs)
-            if isinstance(error, KeyboardInterrupt):
-                print(f"to go on: robot-rl train resume={directory.path}", flush=True)
             raise
         costs.save()
 
@@ -214,13 +214,15 @@ def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
     """Evaluate the last checkpoint and write summary and report."""
     print(f"final evaluation of {config.evaluation.final_episodes} episodes", flush=True)
     final = evaluate_final(config, run)
+    print(f"last checkpoint: {final}", flush=True)  # whatever becomes of the files
+    save_final(run, final)
     record_final(run, final)
     summary = summarize(config, run, final)
     summary["wall_seconds"], summary["peak_memory_bytes"] = costs.totals()
     run.save_summary(summary)
     film_final(config, run, final)
     report = write_report(run.path)
-    print(f"last checkpoint: {final}\nsummary: {run.summary}\nreport:  {report}", flush=True)
+    print(f"summary: {run.summary}\nreport:  {report}", flush=True)
 
 
 def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) -> dict[str, Any]:

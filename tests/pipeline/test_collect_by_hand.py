@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from contextlib import redirect_stdout
 
 import numpy as np
@@ -108,6 +109,25 @@ def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatc
     session(tmp_path, EPISODE, "demonstrations=2", run=str(run))
     seeds = EpisodeDataset(run / "demonstrations.zarr").seeds
     assert len(set(seeds.tolist())) == 2
+
+
+def test_ctrl_c_while_an_episode_is_written_leaves_it_whole_and_once(tmp_path, monkeypatch):
+    put = EpisodeWriter._put
+
+    def put_interrupted(self, columns, name, start, values):
+        if name == "data/reward":
+            signal.raise_signal(signal.SIGINT)
+        put(self, columns, name, start, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EpisodeWriter, "_put", put_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session(tmp_path, [*EPISODE, *EPISODE], "demonstrations=2")
+    run = (tmp_path / "latest").resolve()
+    assert len(EpisodeDataset(run / "demonstrations.zarr")) == 1
+    session(tmp_path, EPISODE, "demonstrations=2", run=str(run))
+    seeds = EpisodeDataset(run / "demonstrations.zarr").seeds
+    assert len(set(seeds.tolist())) == len(seeds) == 2
 
 
 def test_a_stop_and_a_lost_device_cut_the_episode_and_it_goes_on_afterwards(tmp_path):

@@ -116,7 +116,7 @@ def test_a_process_that_dies_again_and_again_is_one_clear_error(folder, start_tr
     errors = [line for line in train.text.splitlines() if line.startswith("robot-rl:")]
     assert len(errors) == 1
     assert "the process 'learner' ended with an error; got: killed by SIGKILL" in errors[0]
-    assert f"train resume={train.run}" in errors[0]
+    assert f"to go on: robot-rl train resume={train.run}\n" in train.text
     _finish(train)
 
 

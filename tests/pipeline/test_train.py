@@ -54,6 +54,18 @@ def check_films(run, failures):
     assert (run / "report.html").read_text().count("data:video/mp4;base64,") == 2
 
 
+def test_an_evaluation_is_told_before_it_is_saved(folder, robot_rl_command):
+    saved = (folder / "runs" / "latest").resolve() / "evaluation.json"
+    saved.mkdir()  # it cannot be written, as on a disk that is full
+    try:
+        done = robot_rl_command("evaluate", "evaluation.final_episodes=2")
+    finally:
+        saved.rmdir()
+    assert done.returncode == 2
+    assert json.loads(done.stdout.splitlines()[-1])["episodes"] == 2
+    assert f"robot-rl: {saved} cannot be written" in done.stderr
+
+
 def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_command):
     run = (folder / "runs" / "latest").resolve()
     train = start_train(folder, "resume=latest")

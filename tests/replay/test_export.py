@@ -248,12 +248,15 @@ def test_ctrl_c_leaves_nothing_half(client, server, schema, make_episode, tmp_pa
         client.append_episode(make_episode(2), facts(seed))
     client.flush()
     words = ["export", str(server.store), "out", f"format={format}"]
-    process = subprocess.Popen([sys.executable, "-m", "robot_rl.cli", *words], cwd=tmp_path)
+    command = [sys.executable, "-m", "robot_rl.cli", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob(f".out.*.partial/{moment}")):
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == cli.EXIT_INTERRUPTED
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == cli.EXIT_INTERRUPTED
+    assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 

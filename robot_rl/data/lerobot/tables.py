@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ class TableFiles:
 
     def release(self) -> None:
         """Close the file that is open; it need not be whole."""
+        if self._writer is not None:
+            with suppress(Exception):  # it would complain later, of a file that is closed
+                self._writer.close()
         if self._file is not None:
             self._file.close()
         self._file = self._writer = None

@@ -1,0 +1,84 @@
+"""What a stage that was interrupted says, and that the command which it names goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import TINY, WAIT_SECONDS
+
+from robot_rl.config import compose
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.progress import WorkProgress
+from robot_rl.run import RunDirectory
+from robot_rl.stages.collect import collect
+
+COLLECT = ["collect", "task=reach", "demonstrations=2000"]
+EXAMPLES = ["collect-reward", "task=reach", "observation=state_and_cameras"]
+
+
+def recorded(data: Path) -> int:
+    return len(EpisodeDataset(data)) if data.exists() else 0
+
+
+def interrupted(folder, words, reached):
+    """Start a stage, interrupt it once that is reached, and return what it printed."""
+    command = [sys.executable, "-m", "robot_rl.cli", *words]
+    deadline = time.monotonic() + WAIT_SECONDS
+    with (folder / "printed").open("w+") as file:
+        with subprocess.Popen(
+            command, cwd=folder, stdout=file, stderr=subprocess.STDOUT
+        ) as process:
+            while not reached():
+                assert process.poll() is None, (folder / "printed").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+        assert process.returncode == 130
+    printed = (folder / "printed").read_text()
+    assert "Traceback" not in printed
+    assert printed.endswith("robot-rl: stopped\n")
+    return printed
+
+
+@pytest.mark.parametrize(
+    ("words", "data"), [(COLLECT, "demonstrations.zarr"), (EXAMPLES, "reward.zarr")]
+)
+def test_recording_goes_on_with_the_command_that_it_names(tmp_path, words, data):
+    latest = tmp_path / "runs/latest"
+    printed = interrupted(tmp_path, words, lambda: recorded(latest / data) > 1)
+    run = latest.resolve()
+    assert f"run directory: {run}\n" in printed
+    assert f"to go on: the same command with run={run}\n" in printed
+    kept = recorded(run / data)
+    interrupted(tmp_path, [*words, f"run={run}"], lambda: recorded(run / data) > kept)
+    seeds = EpisodeDataset(run / data).seeds.tolist()
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_cloning_goes_on_with_the_command_that_it_names(tmp_path, cloned, robot_rl_command):
+    dataset = (cloned / "runs/latest/demonstrations.zarr").resolve()
+    words = ["pretrain", *TINY, f"dataset={dataset}", "cloning.updates=2000"]
+    told = tmp_path / "printed"
+    printed = interrupted(tmp_path, words, lambda: "run directory" in told.read_text())
+    run = (tmp_path / "runs/latest").resolve()
+    assert f"to go on: the same command with run={run}\n" in printed
+    done = robot_rl_command(*words, f"run={run}")
+    assert done.returncode == 0, done.stderr
+    assert f"written to {run}/checkpoints/bc" in done.stdout
+
+
+def test_who_goes_on_sees_at_once_what_is_there(folder):
+    shown = []
+
+    class Noting(WorkProgress):
+        def update(self, done: int, **figures: object) -> None:
+            shown.append(done)
+
+    run = RunDirectory.open("latest", folder / "runs")
+    collect(compose([*TINY, "demonstrations=5"]), run, Noting(5))
+    assert shown == [4, 5]
