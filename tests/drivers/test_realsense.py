@@ -218,5 +218,9 @@ for number in range(600):
 def test_stopping_a_recording_again_and_again_does_not_end_the_process(recorded):
     """On a busy machine two of three processes died within 1,200 stops before it was paused."""
     path = str(recorded[0] / "222.db3")
-    begun = [subprocess.Popen([sys.executable, "-c", START_AND_STOP, path]) for _ in range(6)]
-    assert [process.wait(timeout=450) for process in begun] == [0] * 6
+    begun = [
+        subprocess.Popen([sys.executable, "-c", START_AND_STOP, path], stderr=subprocess.PIPE)
+        for _ in range(6)
+    ]
+    said = [process.communicate(timeout=450)[1].decode()[-1000:] for process in begun]
+    assert [process.returncode for process in begun] == [0] * 6, said
