@@ -108,7 +108,9 @@ def deferred_signals() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         heard.append(number)
 
-    previous = {number: signal.signal(number, note) for number in ending_signals()}
+    # A handler that is not Python's could not be put back.
+    numbers = [number for number in ending_signals() if signal.getsignal(number) is not None]
+    previous = {number: signal.signal(number, note) for number in numbers}
     try:
         yield
     finally:
