@@ -67,9 +67,8 @@ class GripperNode(DeviceNode):
             Float64, "gripper/command", take, qos.command_subscription()
         )
         self.create_service(Trigger, "gripper/stop", self._on_stop)
-        self._clearing = ClearService(
-            self, "gripper/clear_errors", "gripper", functools.partial(self._do, "clear_errors")
-        )
+        clear = functools.partial(self._do, "clear_errors", "taken: the fingers may move now")
+        self._clearing = ClearService(self, "gripper/clear_errors", "gripper", clear)
 
     def poll(self) -> None:
         """Send the newest command, measure and publish."""
@@ -131,11 +130,13 @@ class GripperNode(DeviceNode):
         infos = self.get_publishers_info_by_topic(self._commands.topic_name)
         return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
 
-    def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Any:
+    def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         with self._clearing.refused_by_stop():
-            return self._do("stop", request, answer)
+            return self._do("stop", "stop done", request, answer)
 
-    def _do(self, name: str, request: Trigger.Request, answer: Trigger.Response) -> Any:
+    def _do(
+        self, name: str, done: str, request: Trigger.Request, answer: Trigger.Response
+    ) -> Trigger.Response:
         """Answer the services `stop` and `clear_errors`, which drivers have by these names."""
         self._wanted = self._sent = None
         if not self.is_configured:
@@ -147,7 +148,7 @@ class GripperNode(DeviceNode):
             answer.success, answer.message = False, str(error)
             self.get_logger().error(f"{name}: {error}")
         else:
-            answer.success, answer.message = True, f"{name} done"
+            answer.success, answer.message = True, done
         return answer
 
 
