@@ -65,9 +65,16 @@ class Running:
     @contextlib.contextmanager
     def busy(self):
         """Keep the node's own thread from doing anything else, as a slow device does."""
-        goes_on = threading.Event()
-        self._executor.create_task(goes_on.wait)
+        busy, goes_on = threading.Event(), threading.Event()
+
+        def work():
+            busy.set()
+            goes_on.wait()
+
+        self._executor.create_task(work)
         try:
+            while not busy.wait(0.05):
+                assert self._thread.is_alive()
             yield
         finally:
             goes_on.set()
