@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from tiny_runs import TINY, ServerProcess, Train
+from tiny_runs import TINY, ServerProcess, Train, starting
 
 from robot_rl import cli
 
@@ -46,16 +45,5 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def start_train() -> Iterator[Callable[..., Train]]:
     """Start `robot-rl train` in a folder; whatever a failed test leaves is killed."""
-    started: list[Train] = []
-
-    def start(folder: Path, *words: str) -> Train:
-        started.append(Train(folder, *words))
-        return started[-1]
-
-    yield start
-    for train in started:
-        if train.process.poll() is None:
-            for process in psutil.Process(train.process.pid).children(recursive=True):
-                process.kill()
-            train.process.kill()
-            train.process.wait()
+    with starting(Train) as start:
+        yield start

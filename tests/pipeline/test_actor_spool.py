@@ -2,67 +2,37 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiny_runs import WAIT_SECONDS, ServerProcess, lines, publish_cloned
+from tiny_runs import Command, ServerProcess, lines, publish_cloned, starting
 
 from robot_rl.replay import StoreReader
 
 pytestmark = pytest.mark.faults
 
-ROBOT_RL = [sys.executable, "-m", "robot_rl.cli"]
 # Room for two episodes of `reach`: 31 rows of some 300 bytes, after a header of 64 KiB.
 SMALL = "replay.spool_bytes=104000"
 
 
-class Actor:
-    """`robot-rl actor` as a process of its own."""
+class Actor(Command):
+    """`robot-rl actor` of a run."""
 
     def __init__(self, run: Path, *words: str) -> None:
-        self.run, self.output = run, run / "actor-output.txt"
-        with self.output.open("wb") as file:
-            self.process = subprocess.Popen(
-                [*ROBOT_RL, "actor", f"run={run}", *words], stdout=file, stderr=subprocess.STDOUT
-            )
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text()
+        super().__init__(run, "actor", f"run={run}", *words)
 
     @property
     def paused(self) -> bool:
         return self.text.count("pausing before") > self.text.count("going on")
 
-    def wait_until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not reached():
-            assert self.process.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.02)
-
-    def end(self) -> int:
-        return self.process.wait(WAIT_SECONDS)
-
 
 @pytest.fixture
 def start_actor() -> Iterator[Callable[..., Actor]]:
     """Start an actor; whatever a failed test leaves is killed."""
-    started: list[Actor] = []
-
-    def start(run: Path, *words: str) -> Actor:
-        started.append(Actor(run, *words))
-        return started[-1]
-
-    yield start
-    for actor in started:
-        actor.process.kill()
-        actor.process.wait()
+    with starting(Actor) as start:
+        yield start
 
 
 @pytest.fixture
@@ -110,8 +80,7 @@ def test_the_actor_pauses_between_episodes_and_keeps_its_rows(
     server.kill()
     time.sleep(1.0)
     actor.wait_until(lambda: actor.paused)
-    actor.process.send_signal(signal.SIGINT)
-    assert actor.end() == 130
+    assert actor.interrupt() == 130
     waiting = f"rows wait in {spool} for the next start (robot-rl train resume={run})"
     assert waiting in actor.text
     assert "Traceback" not in actor.text

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from tiny_runs import TINY, WAIT_SECONDS
+from tiny_runs import TINY, Command, starting
 
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
@@ -27,19 +23,11 @@ def recorded(data: Path) -> int:
 
 def interrupted(folder, words, reached):
     """Start a stage, interrupt it once that is reached, and return what it printed."""
-    command = [sys.executable, "-m", "robot_rl.cli", *words]
-    deadline = time.monotonic() + WAIT_SECONDS
-    with (folder / "printed").open("w+") as file:
-        with subprocess.Popen(
-            command, cwd=folder, stdout=file, stderr=subprocess.STDOUT
-        ) as process:
-            while not reached():
-                assert process.poll() is None, (folder / "printed").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-        assert process.returncode == 130
-    printed = (folder / "printed").read_text()
+    with starting(Command) as start:
+        command = start(folder, *words)
+        command.wait_until(reached)
+        assert command.interrupt() == 130
+    printed = command.text
     assert "Traceback" not in printed
     assert printed.endswith("robot-rl: stopped\n")
     return printed
@@ -63,7 +51,7 @@ def test_recording_goes_on_with_the_command_that_it_names(tmp_path, words, data)
 def test_cloning_goes_on_with_the_command_that_it_names(tmp_path, cloned, robot_rl_command):
     dataset = (cloned / "runs/latest/demonstrations.zarr").resolve()
     words = ["pretrain", *TINY, f"dataset={dataset}", "cloning.updates=2000"]
-    told = tmp_path / "printed"
+    told = tmp_path / "output.txt"
     printed = interrupted(tmp_path, words, lambda: "run directory" in told.read_text())
     run = (tmp_path / "runs/latest").resolve()
     assert f"to go on: the same command with run={run}\n" in printed

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -43,27 +44,23 @@ TINY = (
 )
 WAIT_SECONDS = 300.0
 
+AnyCommand = TypeVar("AnyCommand", bound="Command")
 
-class Train:
-    """`robot-rl train` as a process of its own, in a working directory."""
+
+class Command:
+    """`robot-rl` as a process of its own, in a working directory; it prints to a file."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder = folder
-        named = [w.partition("=")[2] for w in words if w.startswith("runs_directory=")]
-        self.runs = folder / (named[0] if named else "runs")
         self.output = folder / "output.txt"
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "robot_rl.cli", "train", *words],
+                [sys.executable, "-m", "robot_rl.cli", *words],
                 cwd=folder,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    @property
-    def run(self) -> Path:
-        return (self.runs / "latest").resolve()
 
     @property
     def text(self) -> str:
@@ -75,6 +72,50 @@ class Train:
             assert self.process.poll() is None, self.text
             assert time.monotonic() < deadline, self.text
             time.sleep(0.02)
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def end(self) -> int:
+        return self.process.wait(WAIT_SECONDS)
+
+    def kill(self) -> None:
+        """End it and its children, unless it has ended."""
+        if self.process.poll() is None:
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                process.kill()
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def starting(kind: type[AnyCommand]) -> Iterator[Callable[..., AnyCommand]]:
+    """Give what starts commands; whatever a failed test leaves of them is killed."""
+    started: list[AnyCommand] = []
+
+    def start(folder: Path, *words: str) -> AnyCommand:
+        started.append(kind(folder, *words))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for command in started:
+            command.kill()
+
+
+class Train(Command):
+    """`robot-rl train`."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        named = [w.partition("=")[2] for w in words if w.startswith("runs_directory=")]
+        self.runs = folder / (named[0] if named else "runs")
+        super().__init__(folder, "train", *words)
+
+    @property
+    def run(self) -> Path:
+        return (self.runs / "latest").resolve()
 
     def learned(self) -> int:
         blocks = lines(self.run / "learner.jsonl")
@@ -89,12 +130,8 @@ class Train:
                     return process
         return None
 
-    def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.end()
-
     def end(self) -> int:
-        code = self.process.wait(WAIT_SECONDS)
+        code = super().end()
         deadline = time.monotonic() + 20
         while left := processes_of(self.run):
             assert time.monotonic() < deadline, f"left behind: {left}"
