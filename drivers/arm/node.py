@@ -145,7 +145,10 @@ class ArmNode(DeviceNode):
             raise
         if driver.fault is not None:
             guard.stop(driver.fault)
+        jumps = guard.counts["jump"]
         target = guard.tick(time.monotonic(), state)
+        if guard.counts["jump"] > jumps:
+            self._stop_driver()
         if target is not None:
             try:
                 driver.command(target)

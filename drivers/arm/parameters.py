@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 # Default, description, lowest and highest value of each limit that is one number.
 _LIMITS: dict[str, tuple[float, str, float, float]] = {
-    "max_tilt": (0.6, "largest angle to the reference orientation [rad]", 0.01, 3.1416),
+    "max_tilt": (0.6, "largest angle of the tool's axis to the reference's [rad]", 0.01, 3.1416),
+    "max_yaw": (3.1416, "largest turn about the tool's axis; 3.1416: any [rad]", 0.01, 3.1416),
     "max_lead_translation": (0.02, "largest lead of the target per axis [m]", 0.001, 0.2),
     "max_lead_rotation": (0.15, "largest lead of its rotation [rad]", 0.001, 1.5),
     "max_step_translation": (0.03, "farthest that one command moves the target [m]", 0.001, 0.2),
     "max_step_rotation": (0.15, "farthest that one command turns it [rad]", 0.001, 1.5),
     "max_speed_translation": (0.25, "speed of the target [m/s]", 0.001, 3.0),
     "max_speed_rotation": (1.0, "speed of its rotation [rad/s]", 0.001, 10.0),
+    "max_arm_speed": (1.5, "speed that the arm can have, pushed or not [m/s]", 0.01, 10.0),
+    "max_arm_turning": (6.0, "speed that its rotation can have [rad/s]", 0.01, 60.0),
     "max_force": (60.0, "contact force at which it yields [N]; 0: not measured", 0.0, 500.0),
     "max_torque": (15.0, "contact torque at which it yields [Nm]; 0: not measured", 0.0, 100.0),
     "joint_margin": (0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0),
@@ -63,7 +66,9 @@ class ArmParameters:
             text = f"{corner.removeprefix('workspace_')}est position of the target (3,) [m]"
             self._limits[corner] = node.parameter(f"limits.{corner}", [0.0] * 3, text)
         self._limits["reference_orientation"] = node.parameter(
-            "limits.reference_orientation", [1.0, 0.0, 0.0, 0.0], "quaternion xyzw (4,)"
+            "limits.reference_orientation",
+            [1.0, 0.0, 0.0, 0.0],
+            "quaternion xyzw (4,) that tilt and yaw are measured from",
         )
         self.contact_task: bool = node.parameter(
             "contact_task", True, "whether the task makes contact: stiff arms are then refused"

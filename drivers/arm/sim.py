@@ -24,7 +24,7 @@ from robot_rl.safety import Compliance
 # The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
 _WRENCH_SECONDS = 0.1
 # A world that is this far behind the clock lets time pass instead of hurrying after it [s].
-_LONGEST_LAG = 0.1
+_LONGEST_LAG = 0.03
 
 
 class SimScene(NamedTuple):

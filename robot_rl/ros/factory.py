@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from robot_rl.env import rotations
 from robot_rl.env.rate import ClockError
 from robot_rl.env.several import SeveralArms, SeveralTasks
 from robot_rl.env.task import Task
@@ -80,7 +79,7 @@ def make_ros_robot(
         limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)
     clean_shared_memory()
-    limiter = CartesianLimiter(limits, rotations.DOWNWARD)
+    limiter = CartesianLimiter(limits)
     topics = [CameraTopic(c.name, c.width, c.height, c.depth) for c in cameras]
     client = RosClient("robot_rl", namespace)
     try:

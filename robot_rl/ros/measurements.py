@@ -131,12 +131,12 @@ class Measurements:
         pose: Vector = self.pose.value(self.pose.newest())
         return pose
 
-    def contact_force(self) -> float | None:
-        """Norm of the newest contact force [N], None without a wrench; raises as `tcp_pose`."""
+    def contact_force(self) -> Vector | None:
+        """The newest contact force (3,) [N], None without a wrench; raises as `tcp_pose`."""
         if self.wrench is None:
             return None
-        wrench = self.wrench.value(self.wrench.newest())
-        return math.sqrt(float(np.square(wrench[:3]).sum()))
+        force: Vector = self.wrench.value(self.wrench.newest())[:3]
+        return force
 
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop.

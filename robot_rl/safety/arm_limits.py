@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
-from robot_rl.safety.limits import Vector, check_positive, check_workspace
+from robot_rl.safety.limits import PoseLimits, check_positive
 
 Compliance = Literal["impedance", "force_mode", "position"]
 
 _ALWAYS_POSITIVE = (
-    "max_tilt",
-    "max_lead_translation",
-    "max_lead_rotation",
     "max_step_translation",
     "max_step_rotation",
     "max_speed_translation",
@@ -27,28 +20,21 @@ _ALWAYS_POSITIVE = (
     "command_deadline",
     "max_stamp_age",
 )
-_POSITIVE_OR_NONE = ("max_force", "max_torque")
 
 
-@dataclass(frozen=True)
-class ArmLimits:
+@dataclass(frozen=True, kw_only=True)
+class ArmLimits(PoseLimits):
     """Limits of one arm, in its base frame.
 
     Attributes:
-        workspace_low: Lowest target position (3,) [m].
-        workspace_high: Highest target position (3,) [m].
-        max_tilt: Largest angle between a target and the reference orientation [rad].
-        reference_orientation: Quaternion xyzw (4,) that `max_tilt` is measured from.
-        max_lead_translation: Largest lead of the target over the measured pose, per axis [m].
-            With a stiffness k this also bounds the contact force to k times the lead.
-        max_lead_rotation: The same for the rotation angle [rad].
         max_step_translation: Farthest that one command may move the target [m].
         max_step_rotation: Farthest that one command may turn it [rad].
         max_speed_translation: Speed at which the target moves to where it was commanded [m/s].
         max_speed_rotation: The same for its rotation [rad/s].
-        max_force: Measured contact force above which the arm yields and holds [N]; None for an
-            arm that measures no wrench.
-        max_torque: The same for the contact torque about the TCP [Nm].
+        max_arm_speed: Largest speed that the arm itself can have, also when a person pushes it
+            [m/s]. A measured pose that is farther from the one before is not believed.
+        max_arm_turning: The same for its rotation [rad/s].
+        max_torque: As `max_force`, for the contact torque about the TCP [Nm].
         joint_low: Lowest joint positions (n,) [rad]; empty leaves them to the arm's controller.
         joint_high: Highest joint positions (n,) [rad].
         joint_margin: Distance to a limit within which a joint may not move towards it [rad].
@@ -57,17 +43,12 @@ class ArmLimits:
         max_stamp_age: Difference between a command's stamp and the system clock [s].
     """
 
-    workspace_low: tuple[float, float, float]
-    workspace_high: tuple[float, float, float]
-    max_tilt: float = 0.6
-    reference_orientation: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    max_lead_translation: float = 0.02
-    max_lead_rotation: float = 0.15
     max_step_translation: float = 0.03
     max_step_rotation: float = 0.15
     max_speed_translation: float = 0.25
     max_speed_rotation: float = 1.0
-    max_force: float | None = 60.0
+    max_arm_speed: float = 1.5
+    max_arm_turning: float = 6.0
     max_torque: float | None = 15.0
     joint_low: tuple[float, ...] = ()
     joint_high: tuple[float, ...] = ()
@@ -82,25 +63,22 @@ class ArmLimits:
         Raises:
             RobotRLError: Names the limit.
         """
-        check_workspace(self.workspace_low, self.workspace_high)
+        super().__post_init__()
         for name in _ALWAYS_POSITIVE:
             check_positive(name, getattr(self, name))
-        for name in _POSITIVE_OR_NONE:
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        norm = math.sqrt(sum(value * value for value in self.reference_orientation))
-        if len(self.reference_orientation) != 4 or not abs(norm - 1.0) < 1e-3:
-            raise RobotRLError(
-                "limit 'reference_orientation' is not a rotation",
-                got=self.reference_orientation,
-                expected="a quaternion xyzw of length 1",
-            )
+        if self.max_torque is not None:
+            check_positive("max_torque", self.max_torque)
+        for arm, target in (
+            ("max_arm_speed", "max_speed_translation"),
+            ("max_arm_turning", "max_speed_rotation"),
+        ):
+            if not getattr(self, arm) > getattr(self, target):
+                raise RobotRLError(
+                    f"limit {arm!r} would take the arm's own motion for a fault",
+                    got=getattr(self, arm),
+                    expected=f"more than {target}, which is {getattr(self, target)}",
+                )
         _check_joints(self.joint_low, self.joint_high, self.joint_margin)
-
-    @property
-    def reference(self) -> Vector:
-        """The reference orientation as a unit quaternion (4,)."""
-        return rotations.normalize(np.array(self.reference_orientation, np.float64))
 
 
 def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:

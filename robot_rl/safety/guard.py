@@ -17,7 +17,8 @@ from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.arm_limits import ArmLimits
 from robot_rl.safety.limits import MeasurementRefused, Vector, within_angle
-from robot_rl.safety.measurement import Measured, check_measured, excesses
+from robot_rl.safety.measurement import Measured, Plausibility, check_measured, excesses
+from robot_rl.safety.way_back import WayBack
 
 # A loop that was held up for longer than this moves the target as if it had been this long [s].
 LONGEST_TICK = 0.05
@@ -33,15 +34,7 @@ class Mode(Enum):
 
 
 class CommandRefused(RobotRLError):
-    """A command that does not reach the arm.
-
-    Args:
-        reason: The counter that it is counted under.
-        problem: See `RobotRLError`, as the other arguments.
-        got: See `RobotRLError`.
-        expected: See `RobotRLError`.
-        hint: See `RobotRLError`.
-    """
+    """A command that does not reach the arm, counted under `reason`; see `RobotRLError`."""
 
     def __init__(
         self,
@@ -81,8 +74,8 @@ class ArmGuard:
         reason: Why it is in this mode, in words.
         counts: How often each limit changed or refused something. Refusals: `not_finite`,
             `malformed`, `stale_stamp`, `clock_jump`, `stopped`, `resetting`, `publishers`.
-            Clamps: `workspace`, `tilt`, `step`, `lead`, `speed`. Holds: `force`, `joint`,
-            `joint_speed`, `deadline`, `measurement`; `stop` is what latched.
+            Clamps: `workspace`, `tilt`, `yaw`, `step`, `lead`, `speed`. Holds: `force`, `joint`,
+            `joint_speed`, `deadline`, `measurement`; `jump` and `stop` are what latched.
         target: Newest target (7,) that was given out.
         goal: Where the target is going (7,): the last command after all limits.
     """
@@ -93,14 +86,16 @@ class ArmGuard:
         self.mode = Mode.HOLD
         self.reason = "no command yet"
         names = "not_finite malformed stale_stamp clock_jump stopped resetting publishers "
-        names += "workspace tilt step lead speed force joint joint_speed deadline measurement stop"
+        names += "workspace tilt yaw step lead speed "
+        names += "force joint joint_speed deadline measurement jump stop"
         self.counts = dict.fromkeys(names.split(), 0)
         self.target: Vector | None = None
         self.goal: Vector | None = None
-        self._pose: Vector | None = None  # measured
-        self._low = np.array(limits.workspace_low)
-        self._high = np.array(limits.workspace_high)
-        self._lead = limits.max_lead_translation
+        self._pose: Vector | None = None  # measured, once measurements agree
+        self._plausibility = Plausibility(limits.max_arm_speed, limits.max_arm_turning)
+        self._way = WayBack(limits.max_lead_translation)
+        self._asked: Vector = np.empty(7)  # the last command, before it was kept inside
+        self._backs_off = False
         self._route: Route | None = None
         self._ticked = -math.inf
         self._received = -math.inf
@@ -153,7 +148,10 @@ class ArmGuard:
             self.hold(explanation)
 
     def hold(self, reason: str) -> None:
-        """Stay where the arm was measured last; commands are accepted again at once."""
+        """Stay where the arm was measured last; commands are accepted again at once.
+
+        The target goes there no faster than to anywhere else.
+        """
         if self.mode is Mode.STOPPED:
             return
         self.mode, self.reason = Mode.HOLD, reason
@@ -168,14 +166,15 @@ class ArmGuard:
             self.mode, self.reason = Mode.STOPPED, reason
 
     def clear(self, reason: str = "cleared by a person") -> None:
-        """End a stop, as a person asked; the arm holds where the next tick measures it."""
+        """End a stop, as a person asked; the arm holds where it is measured next."""
         if self.mode is Mode.STOPPED:
             self.mode = Mode.HOLD
             self.forget(reason)
 
     def forget(self, reason: str) -> None:
-        """The last measurement holds no more: hold where the next tick measures the arm."""
-        self._pose = None
+        """The last measurements hold no more: hold where the next ones agree that the arm is."""
+        self._pose = self.target = None
+        self._plausibility.forget()
         self.hold(reason)
 
     def follow_route(self, route: Route) -> None:
@@ -199,24 +198,26 @@ class ArmGuard:
             measured: The arm's newest state.
 
         Returns:
-            The target pose (7,) to send, or None where nothing may be sent.
+            The target pose (7,) to send, or None where nothing may be sent: the arm is stopped, or
+            it is not known yet where it is.
 
         Raises:
             MeasurementRefused: The measurement is not finite; nothing may be sent.
         """
         elapsed = min(max(now - self._ticked, 0.0), LONGEST_TICK)
         self._ticked = max(now, self._ticked)
-        self._take(measured)
-        if self.mode is Mode.STOPPED:
+        self._take(measured, now)
+        if self.mode is Mode.STOPPED or self._pose is None:
             return None
-        if self.target is None:  # the first measurement, or the first after a stop
-            self.hold(self.reason)
+        if self.target is None:  # the first measurements, or the first after a stop
+            self.target = self._pose.copy()
+            self._stay()
         if self.mode is Mode.FOLLOW and now - self._received > self.limits.command_deadline:
             self.counts["deadline"] += 1
             self.hold(f"no command for {self.limits.command_deadline * 1e3:.0f} ms")
-        self._yield_to(measured)
         if self.mode is Mode.RESET:
             self._advance_route(now)
+        self._yield_to(measured)
         self.target = self._advanced(elapsed)
         return self.target
 
@@ -283,8 +284,8 @@ class ArmGuard:
         if self._pose is None:
             raise CommandRefused("measurement", "the arm has not been measured yet")
 
-    def _take(self, measured: Measured) -> None:
-        """Take a measurement that limits can be computed from."""
+    def _take(self, measured: Measured, now: float) -> None:
+        """Take a measurement that limits can be computed from, and stop at one that cannot be."""
         try:
             check_measured(measured, self.limits)
         except MeasurementRefused as refusal:
@@ -292,19 +293,36 @@ class ArmGuard:
             self.hold(str(refusal))
             raise
         self._active.discard("measurement")
-        self._pose = np.array(measured.tcp_pose, np.float64)
-        self._pose[3:] = rotations.normalize(self._pose[3:])
+        pose = np.array(measured.tcp_pose, np.float64)
+        pose[3:] = rotations.normalize(pose[3:])
+        problem = self._plausibility.problem(pose, measured.stamp_ns, now)
+        if problem is not None and self.mode is not Mode.STOPPED:
+            self.counts["jump"] += 1
+            self.stop(f"{problem}; look at what measures the pose, and at the arm")
+        if self._plausibility.settled:
+            self._pose = pose
 
     def _yield_to(self, measured: Measured) -> None:
-        """Hold at the measured pose where a force, a joint or a joint's speed is too large."""
+        """Hold where a force, a joint or a joint's speed is too large; a force may be left."""
+        assert self._pose is not None
+        self._backs_off = False
         found = excesses(measured, self.limits)
-        for reason, explanation in found.items():
+        is_news = bool(found.keys() - self._active)
+        for reason in found:
             self._count_once(reason)
-            if self._route is None or self._route.obstructed(explanation):
-                self.hold(explanation)
-            else:
-                self._stay()
         self._active -= {"force", "joint", "joint_speed"} - found.keys()
+        if "force" not in found:
+            self._way.came_by(self._pose)
+        elif len(found) == 1 and self.mode is not Mode.HOLD:
+            back = self._way.back(self._pose, self._asked, measured.tcp_wrench[:3])
+            if back is not None:
+                self.goal, self._backs_off = back, self._way.is_known
+                return
+        for explanation in found.values():
+            if self._route is not None and not self._route.obstructed(explanation):
+                self._stay()
+            elif is_news or self.mode is not Mode.HOLD:
+                self.hold(explanation)
 
     def _advance_route(self, now: float) -> None:
         assert self._route is not None
@@ -313,34 +331,33 @@ class ArmGuard:
         if goal is None:
             self.hold("reset ended")
         else:
-            self.goal = self.inside(goal)
+            self.goal = self._asked = self.inside(goal)
 
     def inside(self, pose: Vector) -> Vector:
-        """The pose (7,), pulled into the workspace and to the largest tilt."""
-        position = np.clip(pose[:3], self._low, self._high)
-        turn, _ = within_angle(pose[3:], self.limits.reference, self.limits.max_tilt)
-        return np.concatenate([position, rotations.normalize(turn)])
+        """The pose (7,), pulled into the workspace and to the largest tilt and yaw."""
+        middle = 0.5 * (np.array(self.limits.workspace_low) + np.array(self.limits.workspace_high))
+        inside, _ = self.limits.admitted(np.concatenate([middle, self.limits.reference]), pose)
+        return inside
 
     def _limited_goal(self, anchor: Vector, wanted: Vector, measured: Vector) -> Vector:
-        """The command after the limits of step, lead, workspace and tilt."""
+        """The command after the limits of step, lead, workspace, tilt and yaw."""
         limits, counts = self.limits, self.counts
         position, stepped = _towards(anchor[:3], wanted[:3], limits.max_step_translation)
         turn, turned = within_angle(wanted[3:], anchor[3:], limits.max_step_rotation)
         counts["step"] += stepped or turned
-        near = np.clip(position, measured[:3] - self._lead, measured[:3] + self._lead)
-        turn, turned = within_angle(turn, measured[3:], limits.max_lead_rotation)
-        counts["lead"] += turned or bool((near != position).any())
-        goal = self.inside(np.concatenate([near, turn]))
-        counts["workspace"] += bool((goal[:3] != near).any())
-        counts["tilt"] += _angle(turn, limits.reference) > limits.max_tilt
+        near, led = limits.led(np.concatenate([position, turn]), measured)
+        counts["lead"] += led
+        self._asked = near
+        goal, changed = limits.admitted(anchor, near)
+        for name in changed:
+            counts[name] += 1
         return goal
 
     def _advanced(self, elapsed: float) -> Vector:
         """The target after `elapsed` seconds of motion towards the goal.
 
-        An arm that holds outside the workspace comes back at its speed limit, never in a jump:
-        the bounds reach as far as the target is now, and shrink with it. One that is pushed out
-        takes its target along: the lead, and with it the force, is bounded wherever it is.
+        An arm that is pushed takes its target along, as fast as it is pushed: the lead, and with it
+        the force, is bounded wherever the arm is. A held arm that was pushed away stays there.
         """
         assert self.target is not None
         assert self.goal is not None
@@ -353,19 +370,17 @@ class ArmGuard:
         turn, slowed_turn = within_angle(self.goal[3:], self.target[3:], turning * elapsed)
         if (slowed or slowed_turn) and self.mode is Mode.FOLLOW:
             self._count_once("speed")
-        position = np.clip(
-            position,
-            np.minimum(self._low, self.target[:3]),
-            np.maximum(self._high, self.target[:3]),
-        )
-        position = np.clip(position, self._pose[:3] - self._lead, self._pose[:3] + self._lead)
-        tilt = max(limits.max_tilt, _angle(self.target[3:], limits.reference))
-        turn, _ = within_angle(turn, limits.reference, tilt)
-        turn, _ = within_angle(turn, self._pose[3:], limits.max_lead_rotation)
-        return np.concatenate([position, rotations.normalize(turn)])
+        target = np.concatenate([position, turn])
+        if not self._backs_off:  # where it came from is free, on whichever side of a limit
+            target, _ = limits.admitted(self.target, target)
+        target[3:], _ = within_angle(target[3:], self.target[3:], turning * elapsed)
+        target, pushed = limits.led(target, self._pose)
+        if pushed and self.mode is Mode.HOLD:
+            self.goal = target
+        return target
 
     def _stay(self) -> None:
-        self.target = self.goal = None if self._pose is None else self._pose.copy()
+        self.goal = None if self._pose is None else self._pose.copy()
 
     def _count_once(self, reason: str) -> None:
         if reason not in self._active:
@@ -380,8 +395,3 @@ def _towards(start: Vector, end: Vector, distance: float) -> tuple[Vector, bool]
     if length <= distance:
         return end, False
     return start + way * (distance / length), True
-
-
-def _angle(left: Vector, right: Vector) -> float:
-    between = rotations.multiply(left, rotations.conjugate(right))
-    return math.hypot(*rotations.to_rotation_vector(between))

@@ -7,15 +7,27 @@ from typing import Protocol
 
 import numpy as np
 
+from robot_rl.env import rotations
 from robot_rl.safety.arm_limits import ArmLimits
 from robot_rl.safety.limits import MeasurementRefused, Vector
 
 # Speed towards a joint limit that counts as motion [rad/s].
 _STILL = 0.01
+# What a measured pose may be off by although the arm stands [m, rad].
+_NOISE = 0.002
+_NOISE_ANGLE = 0.02
+# No more motion than in this time is believed at once, however long nothing was measured [s].
+_LONGEST_GAP = 0.05
+# New measurements that must agree before an arm is believed to be where they say.
+_AGREEING = 3
 
 
 class Measured(Protocol):
     """What the guard needs to know of the arm, base frame."""
+
+    @property
+    def stamp_ns(self) -> int:
+        """When it was measured [ns]; another number for each measurement."""
 
     @property
     def tcp_pose(self) -> Vector:
@@ -32,6 +44,69 @@ class Measured(Protocol):
     @property
     def joint_velocities(self) -> Vector:
         """(n,) [rad/s]."""
+
+
+class Plausibility:
+    """Judges each measured pose by the one before it and by how fast an arm can be.
+
+    Args:
+        max_speed: Of the arm [m/s].
+        max_turning: Of its rotation [rad/s].
+    """
+
+    def __init__(self, max_speed: float, max_turning: float) -> None:
+        """See the class."""
+        self._max_speed, self._max_turning = max_speed, max_turning
+        self._pose: Vector | None = None
+        self._stamp_ns = 0
+        self._taken = -math.inf
+        self._agreeing = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough measurements in a row agree for the arm to be where they say."""
+        return self._agreeing >= _AGREEING
+
+    def forget(self) -> None:
+        """What comes next need not be near what was measured before."""
+        self._pose, self._agreeing = None, 0
+
+    def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
+        """Take a measured pose.
+
+        Args:
+            pose: (7,), base frame.
+            stamp_ns: When it was measured; the same again is no new measurement [ns].
+            now: Steady time [s].
+
+        Returns:
+            Why no arm can have moved like that, with both poses, or None.
+        """
+        last = self._pose
+        if last is not None and stamp_ns == self._stamp_ns and np.array_equal(pose, last):
+            return None
+        # By whichever clock is later: a message may have waited on its way.
+        elapsed = max(now - self._taken, 1e-9 * (stamp_ns - self._stamp_ns))
+        elapsed = min(max(elapsed, 0.0), _LONGEST_GAP)
+        self._pose, self._stamp_ns, self._taken = pose.copy(), stamp_ns, now
+        self._agreeing += 1
+        if last is None:
+            return None
+        way = rotations.between(last, pose)
+        distance, angle = math.hypot(*way[:3]), math.hypot(*way[3:])
+        if distance > _NOISE + self._max_speed * elapsed:
+            return (
+                f"the measured position jumped by {1e3 * distance:.0f} mm in "
+                f"{1e3 * elapsed:.0f} ms, from {_shown(last[:3])} to {_shown(pose[:3])} m; an arm "
+                f"moves at {self._max_speed:g} m/s at most"
+            )
+        if angle > _NOISE_ANGLE + self._max_turning * elapsed:
+            return (
+                f"the measured orientation jumped by {math.degrees(angle):.0f} degrees in "
+                f"{1e3 * elapsed:.0f} ms, from {_shown(last[3:])} to {_shown(pose[3:])}; an arm "
+                f"turns at {self._max_turning:g} rad/s at most"
+            )
+        return None
 
 
 def check_measured(measured: Measured, limits: ArmLimits) -> None:
@@ -101,3 +176,7 @@ def _joint_moving_to_its_limit(measured: Measured, limits: ArmLimits) -> int | N
     outward = (positions < low) & (velocities < -_STILL)
     outward |= (positions > high) & (velocities > _STILL)
     return int(np.argmax(outward)) if outward.any() else None
+
+
+def _shown(values: Vector) -> str:
+    return str([round(float(value), 3) for value in values])

@@ -155,7 +155,8 @@ def test_a_missing_sdk_names_its_extra(name, monkeypatch):
 
 
 def test_compliance_decides_on_contact_tasks():
-    limits = ArmLimits((0.3, -0.2, 0.0), (0.6, 0.2, 0.4), max_force=None)
+    corners = {"workspace_low": (0.3, -0.2, 0.0), "workspace_high": (0.6, 0.2, 0.4)}
+    limits = ArmLimits(**corners, max_force=None)
     for arm in (ur.UrArm, franka.FrankaArm):
         refuse_stiff_contact(arm.compliance, limits)
     with pytest.raises(Exception, match="needs a wrench limit"):

@@ -30,6 +30,8 @@ LIMITS = CartesianLimits(
 )
 DOWN = np.array([1.0, 0.0, 0.0, 0.0])
 START = np.array([0.45, 0.0, 0.2, *DOWN])
+NO_FORCE = np.zeros(3)
+PRESSED = np.array([0.0, 0.0, 20.0])
 NAMES = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 SMALL = 1e-9
 
@@ -50,7 +52,7 @@ anywhere = st.builds(
     arrays(np.float64, 3, elements=st.floats(-1.0, 1.0)),
     arrays(np.float64, 3, elements=st.floats(-3.0, 3.0)),
 )
-forces = st.floats(0.0, 100.0)
+forces = arrays(np.float64, 3, elements=st.floats(-60.0, 60.0))
 sequences = st.lists(st.tuples(motions, near | anywhere, forces), min_size=1, max_size=12)
 
 
@@ -58,58 +60,94 @@ def angle(left, right):
     return (Rotation.from_quat(left[3:]) * Rotation.from_quat(right[3:]).inv()).magnitude()
 
 
-def inside(position):
-    return np.all(position >= LIMITS.workspace_low) & np.all(position <= LIMITS.workspace_high)
+def outside(position):
+    """How far a position is out of the workspace, per axis."""
+    low, high = np.array(LIMITS.workspace_low), np.array(LIMITS.workspace_high)
+    return np.maximum(np.maximum(low - position, position - high), 0.0)
 
 
 @given(sequences)
 def test_whatever_is_asked_and_measured_the_target_keeps_the_limits(sequence):
-    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter = CartesianLimiter(LIMITS)
     limiter.reset(START)
     for motion, measured, force in sequence:
         before = limiter.target.copy()
         target, clamped = limiter.advance(motion, measured, force)
         assert target is limiter.target
         assert abs(np.linalg.norm(target[3:]) - 1.0) < SMALL
-        if force > LIMITS.max_force:
-            np.testing.assert_array_equal(target, measured)
+        # Never further from the arm than the lead.
+        assert np.all(np.abs(target[:3] - measured[:3]) <= LIMITS.max_lead_translation + SMALL)
+        assert angle(target, measured) <= LIMITS.max_lead_rotation + 1e-6
+        if np.linalg.norm(force) > LIMITS.max_force:
             assert clamped
             continue
-        assert inside(target[:3])
-        assert angle(target, START) <= LIMITS.max_tilt + 1e-6
-        # Never further from the arm than the lead, but for what the workspace forbids.
-        arm = np.clip(measured[:3], LIMITS.workspace_low, LIMITS.workspace_high)
-        assert np.all(np.abs(target[:3] - arm) <= LIMITS.max_lead_translation + SMALL)
+        # Inside, or no further out than the target was, or than the arm is pushed.
+        least = np.maximum(outside(before[:3]), outside(measured[:3]))
+        assert np.all(outside(target[:3]) <= least + SMALL)
         # No further than asked for, or pulled towards the arm that moved away by itself.
         asked = LIMITS.translation_step * np.abs(motion[:3]) + SMALL
         pulled = np.abs(before[:3] - measured[:3]) > LIMITS.max_lead_translation - asked
-        assert np.all((np.abs(target[:3] - before[:3]) <= asked) | pulled | ~inside(before[:3]))
-        if angle(measured, START) <= LIMITS.max_tilt - LIMITS.max_lead_rotation:
-            assert angle(target, measured) <= LIMITS.max_lead_rotation + 1e-6
+        assert np.all((np.abs(target[:3] - before[:3]) <= asked) | pulled)
+
+
+@given(anywhere)
+def test_no_limit_moves_an_arm_wherever_it_is(measured):
+    limiter = CartesianLimiter(LIMITS)
+    limiter.reset(measured)
+    for _ in range(10):
+        target, clamped = limiter.advance(np.zeros(6), measured, NO_FORCE)
+        np.testing.assert_allclose(target, measured, atol=1e-9)
+        assert not clamped
+
+
+def test_what_leads_back_is_followed_and_what_leads_further_out_is_not():
+    limiter = CartesianLimiter(LIMITS)
+    start = pose([0.3, 0.0, 0.0], [0.0, 0.9, 0.0])  # 10 cm beyond the workspace, and tilted by 0.9
+    limiter.reset(start)
+    out = np.array([1.0, 0, 0, 0, 1.0, 0])
+    assert following(limiter, out, 5)
+    np.testing.assert_allclose(limiter.target, start, atol=1e-9)
+    assert not following(limiter, -out, 5)
+    assert limiter.target[0] == pytest.approx(start[0] - 0.05)
+    assert angle(limiter.target, START) == pytest.approx(0.65)
+
+
+def test_an_arm_that_presses_too_hard_may_go_back_along_the_way_it_came():
+    limiter = CartesianLimiter(LIMITS)
+    limiter.reset(START)
+    down = np.array([0, 0, -1.0, 0, 0, 0])
+    following(limiter, down, 5)
+    low, hard = limiter.target.copy(), np.array([50.0, 0.0, 50.0])
+    for motion in (down, np.array([1.0, 0, 0, 0, 0, 0]), np.zeros(6)):
+        np.testing.assert_allclose(limiter.advance(motion, low, hard)[0], low)
+    target, clamped = limiter.advance(-down, low, hard)
+    assert clamped
+    assert target[2] == pytest.approx(low[2] + 0.01)
+    np.testing.assert_allclose(target[:2], low[:2], atol=1e-9)
 
 
 @given(motions)
 def test_an_unhindered_action_moves_the_target_by_its_step(motion):
-    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter = CartesianLimiter(LIMITS)
     limiter.reset(START)
-    target, clamped = limiter.advance(motion, START, 0.0)
+    target, clamped = limiter.advance(motion, START, NO_FORCE)
     assert not clamped
     np.testing.assert_allclose(target[:3], START[:3] + 0.01 * motion[:3], atol=1e-12)
     turn = Rotation.from_quat(target[3:]) * Rotation.from_quat(DOWN).inv()
     np.testing.assert_allclose(turn.as_rotvec(), 0.05 * motion[3:], atol=1e-9)
-    assert limiter.counts == {"workspace": 0, "tilt": 0, "force": 0}
+    assert limiter.counts == {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
 
 
 def following(limiter, motion, steps):
     """An arm that follows at once; returns whether any step was clamped."""
-    clamped = [limiter.advance(motion, limiter.target.copy(), 0.0)[1] for _ in range(steps)]
+    clamped = [limiter.advance(motion, limiter.target.copy(), NO_FORCE)[1] for _ in range(steps)]
     return any(clamped)
 
 
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_the_workspace_is_the_end_and_is_reported(axis, sign):
-    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter = CartesianLimiter(LIMITS)
     limiter.reset(START)
     assert following(limiter, sign * np.eye(6)[axis], 60)
     bound = LIMITS.workspace_high if sign > 0 else LIMITS.workspace_low
@@ -117,60 +155,68 @@ def test_the_workspace_is_the_end_and_is_reported(axis, sign):
     assert limiter.counts["workspace"] > 0
 
 
-@pytest.mark.parametrize("axis", range(3, 6))
-def test_the_tilt_is_the_end_and_is_reported(axis):
-    limiter = CartesianLimiter(LIMITS, DOWN)
+@pytest.mark.parametrize(("axis", "name"), [(3, "tilt"), (4, "tilt"), (5, "yaw")])
+def test_tilt_and_yaw_end_and_are_reported(axis, name):
+    limiter = CartesianLimiter(dataclasses.replace(LIMITS, max_yaw=0.5))
     limiter.reset(START)
     assert following(limiter, np.eye(6)[axis], 60)
-    assert angle(limiter.target, START) == pytest.approx(LIMITS.max_tilt, abs=1e-9)
-    assert limiter.counts["tilt"] > 0
+    most = {"tilt": LIMITS.max_tilt, "yaw": 0.5}[name]
+    assert angle(limiter.target, START) == pytest.approx(most, abs=1e-9)
+    assert limiter.counts[name] > 0
+    assert sum(limiter.counts.values()) == limiter.counts[name]
+
+
+def test_the_yaw_is_free_without_a_range():
+    limiter = CartesianLimiter(LIMITS)
+    limiter.reset(START)
+    assert not following(limiter, np.eye(6)[5], 200)
 
 
 def test_an_arm_that_is_held_back_does_not_store_up_motion():
-    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter = CartesianLimiter(LIMITS)
     limiter.reset(START)
     down = np.array([0, 0, -1.0, 0, 0, 0])
     for _ in range(50):
-        target, clamped = limiter.advance(down, START, 20.0)
+        target, clamped = limiter.advance(down, START, PRESSED)
         assert not clamped  # pressing is normal motion
     assert START[2] - target[2] == pytest.approx(LIMITS.max_lead_translation)
     for _ in range(2):
-        target, _ = limiter.advance(-down, START, 20.0)
+        target, _ = limiter.advance(-down, START, PRESSED)
     assert target[2] == pytest.approx(START[2])
 
 
 def test_too_much_force_holds():
-    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter = CartesianLimiter(LIMITS)
     limiter.reset(START)
     elsewhere = pose([0.01, 0.0, -0.02], [0.05, 0.0, 0.0])
-    target, clamped = limiter.advance(np.ones(6), elsewhere, LIMITS.max_force + 0.1)
+    target, clamped = limiter.advance(np.ones(6), elsewhere, np.array([0.0, -60.1, 0.0]))
     np.testing.assert_array_equal(target, elsewhere)
     assert clamped
     assert limiter.counts["force"] == 1
-    assert not limiter.advance(np.zeros(6), elsewhere, LIMITS.max_force)[1]
+    assert not limiter.advance(np.zeros(6), elsewhere, np.array([0.0, 60.0, 0.0]))[1]
 
 
 def test_a_force_is_needed_where_it_is_limited_and_only_there():
-    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter = CartesianLimiter(LIMITS)
     with pytest.raises(MeasurementRefused, match="force None"):
         limiter.advance(np.ones(6), START, None)
-    unlimited = CartesianLimiter(dataclasses.replace(LIMITS, max_force=None), DOWN)
+    unlimited = CartesianLimiter(dataclasses.replace(LIMITS, max_force=None))
     unlimited.reset(START)
     target, _ = unlimited.advance(np.ones(6), START, None)
     assert (target[:3] > START[:3]).all()
-    with pytest.raises(MeasurementRefused, match="force nan"):
-        unlimited.advance(np.ones(6), START, np.nan)
+    with pytest.raises(MeasurementRefused, match=r"force .*nan"):
+        unlimited.advance(np.ones(6), START, np.array([0.0, np.nan, 0.0]))
 
 
 @pytest.mark.parametrize("column", [0, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_measurement_that_is_not_finite_is_refused(column, bad):
-    limiter = CartesianLimiter(LIMITS, DOWN)
+    limiter = CartesianLimiter(LIMITS)
     limiter.reset(START)
     before = limiter.target.copy()
     broken = START.copy()
     broken[column] = bad
-    for measured, force in ((broken, 0.0), (START, bad)):
+    for measured, force in ((broken, NO_FORCE), (START, np.array([0.0, bad, 0.0]))):
         with pytest.raises(MeasurementRefused, match=r"got: .*expected: finite"):
             limiter.advance(np.ones(6), measured, force)
     np.testing.assert_array_equal(limiter.target, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -71,7 +70,7 @@ class SimRobot:
         self._bystander: SceneRenderer | None = None
         images = (field for camera in self.cameras for field in camera.fields)
         self.observation_fields = (*self.state_fields, *images)
-        self.limiter = CartesianLimiter(limits, rotations.DOWNWARD)
+        self.limiter = CartesianLimiter(limits)
         self.clamped = False
         self._home_joints = np.array(home_joints)
         self.action_names = action_names
@@ -100,8 +99,8 @@ class SimRobot:
         """Move the impedance target by an action (d,), see `CartesianLimiter`, and the gripper."""
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
-        force = math.sqrt(float(np.square(self.world.tcp_wrench()[:3]).sum()))
-        target, self.clamped = self.limiter.advance(motion, self.world.tcp_pose(), force)
+        pose, force = self.world.tcp_pose(), self.world.tcp_wrench()[:3]
+        target, self.clamped = self.limiter.advance(motion, pose, force)
         opening = self._finger_opening
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
