@@ -30,10 +30,11 @@ from std_srvs.srv import Trigger
 
 from drivers.arm.base import ArmState
 from drivers.arm.parameters import ArmParameters, problem_of_parameter
-from drivers.errors import DriverFault
+from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
 from robot_rl.ros.clear_service import ClearService
+from robot_rl.ros.client import publisher_names
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.stamps import to_nanoseconds
@@ -139,6 +140,7 @@ class ArmNode(DeviceNode):
         guard, driver = self.guard, self.driver
         try:
             state: ArmState = driver.read()
+            self._check_stamp(state)
         except RobotRLError as error:
             guard.forget(str(error))
             self._tell_mode()
@@ -156,6 +158,18 @@ class ArmNode(DeviceNode):
                 guard.stop(str(fault))
         self._tell_mode()
         return state
+
+    def _check_stamp(self, state: ArmState) -> None:
+        assert self.guard is not None
+        age, most = 1e-9 * (time.time_ns() - state.stamp_ns), self.guard.limits.max_stamp_age
+        if abs(age) > most:
+            raise DriverError(
+                "the arm's measurements are not stamped with this machine's time",
+                got=f"{age:.3f} s ago",
+                expected=f"at most {most:g} s",
+                hint="synchronise the clocks (chrony); a stamp of zero means that the arm's "
+                "controller sets none",
+            )
 
     def _tell_mode(self) -> None:
         assert self.guard is not None
@@ -183,7 +197,8 @@ class ArmNode(DeviceNode):
         known = self._commanders()
         problem = self._source.refusal(info["publication_sequence_number"], known, now)
         if problem is not None:
-            self._report(f"{problem}: {', '.join(self._publisher_names())}")
+            names = publisher_names(self, self._commands.topic_name)
+            self._report(f"{problem}: {', '.join(names)}")
             guard.refuse("publishers", problem)
             return
         stamp = to_nanoseconds(message.header.stamp)
@@ -330,10 +345,6 @@ class ArmNode(DeviceNode):
         if refusal and refusal != self._last_refusal:
             self.get_logger().warning(f"refused: {refusal}", throttle_duration_sec=1.0)
         self._last_refusal = refusal
-
-    def _publisher_names(self) -> list[str]:
-        infos = self.get_publishers_info_by_topic(self._commands.topic_name)
-        return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
 
     def _check_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         """Refuse a reset pose that is none."""

@@ -13,6 +13,7 @@ from typing import Any
 import rclpy
 from rclpy.client import Client
 from rclpy.executors import Executor, ExternalShutdownException
+from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from std_srvs.srv import Trigger
@@ -22,6 +23,12 @@ from robot_rl.ros.executors import light_executor
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
+
+
+def publisher_names(node: Node, topic: str) -> list[str]:
+    """Full names of the nodes that publish on a topic; one that was killed stays a while."""
+    infos = node.get_publishers_info_by_topic(topic)
+    return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
 
 
 def _nothing() -> None:

@@ -24,7 +24,7 @@ from robot_rl.operator import OperatorInbox
 from robot_rl.ros import messages, qos
 from robot_rl.ros.applied_target import AppliedTarget
 from robot_rl.ros.arm_mode import ArmMode
-from robot_rl.ros.client import RosClient
+from robot_rl.ros.client import RosClient, publisher_names
 from robot_rl.ros.errors import CommandConflict, GoalReachedBefore
 from robot_rl.ros.measurements import ArmTopics, CameraTopic, Measurements, SensorLimits
 from robot_rl.ros.mirror import SceneMirror
@@ -303,10 +303,8 @@ class RosRobot:
 
     def _check_alone(self) -> None:
         topic = self.client.topic("target_pose")
-        publishers = self.client.node.get_publishers_info_by_topic(topic)
         mine = self.client.node.get_fully_qualified_name()
-        names = [f"{p.node_namespace.rstrip('/')}/{p.node_name}" for p in publishers]
-        others = [name for name in names if name != mine]
+        others = [name for name in publisher_names(self.client.node, topic) if name != mine]
         if others:
             raise CommandConflict(topic, others)
 

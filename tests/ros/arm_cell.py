@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -34,6 +35,26 @@ def sim_arm(task="reach", **options):
         "stale_after_s": 5.0,  # as in PATIENT
         **options,
     }
+
+
+class MisreadArm(SimArm):
+    """A simulated arm whose measurements can be made wrong.
+
+    Attributes:
+        shift: Added to the measured position (3,) [m].
+        late_ns: Subtracted from the stamps [ns].
+    """
+
+    shift = np.zeros(3)
+    late_ns = 0
+
+    def read(self):
+        state = super().read()
+        pose = state.tcp_pose + np.concatenate([self.shift, np.zeros(4)])
+        return dataclasses.replace(state, tcp_pose=pose, stamp_ns=state.stamp_ns - self.late_ns)
+
+    def true_position(self):
+        return SimArm.read(self).tcp_pose[:3]
 
 
 class UnstoppableArm(SimArm):

@@ -448,3 +448,40 @@ def test_a_collision_reflex_is_reported_and_never_cleared_by_itself():
         cell.until_mode("hold")
     finally:
         cell.close()
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_a_measured_pose_that_jumps_stops_the_arm_where_it_is(tmp_path, moving):
+    driver = {**sim_arm(), "_target_": "arm_cell.MisreadArm"}
+    cell = ArmCell(f"/jump_{os.getpid()}", driver, stop_folder=str(tmp_path))
+    arm = cell.running.node.driver
+    try:
+        start = cell.pose()
+        way = (lambda t: 0.02 * np.sin(3.0 * t)) if moving else (lambda t: 0.0)
+        cell.stream(lambda t: start + np.array([way(t), 0, 0, 0, 0, 0, 0]), 1.0)
+        before = arm.true_position()
+        arm.shift = np.array([0.0, 0.1, 0.0])
+        cell.until_mode("stopped: the measured position jumped by")
+        arm.shift = np.zeros(3)
+        for _ in range(50):
+            cell.commander.send(start)
+            time.sleep(0.02)
+        assert np.linalg.norm(arm.true_position() - before) < (0.01 if moving else 0.002)
+        assert "look at what measures the pose" in cell.mode()
+        assert cell.listener.trigger("clear_errors")[0]
+        cell.stream(lambda _: start, 60.0, until=lambda: "follow" in cell.mode())
+    finally:
+        cell.close()
+
+
+def test_measurements_of_another_time_hold_the_arm_and_say_so():
+    cell = ArmCell(f"/late_{os.getpid()}", {**sim_arm(), "_target_": "arm_cell.MisreadArm"})
+    arm = cell.running.node.driver
+    try:
+        start, before = cell.pose(), arm.true_position()
+        arm.late_ns = 3 * 10**9
+        said = "not stamped with this machine's time; got: 3."
+        cell.stream(lambda _: start, 60.0, until=lambda: said in cell.mode())
+        assert np.linalg.norm(arm.true_position() - before) < 0.002
+    finally:
+        cell.close()

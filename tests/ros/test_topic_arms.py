@@ -19,7 +19,8 @@ from trajectory_msgs.msg import JointTrajectory
 
 from drivers.arm.node import ArmNode
 from drivers.arm.sim_node import SimArmNode
-from drivers.arm.topics import PoseTopicArm, TrajectoryTopicArm
+from drivers.arm.topics import PoseTopicArm
+from drivers.arm.trajectory import TrajectoryTopicArm
 from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale
 from robot_rl.env.sim.kinematics import site_pose
 from robot_rl.resources import find_resource
@@ -81,6 +82,41 @@ def test_a_stop_while_the_controller_is_silent_is_kept(controller, tmp_path):
         cell.close()
 
 
+def test_a_second_publisher_of_the_pose_moves_no_foreign_arm_and_is_named(controller, tmp_path):
+    driver = {
+        "_target_": "drivers.arm.topics.PoseTopicArm",
+        "namespace": controller.namespace,
+        "joint_names": JOINTS,
+        "stale_after_s": 2.0,
+    }
+    cell = ArmCell(f"/two_{os.getpid()}", driver, kind=ArmNode, stop_folder=str(tmp_path))
+    intruder, watcher = (RosClient(name, controller.namespace) for name in ("intruder", "watcher"))
+    sent = []
+    take = lambda message: sent.append(message.pose.position.x)  # noqa: E731
+    watcher.node.create_subscription(PoseStamped, "target_pose", take, 100)
+    try:
+        start = cell.pose()
+        cell.stream(lambda _: start, 60.0, until=lambda: len(sent) > 20)
+        wrong = start + np.array([0.15, 0, 0, 0, 0, 0, 0])
+        publisher = intruder.node.create_publisher(
+            PoseStamped, "current_pose", qos.sensor_publisher(50.0)
+        )
+        send = lambda: publisher.publish(messages.pose_message(wrong, time.time_ns()))  # noqa: E731
+        intruder.node.create_timer(0.02, send)
+        named = lambda: "several publishers measure" in cell.mode()  # noqa: E731
+        cell.stream(lambda _: start, 60.0, until=named)
+        assert "/intruder_" in cell.mode()
+        cell.stream(lambda _: start, 0.5)
+        assert np.ptp(sent) < 0.002
+        intruder.close()
+        cell.stream(lambda _: start, 60.0, until=lambda: "follow" in cell.mode())
+        assert np.ptp(sent) < 0.002
+    finally:
+        intruder.close()
+        watcher.close()
+        cell.close()
+
+
 def test_a_controller_that_falls_silent_is_named(controller):
     arm = PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=2.0)
     arm.connect()
@@ -123,7 +159,6 @@ class TrajectoryController:
         sensors = qos.sensor_publisher(50.0)
         node = self.client.node
         self.states = node.create_publisher(JointState, "joint_states", sensors)
-        self.poses = node.create_publisher(PoseStamped, "current_pose", sensors)
         topic = "joint_trajectory_controller/joint_trajectory"
         node.create_subscription(JointTrajectory, topic, self._take, qos.command_subscription())
         node.create_timer(0.02, self._publish)
@@ -141,7 +176,6 @@ class TrajectoryController:
     def _publish(self):
         now = time.time_ns()
         self.states.publish(messages.joint_state_message(JOINTS, self.joints, np.zeros(7), now))
-        self.poses.publish(messages.pose_message(self.pose(), now))
 
 
 def test_targets_become_joint_trajectories():
@@ -150,7 +184,8 @@ def test_targets_become_joint_trajectories():
     arm = TrajectoryTopicArm(namespace, JOINTS, PANDA, timeout_s=20.0, stale_after_s=5.0)
     try:
         arm.connect()
-        start = arm.read().tcp_pose
+        start = arm.read().tcp_pose  # from the joints: such a controller publishes no pose
+        np.testing.assert_allclose(start, controller.pose(), atol=1e-9)
         target = start + np.array([0.02, -0.02, 0.01, 0, 0, 0, 0])
         deadline = time.monotonic() + 20.0
         while not controller.taken and time.monotonic() < deadline:
