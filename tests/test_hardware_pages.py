@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 
 import pytest
 import yaml
 
+from drivers.arm.ur import UrArm
 from drivers.errors import MissingExtra
 from robot_rl.devices import make
 from robot_rl.resources import find_resource
@@ -25,6 +27,12 @@ def test_a_driver_of_a_page_can_be_made(page, driver):
     except MissingExtra as missing:
         pytest.skip(str(missing))
     made.close()
+
+
+def test_the_page_of_arms_tells_the_gain_of_force_mode_that_the_driver_has():
+    page = find_resource("hardware/arms.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"`force_mode_gain` \(default ([\d.]+)", page)
+    assert float(told) == signature(UrArm).parameters["force_mode_gain"].default
 
 
 def test_the_pages_show_drivers():

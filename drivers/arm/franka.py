@@ -22,6 +22,12 @@ from drivers.network import check_reachable
 from robot_rl.safety import Compliance
 
 _FCI_PORT = 1337
+_OTHER_FIRMWARE = (
+    "PyPI's franky-control speaks server version 10 alone, of an FR3 with system 5.9.0 or newer; a"
+    " Panda has server version 5 or lower. With N the server version: pip install --force-reinstall"
+    " franky-control --extra-index-url"
+    " https://timschneider42.github.io/franky/whl/by-robot-server-version/N/ (see hardware/arms.md)"
+)
 # Of the data sheets of Panda and FR3, the narrower of both [rad].
 _LOW = (-2.7437, -1.7628, -2.8973, -3.0421, -2.8065, 0.5445, -2.8973)
 _HIGH = (2.7437, 1.7628, 2.8973, -0.1518, 2.8065, 3.7525, 2.8973)
@@ -89,7 +95,8 @@ class FrankaArm:
 
         Raises:
             DriverTimeout: No answer.
-            DriverError: FCI is not active, another client controls the arm, or no real-time kernel.
+            DriverError: FCI is not active, another client controls the arm, no real-time kernel, or
+                firmware for which another franky-control must be installed.
         """
         check_reachable("Franka control unit", self.host, _FCI_PORT, self._timeout)
         try:
@@ -99,10 +106,13 @@ class FrankaArm:
                 self._begin()
         except self._franky.Exception as error:
             self.close()
+            other = isinstance(error, self._franky.IncompatibleVersionException)
             raise DriverError(
                 f"the Franka arm at {self.host} cannot be controlled",
                 got=error,
-                hint="unlock the joints, activate FCI in Desk, and run a real-time kernel",
+                hint=_OTHER_FIRMWARE
+                if other
+                else "unlock the joints, activate FCI in Desk, and run a real-time kernel",
             ) from error
 
     def read(self) -> ArmState:

@@ -2,7 +2,7 @@
 
     publishes   joint_states, current_pose, current_twist, current_wrench, applied_pose, mode
     subscribes  target_pose: the equilibrium of the Cartesian impedance controller, base frame
-    services    stop, clear_errors, reset (std_srvs/Trigger)
+    services    stop, clear_errors, reset (std_srvs/Trigger); zero_ft, of arms that can do it
 
 `applied_pose` is each accepted target after the limits of workspace, tilt, step and lead, with the
 stamp of its command. `mode` (String) says at each change what the arm does and why: `hold`,
@@ -29,6 +29,7 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from drivers.arm.base import ArmState
+from drivers.arm.force_zero import ForceSensor, Rest
 from drivers.arm.parameters import ArmParameters, problem_of_parameter
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
@@ -104,6 +105,9 @@ class ArmNode(DeviceNode):
             PoseStamped, "target_pose", take, qos.command_subscription()
         )
         self.create_service(Trigger, "stop", self._on_stop)
+        self._rest = Rest(self.rate_hz)
+        if isinstance(self.driver, ForceSensor):
+            self.create_service(Trigger, "zero_ft", self._on_zero_ft)
         self._clearing = ClearService(self, "clear_errors", "arm", self._on_clear_errors)
         # It waits for the motion to end; in a group of its own it keeps nothing else from running.
         group = MutuallyExclusiveCallbackGroup()
@@ -114,6 +118,7 @@ class ArmNode(DeviceNode):
     def poll(self) -> None:
         """Read the arm, move it as the guard allows, and publish what is new."""
         state = self._drive()
+        self._rest.take(state)
         if self.freshness.is_new(state.stamp_ns):
             self.publish_state(state)
         self._conclude_reset(self._resets.poll())
@@ -259,6 +264,25 @@ class ArmNode(DeviceNode):
             answer.success, answer.message = True, "the arm holds, and follows commands again"
         return answer
 
+    def _on_zero_ft(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+        """Zero the force sensor of an arm that holds; afterwards it holds where it is measured."""
+        assert self.guard is not None
+        if not (self.is_connected and self.is_polling) or self.guard.mode is not Mode.HOLD:
+            problem = f"only where the arm holds; it is: {self.guard.mode.value}"
+            answer.success, answer.message = False, problem
+            return answer
+        try:
+            force = self._rest.force()
+            self._forget("the force sensor is zeroed")  # whatever comes of it
+            self.driver.zero_ft()
+        except Exception as error:  # as in a stop, this node must go on
+            answer.success, answer.message = False, described(error)
+        else:
+            answer.success = True
+            answer.message = f"the force sensor reads zero now; it read {force:.1f} N"
+            self.get_logger().info(answer.message)
+        return answer
+
     async def _on_reset(
         self, request: Trigger.Request, answer: Trigger.Response
     ) -> Trigger.Response:
@@ -304,6 +328,7 @@ class ArmNode(DeviceNode):
         assert self.guard is not None
         self._conclude_reset(self._resets.give_up(reason))
         self.guard.forget(reason)
+        self._rest.forget()
         self._tell_mode()
 
     def activating(self) -> None:

@@ -6,6 +6,9 @@ no longer reads the arm, the program on the controller ends and the arm stands i
 Force mode begins with the first `read`; after `hold` it rests until the next one, so that an arm
 that nobody reads on purpose has no fault.
 
+Poses, velocities and wrenches are in the controller's frame `base`, which the pendant calls Base.
+The `base_link` of ROS's ur_description is turned against it by 180° about z: x and y change sign.
+
 Not yet run on hardware.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +37,9 @@ _NODE_SECONDS = 0.3
 _END_SECONDS = 0.5
 # Longest wait for the library to disconnect.
 _PART_SECONDS = 5.0
+# Longest wait for a change that the controller was asked for; the library's own for its program.
+_CHANGE_SECONDS = 5.0
+_ROBOT_RUNS = 7  # the robot mode of an arm whose brakes are open
 _FULL_TURN = 2.0 * math.pi
 _FORCE_FRAME_UNCHANGED = 2
 _COMPLIANT = [1] * 6
@@ -48,7 +55,8 @@ class UrArm:
         max_speed: Largest TCP speed along an axis [m/s] that force mode may reach.
         max_turn_speed: The same about an axis [rad/s].
         force_mode_damping: See UR's `force_mode_set_damping`, 0 to 1.
-        force_mode_gain: See UR's `force_mode_set_gain_scaling`, 0 to 2 (e-Series).
+        force_mode_gain: See UR's `force_mode_set_gain_scaling`, 0 to 2 (e-Series). Above 1 hard
+            contact is unstable; the default is that of ur-rtde's program, half of UR's.
         watchdog_hz: Lowest rate of commands before the controller ends the program [Hz].
         timeout_s: For connecting [s].
 
@@ -76,7 +84,7 @@ class UrArm:
         max_speed: float = 0.25,
         max_turn_speed: float = 1.0,
         force_mode_damping: float = 0.025,
-        force_mode_gain: float = 1.0,
+        force_mode_gain: float = 0.5,
         watchdog_hz: float = 10.0,
         timeout_s: float = 3.0,
     ) -> None:
@@ -131,8 +139,8 @@ class UrArm:
             raise DriverError(
                 f"the UR controller at {self.host} cannot be controlled",
                 got=error,
-                hint="put it into remote control, clear its pop-ups, and see that no other "
-                "program or client controls it",
+                hint="put it into remote control, end its protective stop and pop-ups at the "
+                "pendant, and see that no other program or client controls it",
             ) from error
 
     def read(self) -> ArmState:
@@ -195,25 +203,43 @@ class UrArm:
         self._end_stream()
 
     def clear_errors(self) -> None:
-        """Unlock a protective stop and upload the script again; the next `read` begins force mode.
+        """Unlock a protective stop and start the program again; the next `read` begins force mode.
+
+        Switching the arm on and releasing its brakes is left to a person at the pendant.
 
         Raises:
-            DriverFault: The stop cannot be unlocked.
+            DriverFault: The stop cannot be unlocked, or the program does not run.
         """
         self._end_stream()
-        if self._receive is None:
+        receive = self._receive
+        if receive is None:
             raise DriverFault("the UR arm is not connected", hint="wait until it is")
-        if self._receive.isEmergencyStopped():
+        pressed, mode = receive.isEmergencyStopped(), receive.getRobotMode()
+        if pressed or mode != _ROBOT_RUNS:
             raise DriverFault(
-                "the UR arm's emergency stop is pressed", hint="release it, and switch the arm on"
+                "the UR arm is not switched on",
+                got="its emergency stop is pressed" if pressed else f"robot mode {mode}",
+                expected=f"robot mode {_ROBOT_RUNS}, running",
+                hint="switch it on and release its brakes at the pendant, then clear_errors",
             )
-        try:
-            if self._receive.isProtectiveStopped():
-                self._unlock()
-            self._control.reuploadScript()
-            self.fault, self._stopped, self._problem = None, False, None
-        except RuntimeError as error:
-            raise DriverFault("the UR arm's fault cannot be cleared", got=error) from error
+        if receive.isProtectiveStopped():
+            self._unlock()
+        self._restart_program()
+        self.fault, self._stopped, self._problem = None, False, None
+
+    def zero_ft(self) -> None:
+        """Zero the force sensor out of force mode, in which another reading would move the arm.
+
+        Raises:
+            DriverFault: A fault or a stop holds the arm, or its controller does not do it.
+        """
+        if self._receive is None or self.fault is not None or self._stopped:
+            held = self.fault or ("stopped" if self._stopped else "not connected")
+            raise DriverFault("the UR arm's force sensor is not zeroed", got=held)
+        self._end_stream()  # the library serves one thread; its watchdog then ends the program
+        self._restart_program()
+        if not self._control.zeroFtSensor():
+            raise DriverFault("the UR controller does not zero its force sensor")
 
     def close(self) -> None:
         """Leave force mode and disconnect; if the library hangs, the watchdog ends the program."""
@@ -310,12 +336,48 @@ class UrArm:
 
     def _unlock(self) -> None:
         dashboard = self._dashboard_module.DashboardClient(self.host)
-        dashboard.connect()
         try:
+            dashboard.connect()
             dashboard.closeSafetyPopup()
             dashboard.unlockProtectiveStop()
+        except RuntimeError as error:
+            raise DriverFault(
+                "the UR arm's protective stop cannot be unlocked",
+                got=error,
+                hint="look at the arm; 5 s after the stop at the earliest, clear_errors again",
+            ) from error
         finally:
             dashboard.disconnect()
+        stopped = self._receive.isProtectiveStopped
+        self._await(lambda: not stopped(), "the UR arm's protective stop stays")
+
+    def _restart_program(self) -> None:
+        """End the library's program on the controller and start it; the library waits for neither.
+
+        One that still runs has an armed watchdog, which nobody kicks between two streams.
+        """
+        control = self._control
+        try:
+            if control.isProgramRunning():
+                control.stopScript()
+            self._await(lambda: not control.isProgramRunning(), "the UR arm's program runs on")
+            control.reuploadScript()
+            self._await(control.isProgramRunning, "the UR arm's program does not begin")
+        except RuntimeError as error:
+            raise DriverFault("the UR arm's program cannot be started", got=error) from error
+
+    def _await(self, true: Callable[[], bool], problem: str) -> None:
+        deadline = time.monotonic() + _CHANGE_SECONDS
+        while not true():
+            if time.monotonic() > deadline:
+                robot, safety = self._receive.getRobotMode(), self._receive.getSafetyMode()
+                raise DriverFault(
+                    problem,
+                    got=f"robot mode {robot}, safety mode {safety}",
+                    expected=f"robot mode {_ROBOT_RUNS}, safety mode 1 or 2",
+                    hint="see what the pendant says, then clear_errors",
+                )
+            time.sleep(0.01)
 
 
 def _part(control: Any, receive: Any, ended: bool) -> None:

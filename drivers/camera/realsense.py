@@ -19,6 +19,8 @@ from drivers.errors import DriverError, DriverTimeout, MissingExtra, require
 _MILLIMETRES = 1000.0
 # Colour and depth of one moment are at most half a period apart, where they are not synchronised.
 _MOMENT = 0.75
+# An RGB sensor counts its exposure in this, a stereo module in 1 µs (librealsense issue 8243).
+_RGB_TICK_US = 100.0
 
 
 class RealSenseCamera:
@@ -32,8 +34,9 @@ class RealSenseCamera:
         height: Pixels.
         rate_hz: Pictures per second.
         depth: Whether depth is streamed and aligned to colour.
-        exposure_us: Of the colour camera [µs]; None leaves it to the camera.
-        gain: Of the colour camera; with an exposure only.
+        exposure_us: Of the sensor that takes the coloured pictures [µs], whichever it is; an RGB
+            sensor rounds it to 100 µs. None leaves it to the camera.
+        gain: Of the same sensor; with an exposure only.
         white_balance_k: Colour temperature [K]; None leaves it to the camera.
         recording: A file recorded by the RealSense viewer or SDK, played in place of a camera.
         context: Makes the library's context.
@@ -63,7 +66,7 @@ class RealSenseCamera:
         self._serial = None if serial is None else str(serial)
         self._size, self._rate = (width, height), rate_hz
         self._depth = depth
-        self._exposure, self._gain, self._white_balance = exposure_us, gain, white_balance_k
+        self._options = exposure_us, gain, white_balance_k
         self._recording = recording
         self._context = (context or self._rs.context)()
         self._pipeline: Any = None
@@ -147,7 +150,7 @@ class RealSenseCamera:
             self._align = self._rs.align(color)
             self._depth_unit = device.first_depth_sensor().get_depth_scale()
         if self._recording is None:
-            self._set_options(device)
+            set_color_options(self.name, device, *self._options)
 
     def _wait(self, deadline: float) -> Any:
         if self._queue is None:
@@ -264,32 +267,61 @@ class RealSenseCamera:
         found = ", ".join(sorted({f"{v.width()}×{v.height()} {fps} Hz" for v, fps in sizes}))
         return f"it has {found or 'no colour at all'}"
 
-    def _set_options(self, device: Any) -> None:
-        """Set exposure, gain and white balance of the colour camera, or leave them to it."""
-        option = self._rs.option
-        wanted: dict[Any, float | None] = {
-            option.enable_auto_exposure: None if self._exposure is None else 0.0,
-            option.exposure: self._exposure,
-            option.gain: self._gain,
-            option.enable_auto_white_balance: None if self._white_balance is None else 0.0,
-            option.white_balance: self._white_balance,
-        }
-        wanted = {name: value for name, value in wanted.items() if value is not None}
-        if not wanted:
-            return
-        sensor = device.first_color_sensor()
-        for name, value in wanted.items():
-            try:
-                sensor.set_option(name, float(value or 0.0))
-            except RuntimeError as error:
-                limits = sensor.get_option_range(name) if sensor.supports(name) else None
-                raise DriverError(
-                    f"{self.name} refuses {name}",
-                    got=value,
-                    expected="another camera: it lacks this"
-                    if limits is None
-                    else f"{limits.min:g} to {limits.max:g} in steps of {limits.step:g}",
-                ) from error
+
+def set_color_options(
+    name: str,
+    device: Any,
+    exposure_us: float | None,
+    gain: float | None,
+    white_balance_k: float | None,
+) -> None:
+    """Set exposure, gain and white balance of the sensor that takes the coloured pictures.
+
+    What is None is left to the camera.
+
+    Raises:
+        DriverError: The sensor lacks an option, or does not take the number.
+    """
+    option = load_library().option
+    sensor = _color_sensor(device)
+    tick = 1.0 if sensor.is_depth_sensor() else _RGB_TICK_US
+    wanted = {
+        option.enable_auto_exposure: (None if exposure_us is None else 0.0, 1.0),
+        option.exposure: (exposure_us, tick),
+        option.gain: (gain, 1.0),
+        option.enable_auto_white_balance: (None if white_balance_k is None else 0.0, 1.0),
+        option.white_balance: (white_balance_k, 1.0),
+    }
+    for kind, (value, unit) in wanted.items():
+        if value is None:
+            continue
+        try:
+            sensor.set_option(kind, float(round(value / unit)))
+        except RuntimeError as error:
+            limits = sensor.get_option_range(kind) if sensor.supports(kind) else None
+            raise DriverError(
+                f"the {_name_of(sensor)} of {name} refuses {kind}",
+                got=value,
+                expected="another camera: it lacks this"
+                if limits is None
+                else f"{limits.min * unit:.9g} to {limits.max * unit:.9g} in steps of"
+                f" {limits.step * unit:.9g}",
+            ) from error
+
+
+def _color_sensor(device: Any) -> Any:
+    """The sensor of colour; of a D405, which has none apart, the stereo module."""
+    color = load_library().stream.color
+    seeing = [
+        sensor
+        for sensor in device.query_sensors()
+        if any(profile.stream_type() == color for profile in sensor.get_stream_profiles())
+    ]
+    return min(seeing, key=lambda sensor: bool(sensor.is_depth_sensor()))
+
+
+def _name_of(sensor: Any) -> str:
+    return str(sensor.get_info(load_library().camera_info.name))
 
 
 def _pause(device: Any) -> None:

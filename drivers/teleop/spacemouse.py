@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from drivers.teleop.base import Axes, AxesDevice, Vector
 # Vendors whose devices speak this protocol: 3Dconnexion, and Logitech before.
 VENDORS = (0x256F, 0x046D)
 _NAMES = ("space", "3dconnexion")
+# Of hidapi. On Linux its module `hid` goes through libusb, which the udev rule does not serve and
+# which takes the device away from the kernel; `hidraw` opens /dev/hidraw….
+_MODULE = "hidraw" if sys.platform == "linux" else "hid"
 _FULL = 350.0  # largest reading of an axis
 _TRANSLATION, _ROTATION, _BUTTONS = 1, 2, 3
 _READ_BYTES = 64
@@ -76,7 +80,7 @@ class SpaceMouse(AxesDevice):
     """A SpaceMouse at this machine; its buttons are `button_0`, `button_1`, ….
 
     Attributes:
-        path: Path of its HID device; None takes the first one that is found.
+        path: Path of its HID device, such as /dev/hidraw0; None takes the first one that is found.
     """
 
     path: str | None = None
@@ -95,7 +99,7 @@ class SpaceMouse(AxesDevice):
             MissingExtra: hidapi is not installed.
             DriverError: There is none, or it may not be opened.
         """
-        hid = require("hid", "spacemouse")
+        hid = require(_MODULE, "spacemouse")
         self.close()
         path = self.path.encode() if self.path is not None else _found(hid)
         device = hid.device()
@@ -105,7 +109,7 @@ class SpaceMouse(AxesDevice):
             raise DriverError(
                 f"the SpaceMouse {path.decode()} cannot be opened",
                 got=error,
-                hint="may you open it? See the udev rule in hardware/",
+                hint="may you open it? Ask robot-rl doctor, and see the udev rule in hardware/",
             ) from error
         self._device, self._reports, self._problem = device, Reports(), None
         self._ending = threading.Event()

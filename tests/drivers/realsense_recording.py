@@ -13,10 +13,13 @@ import numpy as np
 WIDTH, HEIGHT, RATE = 64, 48, 30
 
 
-def record(path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5, depth_every=1):
+def record(
+    path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5, depth_every=1, sensors=2
+):
     """Record `frames` pictures: number n is all n in colour, and 500 + n in depth.
 
-    Depth is there for every `depth_every`-th only.
+    Depth is there for every `depth_every`-th only. With one sensor it is a camera like the D405,
+    whose stereo module takes the colour pictures too.
 
     Returns the stamp of number 0 [ns].
     """
@@ -25,7 +28,9 @@ def record(path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5, de
     rs = load_library()
     device = rs.software_device()
     device.register_info(rs.camera_info.serial_number, serial)
-    sensors = device.add_sensor("RGB Camera"), device.add_sensor("Stereo Module")
+    names = ("RGB Camera", "Stereo Module")[-sensors:]
+    made = [device.add_sensor(name) for name in names]
+    sensors = made[0], made[-1]
     streams = (
         (rs.stream.color, rs.format.rgb8, 3),
         (rs.stream.depth, rs.format.z16, 2),
@@ -47,7 +52,7 @@ def record(path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5, de
 
     recorder, syncer = rs.recorder(str(path), device), rs.syncer()
     for sensor in recorder.query_sensors():
-        sensor.open(sensor.get_stream_profiles()[0])
+        sensor.open(sensor.get_stream_profiles()[: 3 - len(names)])
         sensor.start(syncer)
     began, kept = time.time() * 1e3, []
     for number in range(1, frames + 1):

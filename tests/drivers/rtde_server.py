@@ -2,8 +2,10 @@
 
 It runs in a process of its own, for the library's constructors hold Python's global lock. Its arm
 is a point that force mode pushes: the TCP moves in proportion to the force. It ends the uploaded
-program when a watchdog is armed and not kicked. Lines on its standard input are events:
-`protective_stop`, `silence`.
+program when a watchdog is armed and not kicked. As of a real one, its answers are not its deeds: a
+program begins and ends, and a protective stop ends, a while after it was asked for, and only some
+time after it began. Lines on its standard input are events: `protective_stop`, `power_off`,
+`local` control, which takes no programs, `silence`.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 PORTS = {"rtde": 30004, "dashboard": 29999, "script": 30003}
 _PERIOD = 0.008
 _SPEED_PER_FORCE = 0.005  # m/s for each N
-_FORCE_MODE, _END_FORCE_MODE, _WATCHDOG, _STOP_SCRIPT = 6, 7, 35, 255
+_FORCE_MODE, _END_FORCE_MODE, _ZERO_SENSOR, _WATCHDOG, _STOP_SCRIPT = 6, 7, 8, 35, 255
 # What the script says in output_int_register_0. It is done with a command until the library has
 # seen that and clears it, for the library waits for this up to 300 s; only commands that are
 # streamed are not waited for.
@@ -26,6 +29,9 @@ _READY, _DONE = 1, 2
 _STREAMED = {_FORCE_MODE}
 _STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
 _PROTECTIVE_STOP = 0b100
+_ON, _OFF = 7, 3  # robot modes
+_CHANGE_SECONDS = 0.3
+_LOCKED_SECONDS = 2.0  # 5 s of a real one
 _KINDS = {
     "DOUBLE": "d",
     "VECTOR6D": "6d",
@@ -67,7 +73,7 @@ class Controller:
             "actual_q": [0.0, -1.57, 1.57, -1.57, -1.57, 0.0],
             "actual_TCP_pose": [0.4, 0.0, 0.3, 3.14159265, 0.0, 0.0],
             "actual_TCP_force": [0.0, 0.0, 5.0, 0.0, 0.0, 0.0],
-            "robot_mode": 7,
+            "robot_mode": _ON,
             "safety_mode": 1,
             "safety_status_bits": 1,
             "speed_scaling": 1.0,
@@ -76,6 +82,10 @@ class Controller:
         }
         self.run(False)
         self.force = [0.0] * 3
+        self.changes: list[tuple[float, Callable[[], None]]] = []  # when, and what
+        self.beginning = False
+        self.local = False
+        self.unlockable = 0.0
         self.silent = False
         self.patience = float("inf")
         self.kicked = time.monotonic()
@@ -90,16 +100,46 @@ class Controller:
         self.values["robot_status_bits"] = 0b11 if running else 0b01
         self.force = [0.0] * 3
 
+    def soon(self, change: Callable[[], None]) -> None:
+        """Let something happen a while from now."""
+        self.changes.append((time.monotonic() + _CHANGE_SECONDS, change))
+
+    def begin(self) -> None:
+        """Begin the uploaded program, unless the arm must not move."""
+        self.beginning = False
+        takes = self.values["safety_status_bits"] == 1 and self.values["robot_mode"] == _ON
+        if takes and not self.local:
+            self.patience = float("inf")
+            self.values["output_int_register_0"] = _READY
+            self.run(True)
+
+    def unlock(self) -> str:
+        """What the dashboard answers."""
+        if time.monotonic() < self.unlockable:
+            return "Cannot unlock protective stop until 5s after occurrence"
+        self.soon(lambda: self.values.update(safety_status_bits=1))
+        return "Protective stop releasing"
+
     def event(self, name: str) -> None:
         """Let something happen."""
         if name == "protective_stop":
             self.values["safety_status_bits"] = _PROTECTIVE_STOP
+            self.unlockable = time.monotonic() + _LOCKED_SECONDS
             self.run(False)
+        elif name == "power_off":
+            self.values["robot_mode"] = _OFF
+            self.run(False)
+        elif name == "local":
+            self.local = True
         elif name == "silence":
             self.silent = True
 
     def advance(self) -> None:
         """Let a period pass."""
+        due = [change for change in self.changes if change[0] <= time.monotonic()]
+        for change in due:
+            self.changes.remove(change)
+            change[1]()
         if time.monotonic() - self.kicked > self.patience:
             self.run(False)
         velocity = [_SPEED_PER_FORCE * force for force in self.force]
@@ -122,25 +162,24 @@ class Controller:
             "PolyscopeVersion": "URSoftware 5.11.0.108249 (Dec 15 2021)",
             "is in remote control": "true",
             "get serial number": "20195500000",
-            "unlock protective stop": "Protective stop releasing",
             "close safety popup": "closing safety popup",
             "stop": "Stopped",
         }
         connection.sendall(b"Connected: Universal Robots Dashboard Server\n")
         for line in connection.makefile("r"):
             command = line.strip()
+            answer = answers.get(command, "ok")
             if command == "unlock protective stop":
-                self.values["safety_status_bits"] = 1
+                answer = self.unlock()
             if command == "stop":
-                self.run(False)
-            connection.sendall(answers.get(command, "ok").encode() + b"\n")
+                self.soon(lambda: self.run(False))
+            connection.sendall(answer.encode() + b"\n")
 
     def _serve_script(self, connection: socket.socket) -> None:
         while connection.recv(65536):
-            if self.values["runtime_state"] != _RUNNING:  # else it is the rest of the program
-                self.patience = float("inf")
-                self.values["output_int_register_0"] = _READY
-                self.run(True)
+            if not self.beginning:  # else it is the rest of the program
+                self.beginning = True
+                self.soon(self.begin)
 
     def _serve_rtde(self, connection: socket.socket) -> None:
         outputs: list[str] = []
@@ -200,7 +239,9 @@ class Controller:
         elif command == _WATCHDOG:
             self.patience = 1.0 / registers["input_double_register_0"]
         elif command == _STOP_SCRIPT:
-            self.run(False)
+            self.soon(lambda: self.run(False))
+        elif command == _ZERO_SENSOR and not any(self.force):
+            self.values["actual_TCP_force"] = [0.0] * 6
         elif command:
             self.force = [0.0] * 3
         waited_for = command and command not in _STREAMED

@@ -1,6 +1,14 @@
 """Drivers of real arms without their hardware: settings, addresses, and what their errors say."""
 
+import contextlib
+import functools
 import json
+import os
+import re
+import socket
+import struct
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,6 +81,47 @@ def test_a_franka_whose_cable_is_out_is_stopped_and_let_go():
             arm.command(POSE)
     with pytest.raises(DriverTimeout, match="not connected"):
         arm.read()
+
+
+class OlderControl:
+    """A Franka control unit that speaks another version of libfranka's protocol."""
+
+    def __init__(self, host, version):
+        self._version = version
+        self.listener = socket.create_server((host, ARMS["franka"][2]))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                connection, _ = self.listener.accept()
+                header = connection.recv(12)  # command, id, size; nothing of who only looks
+                if len(header) == 12:
+                    command, identity, _ = struct.unpack("<III", header)
+                    connection.recv(4)
+                    answer = struct.pack("<IIIBH", command, identity, 15, 1, self._version)
+                    connection.sendall(answer)
+
+
+def test_a_franka_with_other_firmware_is_told_what_to_install(monkeypatch):
+    host = f"127.9.{1 + os.getpid() % 250}.{1 + time.monotonic_ns() % 250}"
+    arm = made("franka", host, timeout_s=20.0)
+    franky = pytest.importorskip("franky", reason="needs the extra `franka`")
+    # The library asks the kernel first, and here there is no real-time one.
+    loose = functools.partial(franky.Robot, realtime_config=franky.RealtimeConfig.Ignore)
+    monkeypatch.setattr(franky, "Robot", loose)
+    control = OlderControl(host, version=5)
+    try:
+        with pytest.raises(
+            DriverError, match=r"\(server version: 5, library version: 10\)"
+        ) as error:
+            arm.connect()
+    finally:
+        control.listener.shutdown(socket.SHUT_RDWR)
+    (hint,) = re.findall("next: (.*)", str(error.value))
+    assert "a Panda has server version 5 or lower" in hint
+    assert "by-robot-server-version/N/" in hint
+    assert "hardware/arms.md" in hint
 
 
 def test_an_xarm_that_does_not_confirm_its_stop_says_so():

@@ -13,7 +13,7 @@ pytest.importorskip("libusb_package", reason="needs the extra realsense")
 
 from realsense_recording import HEIGHT, RATE, WIDTH, record
 
-from drivers.camera.realsense import RealSenseCamera, load_library
+from drivers.camera.realsense import RealSenseCamera, load_library, set_color_options
 from drivers.errors import DriverError, DriverTimeout
 
 SIZE = {"width": WIDTH, "height": HEIGHT, "rate_hz": RATE}
@@ -184,6 +184,95 @@ def test_a_size_that_it_lacks_is_answered_with_those_that_it_has(camera, wrong):
 def test_an_option_that_it_lacks_is_named(camera):
     with pytest.raises(DriverError, match=r"refuses Enable Auto Exposure.*it lacks this"):
         camera(serial="111", exposure_us=8000).connect()
+
+
+def options_of(sensor, *settable):
+    """Options like those of a real sensor: name, lowest, highest and first value."""
+    option, limits = load_library().option, load_library().option_range
+    for name, low, high, value in settable:
+        span = limits()
+        span.min, span.max, span.step, span.default = low, high, 1.0, value
+        sensor.add_option(getattr(option, name), span, True)
+
+
+def device_with(*sensors):
+    """The library's software device with these sensors: name, kinds of pictures, exposures [1]."""
+    rs = load_library()
+    formats = {"color": (rs.format.rgb8, 3), "depth": (rs.format.z16, 2)}
+    device = rs.software_device()
+    for number, (name, kinds, exposures) in enumerate(sensors):
+        sensor = device.add_sensor(name)
+        for kind in kinds:
+            stream = rs.video_stream()
+            stream.type, (stream.fmt, stream.bpp) = getattr(rs.stream, kind), formats[kind]
+            stream.uid, stream.width, stream.height = 10 * number + len(kind), WIDTH, HEIGHT
+            stream.fps = RATE
+            sensor.add_video_stream(stream)
+        if "depth" in kinds:
+            sensor.add_read_only_option(rs.option.depth_units, 1e-3)
+        options_of(
+            sensor,
+            ("enable_auto_exposure", 0.0, 1.0, 1.0),
+            ("exposure", *exposures),
+            ("gain", 0.0, 128.0, 64.0),
+            ("enable_auto_white_balance", 0.0, 1.0, 1.0),
+            ("white_balance", 2800.0, 6500.0, 4600.0),
+        )
+    return device
+
+
+STEREO = (1.0, 165_000.0, 8_500.0)  # µs
+RGB = (1.0, 10_000.0, 156.0)  # hundreds of µs
+D435 = (("Stereo Module", ["depth"], STEREO), ("RGB Camera", ["color"], RGB))
+D405 = (("Stereo Module", ["color", "depth"], STEREO),)
+
+
+@pytest.mark.parametrize(("sensors", "counted"), [(D435, 83.0), (D405, 8300.0)])
+def test_an_exposure_is_in_microseconds_whatever_its_sensor_counts_in(sensors, counted):
+    option, device = load_library().option, device_with(*sensors)
+    set_color_options("RealSense 1", device, 8300, 32, 4000)
+    *others, seeing = device.query_sensors()
+    for kind, value in (
+        (option.enable_auto_exposure, 0.0),
+        (option.exposure, counted),
+        (option.gain, 32.0),
+        (option.enable_auto_white_balance, 0.0),
+        (option.white_balance, 4000.0),
+    ):
+        assert seeing.get_option(kind) == value
+    assert all(other.get_option(option.exposure) == STEREO[2] for other in others)
+    set_color_options("RealSense 1", device, None, None, None)
+    assert seeing.get_option(option.exposure) == counted
+
+
+@pytest.mark.parametrize(
+    ("sensors", "limits"),
+    [
+        (D435, "RGB Camera of RealSense 1 refuses.*got: 2000000; expected: 100 to 1000000 in"),
+        (D405, "Stereo Module of RealSense 1 refuses.*got: 2000000; expected: 1 to 165000 in"),
+    ],
+)
+def test_an_exposure_that_no_sensor_takes_is_answered_in_microseconds(sensors, limits):
+    with pytest.raises(DriverError, match=limits):
+        set_color_options("RealSense 1", device_with(*sensors), 2_000_000, None, None)
+
+
+def test_a_camera_whose_stereo_module_takes_the_colour_is_no_camera_that_was_lost(tmp_path):
+    file = tmp_path / "405.db3"
+    record(file, "405", sensors=1)
+    context = load_library().context()
+    device = context.load_device(str(file))
+    plain = RealSenseCamera(serial="405", depth=True, context=lambda: context, **SIZE)
+    exposed = RealSenseCamera(serial="405", exposure_us=8000, context=lambda: context, **SIZE)
+    try:
+        plain.connect()
+        assert plain.read(5.0).depth is not None
+        plain.close()
+        with pytest.raises(DriverError, match=r"Stereo Module of RealSense 405 .*it lacks this"):
+            exposed.connect()  # a recording lacks what it was not recorded with
+    finally:
+        exposed.close()
+        del device
 
 
 def test_a_recording_plays_in_place_of_a_camera_again_and_again(recorded):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -63,6 +67,25 @@ def test_other_and_broken_reports_tell_nothing():
 def test_more_than_full_deflection_is_full():
     values, _ = after("01 0000 00f0 0000")
     assert values[0] == 1.0
+
+
+def test_what_it_opens_is_the_device_file_that_the_udev_rule_serves(tmp_path):
+    """A pipe in its place tells by its writer, who waits until somebody opens it for reading."""
+    pytest.importorskip("hidraw", reason="needs the extra spacemouse")
+    path, opened = tmp_path / "hidraw0", threading.Event()
+    os.mkfifo(path)
+
+    def wait():
+        path.open("wb").close()
+        opened.set()
+
+    writer = threading.Thread(target=wait, daemon=True)
+    writer.start()
+    deadline = time.monotonic() + 20.0
+    while not opened.wait(0.1):  # for the writer, who may begin after it was opened and closed
+        assert time.monotonic() < deadline
+        with pytest.raises(DriverError, match=r"hidraw0 cannot be opened.*udev rule"):
+            SpaceMouse(path=str(path)).connect()
 
 
 def test_without_a_device_it_says_so():

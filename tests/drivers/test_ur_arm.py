@@ -49,9 +49,16 @@ class Cell:
 
     def clear_errors(self):
         """As a node does it: in the loop's own thread."""
+        self.ask(self.arm.clear_errors)
+
+    def ask(self, service):
+        """Let the loop's own thread do something else, as a node does with a service."""
         self.hang()
-        self.arm.clear_errors()
-        self.go_on()
+        try:
+            service()
+        finally:
+            self.state = None
+            self.go_on()
 
     def hang(self):
         """The node's loop no longer runs."""
@@ -154,7 +161,15 @@ def test_a_stop_ends_force_mode_and_latches(cell):
     with pytest.raises(DriverFault, match="stopped"):
         cell.arm.command(cell.state.tcp_pose)
     cell.clear_errors()
-    cell.arm.command(cell.state.tcp_pose)
+    assert_follows(cell)
+
+
+def assert_follows(cell):
+    """The arm does what it is told, and goes on to."""
+    target = cell.state.tcp_pose + np.array([0.0, 0.02, 0, 0, 0, 0, 0])
+    cell.arm.command(target)
+    cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
+    assert cell.arm.fault is None
 
 
 def test_a_protective_stop_stays_until_a_person_clears_it(cell):
@@ -162,9 +177,40 @@ def test_a_protective_stop_stays_until_a_person_clears_it(cell):
     cell.until(lambda: cell.arm.fault == "protective stop")
     with pytest.raises(DriverFault, match="protective stop"):
         cell.arm.command(cell.state.tcp_pose)
+    with pytest.raises(DriverFault, match=r"cannot be unlocked; got: .* 5s after.*next: look"):
+        cell.clear_errors()
+    assert cell.arm.fault == "protective stop"
+    time.sleep(2.0)  # the controller unlocks it after a while only
     cell.clear_errors()
-    assert cell.arm.fault is None
-    cell.arm.command(cell.state.tcp_pose)
+    assert_follows(cell)
+
+
+def test_an_arm_without_power_is_not_cleared_and_what_a_person_must_do_is_said(cell):
+    cell.event("power_off")
+    cell.until(lambda: cell.arm.fault is not None)
+    with pytest.raises(DriverFault, match=r"not switched on; got: robot mode 3;.*at the pendant"):
+        cell.clear_errors()
+    with pytest.raises(DriverFault, match="does not move"):
+        cell.arm.command(cell.state.tcp_pose)
+
+
+def test_a_program_that_does_not_begin_is_no_arm_that_is_cleared(cell):
+    cell.event("local")
+    cell.arm.stop()
+    with pytest.raises(DriverFault, match=r"program does not begin; got: robot mode 7, .*pendant"):
+        cell.clear_errors()
+    with pytest.raises(DriverFault, match="does not move"):
+        cell.arm.command(cell.state.tcp_pose)
+
+
+def test_the_force_sensor_is_zeroed_and_the_arm_follows_as_before(cell):
+    assert cell.state.tcp_wrench[2] == 5.0
+    cell.ask(cell.arm.zero_ft)
+    cell.until(lambda: not cell.state.tcp_wrench.any())
+    assert_follows(cell)
+    cell.arm.stop()
+    with pytest.raises(DriverFault, match="not zeroed; got: stopped"):
+        cell.ask(cell.arm.zero_ft)
 
 
 def test_the_controllers_watchdog_ends_the_program_when_the_node_hangs(cell):

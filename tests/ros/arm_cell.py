@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped
@@ -103,6 +104,29 @@ class SlowlyClearedArm(SimArm):
         self.clearing += 1
         assert self.goes_on.wait(60.0)
         super().clear_errors()
+
+
+class DriftedArm(SimArm):
+    """A simulated arm whose force sensor has drifted, and can be zeroed.
+
+    Attributes:
+        offset: What it reads with nothing at the tool [N].
+        pressed: What presses on the tool, at each measurement in turn [N].
+    """
+
+    def connect(self):
+        self.offset, self.pressed, self._at = 6.0, (0.0,), 0
+        super().connect()
+
+    def read(self):
+        state = super().read()
+        self._at += 1
+        wrench = np.zeros(6)
+        wrench[2] = self.offset + self.pressed[self._at % len(self.pressed)]
+        return replace(state, tcp_wrench=wrench)
+
+    def zero_ft(self):
+        self.offset -= self.read().tcp_wrench[2]
 
 
 class Commander:

@@ -14,7 +14,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 
 import rclpy
 from arm_cell import ArmCell, Commander, sim_arm
-from geometry_msgs.msg import PoseArray
+from geometry_msgs.msg import PoseArray, WrenchStamped
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
@@ -341,6 +341,39 @@ class FailingNode(SimArmNode):
 
     def on_deactivate(self, state):
         raise ZeroDivisionError
+
+
+def test_a_force_sensor_is_zeroed_where_the_arm_holds_and_nothing_presses():
+    namespace = f"/zeroed_{os.getpid()}"
+    cell = ArmCell(namespace, {**sim_arm(), "_target_": "arm_cell.DriftedArm"}, rate_hz=20.0)
+    try:
+        trigger, arm = cell.listener.trigger, cell.running.node.driver
+        wrenches = cell.listener.hear("current_wrench", WrenchStamped)
+        cell.stream(ahead(1.0), 60.0, until=cell.following)
+        done, words = trigger("zero_ft")
+        assert (done, "only where the arm holds" in words) == (False, True), words
+        cell.until_mode("hold: no command")
+        for pressed in ((40.0,), (-6.0, 6.0)):  # a contact, and a hand
+            arm.pressed = pressed
+            time.sleep(1.0)
+            done, words = trigger("zero_ft")
+            assert not done
+            assert "not zeroed" in words
+            assert "let nothing touch the tool" in words
+            assert arm.offset == 6.0
+        arm.pressed = (0.0,)
+        time.sleep(1.0)
+        assert trigger("zero_ft") == (True, "the force sensor reads zero now; it read 6.0 N")
+        cell.listener.until(lambda: wrenches[-1].wrench.force.z == 0.0)
+        cell.stream(ahead(1.0), 60.0, until=cell.following)
+    finally:
+        cell.close()
+
+
+def test_an_arm_without_a_sensor_to_be_zeroed_offers_no_such_service(cell):
+    offered = {name for name, _ in cell.listener.client.node.get_service_names_and_types()}
+    assert f"{cell.namespace}/stop" in offered
+    assert f"{cell.namespace}/zero_ft" not in offered
 
 
 @pytest.mark.parametrize(
