@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import PolicyError
 from robot_rl.errors import RobotRLError, described
-from robot_rl.signals import ENDS_WITH_INPUT, Interruption, end_with_input, ending_signals
+from robot_rl.signals import (
+    ENDS_WITH_INPUT,
+    Interruption,
+    end_at_once,
+    end_with_input,
+    ending_signals,
+)
 from robot_rl.stages.table import STAGES, Stage
 
 if TYPE_CHECKING:
@@ -44,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
     """
+    end_at_once()
     words = list(sys.argv[1:] if argv is None else argv)
     interrupted = Interruption()
     previous = {number: signal.signal(number, interrupted) for number in ending_signals()}

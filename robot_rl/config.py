@@ -63,6 +63,8 @@ OF_ROBOT = (
     "task.expert",
     "task.tracked",
 )
+# How a value that must be given is written, by the last word of its key.
+_WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "joint_names": "[NAME,NAME,...]"}
 _NO_VALUE = object()
 
 
@@ -306,5 +308,9 @@ def _check_missing(config: DictConfig) -> None:
     if missing:
         raise ConfigError(
             f"these values have no default and must be given: {', '.join(missing)}",
-            hint=f"add {missing[0]}=VALUE",
+            hint="add " + " ".join(f"{key}={_written(key)}" for key in missing),
         )
+
+
+def _written(key: str) -> str:
+    return _WRITTEN.get(key.rpartition(".")[2], "VALUE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +47,16 @@ def source_tree(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     unwanted = shutil.ignore_patterns(".*", "runs", "build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(checkout, target, ignore=unwanted)
     return target
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """For tests that send signals: nohup, or a script that runs us aside, has them ignored."""
+    defaults = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    previous = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -156,14 +156,16 @@ def test_configuration_is_resolved_and_closed():
         _ = config.sede
 
 
+POSE = "[0.5, 0, 0.2, 1, 0, 0, 0]"
+RESET = f"nodes.arm.parameters.reset.pose={POSE}"
 # What no default can know.
 GIVEN = {
     "reward=classifier": ["reward.source.path=runs/latest"],
-    "reward=pose": ["reward.source.pose=[0.5, 0, 0.2, 1, 0, 0, 0]"],
+    "reward=pose": [f"reward.source.pose={POSE}"],
     "robot=ros": ["robot.joint_names=[shoulder, elbow]"],
-    "robot=franka": ["nodes.arm.parameters.driver.host=172.16.0.2"],
-    "robot=ur": ["nodes.arm.parameters.driver.host=192.168.1.10"],
-    "robot=xarm": ["nodes.arm.parameters.driver.host=192.168.1.203"],
+    "robot=franka": ["nodes.arm.parameters.driver.host=172.16.0.2", RESET],
+    "robot=ur": ["nodes.arm.parameters.driver.host=192.168.1.10", RESET],
+    "robot=xarm": ["nodes.arm.parameters.driver.host=192.168.1.203", RESET],
 }
 
 
@@ -176,9 +178,16 @@ def test_every_choice_composes(group):
 
 @pytest.mark.parametrize("word", list(GIVEN))
 def test_what_has_no_default_is_asked_for(word):
-    name = GIVEN[word][0].partition("=")[0]
-    with pytest.raises(ConfigError, match=f"must be given: {re.escape(name)}"):
+    names = [given.partition("=")[0] for given in GIVEN[word]]
+    with pytest.raises(ConfigError, match=f"must be given: {re.escape(', '.join(names))};"):
         compose([word])
+
+
+def test_a_robot_without_a_reset_pose_is_refused_with_the_line_to_write():
+    address = "nodes.arm.parameters.driver.host=192.168.1.10"
+    written = re.escape("next: add nodes.arm.parameters.reset.pose=[x,y,z,qx,qy,qz,qw]")
+    with pytest.raises(ConfigError, match=f"{written}$"):
+        compose(["robot=ur", address])
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import pytest
 from robot_rl import cli, signals
 from robot_rl.stages.table import STAGES, Stage
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 @pytest.fixture
 def stage(monkeypatch):
@@ -49,6 +51,26 @@ def test_of_signals_that_come_together_the_first_counts(
     assert cli.main(["work"]) == 130
     assert done == saved
     assert capsys.readouterr().err == "robot-rl: stopped\n"
+
+
+def test_what_nohup_has_begun_outlives_its_terminal(stage):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    done = []
+
+    def work():
+        hang_up()
+        done.append("worked")
+
+    stage(work)
+    assert cli.main(["work"]) == 0
+    assert done == ["worked"]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_what_a_script_runs_aside_hears_ctrl_c(stage):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stage(lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert cli.main(["work"]) == 130
 
 
 def test_what_a_library_makes_of_an_interruption_is_one_line(stage, capsys):
@@ -104,9 +126,36 @@ def test_a_closed_terminal_is_no_error(tmp_path):
     ) as process:
         os.close(theirs)
         shown = b""
-        while b"working" not in shown:
-            shown += os.read(ours, 65536)
-        process.send_signal(signal.SIGHUP)
-        os.close(ours)
-        process.wait(60.0)
+        try:
+            while b"working" not in shown:
+                shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGHUP)
+            os.close(ours)
+            process.wait(60.0)
+        finally:
+            process.kill()
     assert code.read_text() == "130"
+
+
+ENDING = """
+import os, sys
+from robot_rl import cli
+
+class Circle:
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        os.write(1, b"looked through all objects")
+
+kept = Circle()
+sys.exit(cli.main(["--version"]))
+"""
+
+
+def test_a_command_that_is_done_looks_for_no_garbage():
+    """A learner would take half a minute for it on a busy machine, after Ctrl-C too."""
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("robot-rl ")
+    assert "looked" not in done.stdout

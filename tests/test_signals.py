@@ -38,6 +38,7 @@ def test_a_signal_ends_a_process_whatever_its_wait_was_just_doing():
     assert told == "ended\n"
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_signal_is_heard_after_what_must_not_be_broken_off():
     done = []
 

@@ -132,11 +132,14 @@ def problem_of_parameter(name: str, value: Any) -> str | None:
     """Why a parameter cannot have a new value, None if it can: a reset pose that is none."""
     if name != _RESET_POSE:
         return None
-    pose = np.array(value, np.float64)
+    try:
+        pose = np.array(value, np.float64)
+    except (TypeError, ValueError):  # no numbers
+        pose = np.zeros(0)
     rotation = float(np.linalg.norm(pose[3:])) if pose.shape == (7,) else 0.0
     if np.isfinite(pose).all() and abs(rotation - 1.0) < 1e-3:
         return None
     return (
-        f"reset.pose is no pose: got {pose.tolist()}, expected 3 numbers "
+        f"reset.pose is no pose: got {value}, expected 3 numbers "
         "[m] and a quaternion xyzw of length 1"
     )

@@ -104,7 +104,9 @@ class RosClient:
             self.check()
             if time.monotonic() > deadline:
                 raise ServiceFailed(
-                    f"nobody serves {server.service_name}", hint="is the arm's node running?"
+                    f"nobody serves {server.service_name}",
+                    hint="start the arm's node, or list it in `nodes`: docs/topics.md, section An"
+                    " arm of your own",
                 )
             meanwhile()
             time.sleep(_POLL_SECONDS)

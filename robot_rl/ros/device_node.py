@@ -200,7 +200,7 @@ class DeviceNode(LifecycleNode, ABC):
 
         Args:
             name: Its name.
-            default: Its default, whose type it keeps.
+            default: Its default, whose type it keeps; a list is one of floats.
             description: One line that says what it is, with its unit.
             low: Lowest value of a number.
             high: Highest value of a number.
@@ -211,7 +211,9 @@ class DeviceNode(LifecycleNode, ABC):
         """
         # A whole number serves as a float too: rclpy's own check of types would refuse it.
         descriptor = ParameterDescriptor(
-            description=description, read_only=read_only, dynamic_typing=isinstance(default, float)
+            description=description,
+            read_only=read_only,
+            dynamic_typing=isinstance(default, float | list),
         )
         if low is not None and high is not None:
             if isinstance(default, int):
@@ -229,6 +231,9 @@ class DeviceNode(LifecycleNode, ABC):
         if isinstance(default, float) and type(value) is int:
             value = float(value)
         fits = type(value) is type(default)
+        if isinstance(default, list) and fits:
+            value = [float(item) if type(item) is int else item for item in value]
+            fits = all(type(item) is float for item in value)
         if not fits or (low is not None and high is not None and not low <= value <= high):
             raise self._refused(name, default, low, high, repr(value))
         return value
@@ -381,7 +386,7 @@ class DeviceNode(LifecycleNode, ABC):
         return ParameterError(
             f"the parameter {name!r} of {self.get_fully_qualified_name()} cannot have this value",
             got=got,
-            expected=f"{type(default).__name__}{limits}",
+            expected=f"{'floats' if isinstance(default, list) else type(default).__name__}{limits}",
         )
 
 

@@ -5,7 +5,8 @@ Loads ROS's `launch` and `launch_ros`, which come with a ROS installation and ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,24 @@ from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackagePrefix
 
 from launch import LaunchContext, LaunchDescription
-from robot_rl.cli import stage_config
+from robot_rl.cli import EXIT_INTERRUPTED, stage_config
 from robot_rl.config import compose
+from robot_rl.errors import RobotRLError
 from robot_rl.ros.environment import ros_environment
 from robot_rl.ros.nodes import PACKAGE, NodeDescription, node_table
 from robot_rl.stages.table import STAGES
 
 _RESPAWN_SECONDS = 1.0
 _STOP_SECONDS = "60"
+# What a hint for the command line of robot-rl means here.
+_HINT = (
+    "to ros2 launch give KEY=VALUE as KEY:=VALUE where --show-args lists KEY, and otherwise as"
+    " overrides:='KEY=VALUE'"
+)
+
+
+class LaunchError(RobotRLError):
+    """A job that cannot be launched, or whose stage or node has failed."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +62,17 @@ class Job:
 ARGUMENTS: dict[str, tuple[str, str]] = {
     "task": ("", "task, as in robot-rl train task=..."),
     "robot": ("", "robot: ros, ros_sim, or one of your own in configs/robot"),
+    "teleop": ("", "device that a person drives the robot with, as in robot-rl collect teleop=..."),
     "algorithm": ("", "algorithm of online learning"),
     "namespace": ("", "namespace of the arm's topics"),
     "run": ("latest", "run directory"),
-    "overrides": ("", "further overrides of the configuration, separated by spaces"),
+    "overrides": ("", "further overrides of the configuration, quoted as in a shell"),
 }
 _ROBOT = ("task", "robot", "namespace", "overrides")
 JOBS = {
-    "train": Job("train", "ros", ("task", "robot", "algorithm", "namespace", "overrides")),
-    "collect": Job("collect", "ros", _ROBOT),
-    "evaluate": Job("evaluate", "ros", ("run", *_ROBOT)),
+    "train": Job("train", "ros", ("algorithm", "teleop", *_ROBOT)),
+    "collect": Job("collect", "ros", ("teleop", *_ROBOT)),
+    "evaluate": Job("evaluate", "ros", ("run", "teleop", *_ROBOT)),
     "robot": Job(None, "ros", _ROBOT),
     "sim_robot": Job(None, "ros_sim", _ROBOT),
 }
@@ -69,9 +81,9 @@ JOBS = {
 def launch_description(name: str) -> LaunchDescription:
     """The description of a job of `JOBS`.
 
-    Nodes that end are started again. The stage is not, and its end is the end of all: it has then
-    let the robot hold. Where a node fails for good, the robot holds, and the stage waits for it
-    and says so.
+    A node that is killed is started again. The stage is not, and its end is the end of all: it has
+    then let the robot hold. So is an error of a node, such as an impossible parameter, which it
+    would meet again. `ros2 launch` returns 1 after an error of either.
     """
     job = JOBS[name]
     declared = []
@@ -92,20 +104,61 @@ def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
         for name, value in values.items()
         if value and name != "overrides"
     ]
-    return [*given, *values.get("overrides", "").split()]
+    try:
+        return [*given, *shlex.split(values.get("overrides", ""))]
+    except ValueError as error:
+        raise LaunchError(
+            "the argument overrides cannot be read",
+            got=f"{values['overrides']} ({error})",
+            expected="KEY=VALUE KEY=VALUE ..., quoted as in a shell",
+        ) from error
 
 
 def _actions(context: LaunchContext, job: Job) -> list[Any]:
     values = {name: LaunchConfiguration(name).perform(context) for name in job.arguments}
     overrides = overrides_of(job, values)
-    # The nodes are those of what the stage does: of the run that it evaluates or goes on with.
-    config = stage_config(STAGES[job.stage], overrides) if job.stage else compose(overrides)
+    try:
+        # The nodes are those of what the stage does: of the run that it evaluates or goes on with.
+        config = stage_config(STAGES[job.stage], overrides) if job.stage else compose(overrides)
+        table = node_table(config)
+    except RobotRLError as error:
+        raise LaunchError(f"{error} ({_HINT})") from error
+    if job.stage is None and not table:
+        raise LaunchError(
+            "there is nothing to launch",
+            got=f"robot={config.choices.robot}, whose section `nodes` is empty",
+            hint="name a robot that has nodes, such as robot:=ur or robot:=ros_sim, or list yours"
+            " in `nodes`, see docs/topics.md",
+        )
     environment = ros_environment(config.robot.discovery_range)
     actions: list[Any] = [SetEnvironmentVariable(n, value) for n, value in environment.items()]
-    actions += [_node(description) for description in node_table(config)]
+    actions += [_node(description) for description in table]
     if job.stage is not None:
         actions.append(_stage(job.stage, overrides))
     return actions
+
+
+def stage_ended(stage: str) -> Callable[[Any, LaunchContext], Shutdown]:
+    """What happens at the end of a stage: the end of all, with an error if it had one."""
+
+    def end(event: Any, context: LaunchContext) -> Shutdown:
+        if event.returncode not in (0, EXIT_INTERRUPTED):
+            raise LaunchError(
+                f"robot-rl {stage} has failed", got=f"exit code {event.returncode}", hint=_HINT
+            )
+        return Shutdown(reason=f"robot-rl {stage} has ended")
+
+    return end
+
+
+def node_ended(event: Any, context: LaunchContext) -> None:
+    """What happens at the end of a node: after an error of its own it would fail again."""
+    if event.returncode > 0 and not context.is_shutdown:
+        raise LaunchError(
+            f"the node {event.process_name} has failed",
+            got=f"exit code {event.returncode}",
+            hint=f"see what it says above; {_HINT}",
+        )
 
 
 def _node(description: NodeDescription) -> Node:
@@ -118,6 +171,7 @@ def _node(description: NodeDescription) -> Node:
         remappings=list(description.remappings.items()),
         respawn=True,
         respawn_delay=_RESPAWN_SECONDS,
+        on_exit=node_ended,
         output="both",
     )
 
@@ -130,5 +184,5 @@ def _stage(stage: str, overrides: list[str]) -> ExecuteProcess:
         name=stage,
         output="both",
         sigterm_timeout=_STOP_SECONDS,  # it saves its data
-        on_exit=Shutdown(reason=f"robot-rl {stage} has ended"),
+        on_exit=stage_ended(stage),
     )

@@ -4,7 +4,9 @@ It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` 
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
 where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
 which there is one node for each camera that the policy sees with. A robot of several arms has all
-of them once for each of `robot.arms`, in namespaces of these names. Loads no ROS.
+of them once for each of `robot.arms`, in namespaces of these names. A driver that uses topics by
+itself has a `namespace`: it too is relative to the arm's, unless it begins with a slash. Loads no
+ROS.
 """
 
 from __future__ import annotations
@@ -96,8 +98,8 @@ def _description(
         parameters["driver"] = {**parameters["driver"], "camera": parameters["camera"], **size}
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
         driver = parameters["driver"]
-        if "namespace" in driver:  # it uses topics of its arm by itself
-            driver = {**driver, "namespace": namespace}
+        if "namespace" in driver:  # it uses topics by itself
+            driver = {**driver, "namespace": _resolved(namespace, str(driver["namespace"] or ""))}
         parameters["driver"] = json.dumps(driver)
     return NodeDescription(
         name,
@@ -113,6 +115,11 @@ def joined(namespace: str, relative: str) -> str:
     """A namespace below another; both may be empty or `/`."""
     parts = [part for part in f"{namespace}/{relative}".split("/") if part]
     return "/" + "/".join(parts)
+
+
+def _resolved(namespace: str, given: str) -> str:
+    """What a driver's namespace means beside its node, as ROS understands names."""
+    return given if given.startswith("/") else joined(namespace, given)
 
 
 def _check(name: str, entry: Mapping[str, Any]) -> None:
@@ -132,5 +139,12 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         elif value is not None:
-            flat[f"{prefix}{key}"] = value
+            flat[f"{prefix}{key}"] = _of_one_type(value)
     return flat
+
+
+def _of_one_type(value: Any) -> Any:
+    """The same value; a list in which one number is a float is one of floats: ROS has no other."""
+    if isinstance(value, list) and {type(item) for item in value} == {int, float}:
+        return [float(item) for item in value]
+    return value

@@ -241,8 +241,10 @@ def test_a_spring_pulls_to_its_target_with_bounded_force():
 @pytest.mark.parametrize("name", ARMS)
 def test_each_arm_has_a_configuration_that_its_driver_takes(name):
     address = "nodes.arm.parameters.driver.host=127.0.0.1"
-    config = compose([f"robot={name}", "task=reach", address])
+    start = "nodes.arm.parameters.reset.pose=[0.4, 0, 0.3, 1, 0, 0, 0]"
+    config = compose([f"robot={name}", "task=reach", address, start])
     (arm,) = (node for node in node_table(config) if node.name == "arm")
+    assert arm.parameters["reset.pose"] == [0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]
     pytest.importorskip(ARMS[name][1], reason=f"needs the extra {name}")
     driver = devices.make(json.loads(arm.parameters["driver"]))
     assert list(driver.joint_names) == list(config.robot.joint_names)

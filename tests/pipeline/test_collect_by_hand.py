@@ -111,6 +111,7 @@ def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatc
     assert len(set(seeds.tolist())) == 2
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_while_an_episode_is_written_leaves_it_whole_and_once(tmp_path, monkeypatch):
     put = EpisodeWriter._put
 

@@ -44,6 +44,27 @@ def test_a_driver_that_cannot_be_made_ends_the_node_with_the_reason(driver, reas
     assert reason in last
 
 
+def arm_node(**parameters):
+    """What the arm's node ends with; it has no driver, so it always does."""
+    words = [word for pair in parameters.items() for word in ("-p", ":=".join(pair))]
+    command = [sys.executable, "-m", "drivers.arm.node", "--ros-args", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60.0)
+    assert done.returncode == 2
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_whole_numbers_serve_where_a_node_takes_floats():
+    given = {
+        "limits.workspace_low": "[0, -1, 0]",
+        "limits.max_force": "40",
+        "reset.pose": "[0, 0, 1, 1, 0, 0, 0]",
+    }
+    assert "the parameter 'driver' names no driver" in arm_node(**given)
+    refused = arm_node(**{"limits.workspace_low": "[low, lower, lowest]"})
+    assert "'limits.workspace_low' of /arm cannot have this value" in refused
+    assert "got: ['low', 'lower', 'lowest']; expected: floats" in refused
+
+
 @contextlib.contextmanager
 def silent_camera(path):
     """A device file whose opening never ends; yields a wait until somebody opens it."""

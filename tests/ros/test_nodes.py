@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from runpy import run_path
+from types import SimpleNamespace
 
 import launch_stand_in
 import pytest
 from omegaconf import OmegaConf
 
 from robot_rl.config import compose, save_resolved
+from robot_rl.errors import RobotRLError
 from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ros_environment
 from robot_rl.ros.nodes import NodeTableError, joined, node_table
 from robot_rl.run import RunDirectory
@@ -152,18 +156,131 @@ def test_an_evaluation_starts_the_nodes_of_its_run(described):
     assert driver["task"]["_target_"].endswith("Reach")
 
 
+def ended(code):
+    """The event of a process that has ended."""
+    return SimpleNamespace(returncode=code, process_name="arm-1")
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_its_stage_uses_these_nodes_and_its_end_is_the_end_of_all(described, job):
-    given = {"robot": "ros_sim", "overrides": "seed=3 policy=flow"}
-    _, started = described(job, given["overrides"].split(), **given)
+    given = {"robot": "ros_sim", "overrides": "seed=3 policy=flow runs_directory='our runs'"}
+    Path("our runs").symlink_to("runs")
+    _, started = described(job, ["seed=3", "policy=flow"], **given)
     stages = [action for action in started if type(action).__name__ == "ExecuteProcess"]
     assert len(stages) == (job in ("train", "collect", "evaluate"))
     for stage in stages:
         _, name, *words = stage.named["cmd"]
         assert name == job
         assert {"robot=ros_sim", "seed=3", "policy=flow", "start_nodes=false"} <= set(words)
+        assert "runs_directory=our runs" in words
         assert ("run=latest" in words) == (job == "evaluate")
-        assert type(stage.named["on_exit"]).__name__ == "Shutdown"
+        for code in (0, 130):  # done, or stopped by Ctrl-C
+            assert type(stage.named["on_exit"](ended(code), None)).__name__ == "Shutdown"
+        with pytest.raises(RobotRLError, match=rf"robot-rl {job} has failed; got: exit code 2; .*"):
+            stage.named["on_exit"](ended(2), None)
+
+
+def test_a_node_that_is_killed_is_started_again_and_one_that_fails_is_not(described):
+    _, (*_, node) = described("sim_robot")
+    goes_on = SimpleNamespace(is_shutdown=False)
+    assert node.named["on_exit"](ended(-9), goes_on) is None
+    assert node.named["on_exit"](ended(2), SimpleNamespace(is_shutdown=True)) is None
+    with pytest.raises(RobotRLError, match="the node arm-1 has failed; got: exit code 2"):
+        node.named["on_exit"](ended(2), goes_on)
+
+
+@pytest.mark.parametrize("job", ["train", "collect", "evaluate"])
+def test_a_person_drives_the_robot_with_a_launch_argument(described, job):
+    _, started = described(job, robot="ros_sim", teleop="spacemouse")
+    assert "teleop=spacemouse" in started[-1].named["cmd"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"robot": "ros"}, r"robot.joint_names=\[NAME,NAME,...\] \(.*overrides:='KEY=VALUE'"),
+        (
+            {"robot": "ros", "overrides": "robot.joint_names=[a]"},
+            "nothing to launch; got: robot=ros, whose section `nodes` is empty; next: .*robot:=",
+        ),
+        ({"robot": "ros_sim", "overrides": "a='b"}, "overrides cannot be read; got: a='b "),
+    ],
+)
+def test_what_cannot_be_launched_says_what_to_write(described, values, said):
+    with pytest.raises(RobotRLError, match=said):
+        described("robot", **values)
+
+
+LAUNCH = """
+import sys, launch
+from launch.actions import IncludeLaunchDescription
+from launch.launch_description_sources import AnyLaunchDescriptionSource
+file, *values = sys.argv[1:]
+pairs = [value.split(":=", 1) for value in values]
+service = launch.LaunchService(argv=values)
+included = IncludeLaunchDescription(AnyLaunchDescriptionSource(file), launch_arguments=pairs)
+service.include_launch_description(launch.LaunchDescription([included]))
+sys.exit(service.run())
+"""
+
+
+@pytest.fixture
+def ros2_launch(checkout, tmp_path):
+    """Does what `ros2 launch` does, with robot_rl in a prefix as it is installed to."""
+    if importlib.util.find_spec("launch_ros") is None:
+        pytest.skip("needs a ROS installation")
+    import listening  # a ROS domain of this test process's own
+
+    assert listening
+    (tmp_path / "share/ament_index/resource_index/packages").mkdir(parents=True)
+    (tmp_path / "share/ament_index/resource_index/packages/robot_rl").touch()
+    shutil.copytree(checkout / "launch/lib", tmp_path / "lib/robot_rl")
+    (tmp_path / "bin").mkdir()
+    for name in (tmp_path / "lib/robot_rl").iterdir():
+        name.chmod(0o755)
+    scripts = [("robot-rl", "robot_rl.cli")]
+    scripts += [
+        (f"robot_rl_{node.executable}", node.module)
+        for node in node_table(compose(["robot=ros_sim", PIXELS]))
+    ]
+    for script, module in scripts:
+        path = tmp_path / "bin" / script
+        path.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m {module} \"$@\"\n")
+        path.chmod(0o755)
+
+    def launch(job, *values):
+        return subprocess.run(
+            [sys.executable, "-c", LAUNCH, checkout / f"launch/{job}.launch.py", *values],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "AMENT_PREFIX_PATH": f"{tmp_path}:{os.environ.get('AMENT_PREFIX_PATH', '')}",
+                "ROS_LOG_DIR": str(tmp_path / "log"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=120.0,
+            check=False,
+        )
+
+    return launch
+
+
+def test_a_stage_that_fails_is_a_failure_of_its_launch(ros2_launch):
+    done = ros2_launch(
+        "collect", "robot:=ros_sim", "task:=reach", "overrides:=runs_directory=/dev/null"
+    )
+    assert done.returncode == 1, done.stdout
+    assert "robot-rl collect has failed; got: exit code 2" in done.stdout + done.stderr
+
+
+def test_a_node_that_cannot_run_ends_its_launch(ros2_launch):
+    impossible = "overrides:=nodes.arm.parameters.limits.max_tilt=9.0"
+    done = ros2_launch("sim_robot", "task:=reach", impossible)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert "'limits.max_tilt' of /arm cannot have this value" in said
+    assert said.count("[sim_arm_node-1]: process started") == 1
 
 
 @pytest.mark.skipif(shutil.which("ros2") is None, reason="needs a ROS installation")
@@ -172,6 +289,23 @@ def test_ros2_launch_reads_the_launch_file(checkout, job):
     command = ["ros2", "launch", str(checkout / f"launch/{job}.launch.py"), "--show-args"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert "'robot'" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "listens_to"), [("/controller", "/controller"), ("controller", "/left/controller")]
+)
+def test_a_driver_listens_where_it_is_told_to(given, listens_to):
+    config = compose(["robot=ros", "robot.joint_names=[a]", "robot.namespace=left"])
+    OmegaConf.set_struct(config, False)
+    driver = {"_target_": "drivers.arm.topics.PoseTopicArm", "namespace": given}
+    config.nodes.arm = {
+        "executable": "arm_node",
+        "module": "drivers.arm.node",
+        "parameters": {"driver": driver},
+    }
+    (arm,) = node_table(config)
+    assert arm.namespace == "/left"
+    assert json.loads(arm.parameters["driver"])["namespace"] == listens_to
 
 
 def test_several_arms_have_all_nodes_each():

@@ -50,6 +50,16 @@ def talker():
     client.close()
 
 
+def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_start():
+    client = RosClient("alone", "/alone")
+    try:
+        said = r"^nobody serves /alone/stop; next: start the arm's node, .*docs/topics\.md"
+        with pytest.raises(ServiceFailed, match=said):
+            client.trigger("stop", 0.1)
+    finally:
+        client.close()
+
+
 def visit(executor):
     """Hear both topics, ask, stop hearing one, and leave."""
     client = RosClient("visitor", "/talk", executor)
