@@ -28,7 +28,7 @@ from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 from robot_rl.stages.dagger import correct
-from robot_rl.stages.demonstrations import open_demonstrations
+from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
 from robot_rl.stages.resumable import resumable, same_command
 from robot_rl.stages.vision import train_image_encoder
 
@@ -138,7 +138,7 @@ def run(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
     if config.run:
         directory = RunDirectory.open(config.run, config.runs_directory)
-        open_demonstrations(config, directory)
+        check_demonstrations(config, directory)
     else:
         directory = create_run(config)
     with resumable(directory, same_command(directory)), directory.claim("train"):
@@ -151,7 +151,7 @@ def create_run(config: DictConfig) -> RunDirectory:
     if config.dataset:
         # Absolute: the run is gone on with from other working directories too.
         config.dataset = str(Path(config.dataset).absolute())
-        open_demonstrations(config, None)
+        check_demonstrations(config, None)
     if "path" in config.reward.source:
         config.reward.source.path = str(Path(config.reward.source.path).absolute())
     make_source(config)  # what cannot be read is said before anything is made
