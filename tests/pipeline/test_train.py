@@ -97,15 +97,16 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
 
     evaluations = lines(run / "evaluations.jsonl")
     assert [(e["environment_steps"], e["policy"], e["seed_set"]) for e in evaluations] == [
-        (0, "bc", "periodic"),
-        (100, "rl", "periodic"),
-        (200, "rl", "periodic"),
-        (300, "rl", "periodic"),
-        (400, "rl", "periodic"),
-        (450, "rl", "periodic"),
-        (450, "rl", "final"),
+        (0, "diffusion", "periodic"),
+        (100, "residual", "periodic"),
+        (200, "residual", "periodic"),
+        (300, "residual", "periodic"),
+        (400, "residual", "periodic"),
+        (450, "residual", "periodic"),
+        (0, "diffusion", "final"),
+        (450, "residual", "final"),
     ]
-    assert evaluations[-2]["episodes"] == 6
+    assert evaluations[-3]["episodes"] == 6
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS
     assert summary["task"] == "reach"
@@ -117,22 +118,25 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert summary["wall_seconds"] > 5
     assert 100e6 < summary["peak_memory_bytes"] < 4 * 2**30
     assert "final" in (run / "report.html").read_text()
-    check_films(run, evaluations[-1]["failures"])
+    deployed = evaluations[-2 if summary["deployed"] == "cloned" else -1]
+    check_films(run, deployed["failures"])
+    assert f"deployed: the {summary['deployed']} policy" in done.stdout
     assert (folder / "runs" / "latest").resolve() == run
 
     again = robot_rl_command("train", "resume=latest")  # a finished run has no work
     assert again.returncode == 0
-    assert len(lines(run / "evaluations.jsonl")) == 7
+    assert len(lines(run / "evaluations.jsonl")) == 8
     assert len(lines(run / "learner.jsonl")) == 18
 
     done = robot_rl_command("evaluate", "evaluation.final_episodes=5")
     assert done.returncode == 0
     result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["episodes"], result["environment_steps"]) == (5, 450)
+    assert (result["episodes"], result["environment_steps"]) == (5, deployed["environment_steps"])
     assert json.loads((run / "evaluation.json").read_text()) == result
 
     page = robot_rl_command("inspect", "runs/latest").stdout
-    for part in ("4 episodes", "450 steps", "success by environment steps: 0:", "final, after 450"):
+    learned = "final, the learned policy (residual) after 450"
+    for part in ("4 episodes", "450 steps", "success by environment steps: 0:", learned):
         assert part in " ".join(page.split()), page
 
 
