@@ -205,6 +205,48 @@ def test_interrupted_final_evaluation_is_made_up_for(folder, start_train):
     assert json.loads((train.run / "summary.json").read_text())["evaluation_episodes"] == 20
 
 
+def test_a_good_clone_that_learning_spoils_is_what_is_deployed(tmp_path, robot_rl_command):
+    """The last checkpoint was, without a word."""
+    done = robot_rl_command(
+        "train",
+        *TINY,
+        "demonstrations=30",
+        "cloning.updates=1500",
+        "environment_steps=200",
+        "evaluation.episodes=20",
+        "evaluation.final_episodes=20",
+        "evaluation.slots=20",
+        "evaluation.videos=0",
+        "algorithm.settings.actor_rate=0.03",  # steps so large that they lead anywhere
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (tmp_path / "runs/latest").resolve()
+    said = " ".join(done.stdout.split())
+    assert "WORSE than the cloned policy: of the same scenes it lost" in said
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rl_success_rate"] < summary["bc_success_rate"] - 0.2
+    assert (summary["deployed"], summary["checkpoint"]) == ("cloned", "checkpoints/bc")
+    assert 200 in summary["worse_than_cloned"]
+    assert summary["decision"].startswith("deployed: the cloned policy (")
+    page = (run / "report.html").read_text()
+    for place in (said, page):
+        assert summary["decision"] in place
+    assert "worse than the cloned one, by more than noise, after" in page
+
+    def judged(*words: str) -> str:
+        return robot_rl_command("evaluate", "evaluation.videos=0", *words).stdout
+
+    assert "reach, the cloned policy (diffusion): " in judged()
+    learned = "reach, the learned policy (residual) after 200 steps: "
+    assert learned in judged("evaluation.policy=learned")
+    # As on a robot, which would be busy for as long again with the cloned policy.
+    again = robot_rl_command("train", "resume=latest", "evaluation.compare=false")
+    assert "deployed: the learned policy (" in again.stdout
+    assert "evaluation.compare=true evaluates both" in again.stdout
+    assert learned in judged()
+
+
 @pytest.mark.slow
 def test_two_actors_share_the_steps_and_keep_pace_with_the_learner(tmp_path, robot_rl_command):
     done = robot_rl_command("train", *TINY, "actors=2", timeout=400)
