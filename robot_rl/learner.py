@@ -36,10 +36,10 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable, SpoolFull
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
-from robot_rl.replay.windows import LABELS
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.run_policies import STATE_FILE, load_cloned
 from robot_rl.signals import StopEvent, Stopped, stop_event
+from robot_rl.stages.annotate import waits_for_annotation
 from robot_rl.stages.demonstrations import open_demonstrations
 from robot_rl.weights import BEHAVIOUR, base_apart, publish
 
@@ -171,11 +171,9 @@ class Learner:
 
     def _wait_for_rewards(self, target: int, stop: StopEvent) -> None:
         """Wait until somebody has said of some rows what `reward.annotation` asks for."""
-        told = False
+        if not self._sampler.demonstration_transitions + self._sampler.online_transitions:
+            print(f"learner: {waits_for_annotation(self._config, self._run)}", flush=True)
         while not self._sampler.demonstration_transitions + self._sampler.online_transitions:
-            if not told:
-                print(f"learner: {waits_for_annotation(self._config, self._run)}", flush=True)
-                told = True
             if stop.wait(_RETRY_SECONDS):
                 self._save_what_is_new()
                 raise Stopped
@@ -304,17 +302,6 @@ class Learner:
         self.environment_steps = int(state["environment_steps"])
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
-
-
-def waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:
-    """Say what learning waits for where annotations are its only reward, None where not."""
-    name = config.reward.annotation
-    if name in (None, LABELS):
-        return None
-    return (
-        f"learns only from steps with the annotation {name!r}, and waits until there are some:"
-        f" robot-rl annotate {run.path} ADDRESS"
-    )
 
 
 def insert_demonstrations(

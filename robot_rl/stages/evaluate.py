@@ -156,8 +156,8 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     }
     results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)
     with closing(Evaluator(config, _note)) as evaluator:
-        for name in (name for name, is_wanted in wanted.items() if is_wanted):
-            count = config.evaluation.final_episodes
+        count = config.evaluation.final_episodes
+        for name in [name for name, is_wanted in wanted.items() if is_wanted]:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
             results[name] = result = evaluator.evaluate(*load_policy(run, name), "final")
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files

@@ -23,11 +23,11 @@ from robot_rl.evaluation.statistics import (
     first_confirmed,
     worse_than_cloned,
 )
-from robot_rl.learner import waits_for_annotation
 from robot_rl.machine import describe_machine
 from robot_rl.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 from robot_rl.run_policies import CLONED_POLICY, LEARNED_POLICY, learned_steps, load_policy
+from robot_rl.stages.annotate import waits_for_annotation
 from robot_rl.stages.collect import check_expert_is_judged, collect
 from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
 from robot_rl.stages.evaluate import (
