@@ -76,8 +76,8 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
                 raise ExpertFails(
                     f"the scripted expert has failed {failures} times in a row",
                     got=f"{len(writer)} demonstrations in {attempts} attempts",
-                    hint="make the task or the expert's imperfections easier"
-                    f"; reward={config.choices.reward} has judged it",
+                    hint="make the task or the expert's imperfections easier, or look at what"
+                    f" has judged it: reward={config.choices.reward}",
                 )
             if result.success:
                 writer.append(

@@ -149,11 +149,13 @@ def run(config: DictConfig) -> None:
 def create_run(config: DictConfig) -> RunDirectory:
     """Make a run directory with its configuration, once its demonstrations are known to fit."""
     if config.dataset:
-        # Absolute: the run is gone on with from other working directories too.
-        config.dataset = str(Path(config.dataset).absolute())
+        # Resolved: the run is gone on with from other folders too, and will be the latest itself.
+        config.dataset = str(Path(config.dataset).resolve())
         check_demonstrations(config, None)
     if "path" in config.reward.source:
-        config.reward.source.path = str(Path(config.reward.source.path).absolute())
+        path = Path(config.reward.source.path)
+        # But for its last part, which is a link to the newest generation.
+        config.reward.source.path = str(path.parent.resolve() / path.name)
     make_source(config)  # what cannot be read is said before anything is made
     directory = RunDirectory.create(config.task.name, config.runs_directory)
     save_resolved(config, directory.path)

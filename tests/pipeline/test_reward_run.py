@@ -71,9 +71,11 @@ def test_a_policy_learns_on_the_word_of_the_classifier(examples, tmp_path, robot
         f"reward.source.path={path}",
         f"classifier.cameras=[{CAMERA}]",
     )
-    done = robot_rl_command(
-        "train", *TINY, *reward, "environment_steps=200", "evaluation.videos=0", timeout=400
-    )
+    # It is too weak to see an expert's success.
+    assert cli.main(["collect", *TINY]) == 0
+    demonstrations = f"dataset={tmp_path / 'runs/latest/demonstrations.zarr'}"
+    few = ("environment_steps=200", "evaluation.videos=0")
+    done = robot_rl_command("train", *TINY, *reward, *few, demonstrations, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     run = (tmp_path / "runs/latest").resolve()
     assert all("task_success" in episode for episode in lines(run / "episodes.jsonl"))
