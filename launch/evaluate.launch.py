@@ -1,4 +1,4 @@
-"""Measure the success rate of a run's last checkpoint on a robot.
+"""Measure the success rate of a run's policy on a robot.
 
 ros2 launch robot_rl evaluate.launch.py run:=latest robot:=ros_sim
 

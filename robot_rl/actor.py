@@ -25,8 +25,7 @@ from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.evaluate import check_fit
-from robot_rl.features import stored_schema
+from robot_rl.features import check_fit, stored_schema
 from robot_rl.pacing import (
     RealtimeWeights,
     SharedWeights,
@@ -134,7 +133,7 @@ def act(
     with closing(inner), _spooling_client(config, run, place, env, stop) as client:
         receiver = WeightsReceiver(run)
         first = _first_behaviour(client, receiver, stop)
-        check_fit(first.behaviour, env)
+        check_fit(first.behaviour, env.schema)
         schema = stored_schema(env.schema, first.behaviour)
         _check_spool(config, env, schema)
         opened = client.open_session(schema.task, schema, number)

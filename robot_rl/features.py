@@ -1,4 +1,4 @@
-"""What a policy made of a row's images and instruction, kept in the store's row beside them.
+"""What a policy needs of a row, and what it made of it, kept in the store's row beside the rest.
 
 Features are derived: a demonstration does not hold them, and an export leaves them out.
 """
@@ -23,6 +23,21 @@ from robot_rl.replay.batches import Batch
 
 class WrongFeatures(RobotRLError):
     """Rows whose features come from another image encoder than the policy's."""
+
+
+def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
+    """Check that a policy was made for an environment, or for rows, of this schema.
+
+    Raises:
+        PolicyError: Names the field that differs, with got and expected.
+    """
+    widths = {f.name: int(np.prod(f.shape)) for f in schema.fields}
+    behaviour.expect(
+        task=schema.task,
+        control_rate_hz=schema.control_rate_hz,
+        action_names=schema.action_names,
+        observation={name: widths[name] for name in schema.observation_names},
+    )
 
 
 def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:

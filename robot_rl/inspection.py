@@ -62,9 +62,10 @@ def _run_directory(console: Console, path: Path) -> None:
     if rates:
         text = ", ".join(f"{steps}: {100 * rate:.0f} %" for steps, rate in rates)
         console.print(f"\nsuccess by environment steps: {text}")
-    final = [e for e in results.evaluations if e.seed_set == "final"]
-    if final:
-        console.print(f"final, after {final[-1].environment_steps} steps: {final[-1]}")
+    for final in (e for e in results.evaluations if e.seed_set == "final"):
+        console.print(f"final, {final.name}: {final}")
+    if "decision" in results.summary:
+        console.print(results.summary["decision"])
     if not run.summary.exists():
         console.print(f"not finished; to go on: robot-rl train resume={run.path}")
 

@@ -84,16 +84,18 @@ def _run_directory(path: Path) -> Facts:
     for name in (CLONED, LAST):
         if run.has_folder(name):
             places[name] = run.complete_folder(name)
+    records = read_run(run.path)
     evaluations = [
         {
             "environment_steps": e.environment_steps,
             "seed_set": e.seed_set,
             "success_rate": e.success_rate,
         }
-        for e in read_run(run.path).evaluations
+        for e in records.evaluations
     ]
     return {
         "finished": run.summary.exists(),
+        "deployed": records.summary.get("deployed"),
         "evaluations": evaluations,
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
     }

@@ -28,7 +28,7 @@ from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Row
 from robot_rl.errors import RobotRLError
-from robot_rl.features import check_features, feature_columns, stored_schema
+from robot_rl.features import check_features, check_fit, feature_columns, stored_schema
 from robot_rl.machine import yield_to_control_loop
 from robot_rl.progress import WorkProgress
 from robot_rl.replay.batch_layout import WINDOW_FIELDS
@@ -39,6 +39,7 @@ from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.run_policies import STATE_FILE, load_cloned
 from robot_rl.signals import StopEvent, Stopped, stop_event
+from robot_rl.stages.annotate import waits_for_annotation
 from robot_rl.stages.demonstrations import open_demonstrations
 from robot_rl.weights import BEHAVIOUR, base_apart, publish
 
@@ -90,6 +91,7 @@ class Learner:
         self._cloned = load_cloned(run).to(device)
         self._base_apart = base_apart(run, self._cloned)
         dataset = open_demonstrations(config, run)
+        check_fit(self._cloned, dataset.schema)
         insert_demonstrations(client, dataset, self._cloned, stop)
         seed = int(config.seed)
         self._algorithm = make_algorithm(config.algorithm, self._cloned, seed, config.observation)
@@ -106,7 +108,7 @@ class Learner:
             discount=schedule.discount,
             demonstration_share=schedule.demonstration_share,
             capacity_rows=config.replay.get("capacity_rows"),
-            rewards=config.get("reward", {}).get("annotation"),
+            rewards=config.reward.annotation,
         )
         place = ServerPlace.of(config, run)
         self._sampler = place.sampler(options, np.random.default_rng(seed))
@@ -167,10 +169,22 @@ class Learner:
                 return False
         return not stop.is_set()
 
+    def _wait_for_rewards(self, target: int, stop: StopEvent) -> None:
+        """Wait until somebody has said of some rows what `reward.annotation` asks for."""
+        if not self._sampler.demonstration_transitions + self._sampler.online_transitions:
+            print(f"learner: {waits_for_annotation(self._config, self._run)}", flush=True)
+        while not self._sampler.demonstration_transitions + self._sampler.online_transitions:
+            if stop.wait(_RETRY_SECONDS):
+                self._save_what_is_new()
+                raise Stopped
+            self._sampler.refresh(target)
+
     def _train_block(self, target: int, stop: StopEvent) -> dict[str, float]:
         started = time.monotonic()
         count = self._blocks.updates_at(target) - self.updates
         self._sampler.refresh(target)
+        if count:
+            self._wait_for_rewards(target, stop)
         metrics: dict[str, list[Tensor]] = {}
         self._prefetcher.start(count)
         for _ in range(count):

@@ -18,7 +18,7 @@ from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.sim.task import SimTask
 from robot_rl.run import RunDirectory
-from robot_rl.run_policies import load_newest
+from robot_rl.run_policies import load_policy
 
 
 def make_reset(
@@ -74,7 +74,7 @@ def _backward_controller(config: DictConfig, task: SimTask, operated: Interventi
         expert = devices.make(config.reset.backward.expert, task=task)
         return ExpertController(expert, schema.action_dimension)
     run = RunDirectory.open(config.reset.run, config.runs_directory)
-    behaviour, _ = load_newest(run)
+    behaviour, _ = load_policy(run)
     fields = [f for f in schema.fields if f.name in schema.observation_names]
     behaviour.expect(
         task=task.name,

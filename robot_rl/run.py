@@ -243,6 +243,16 @@ class RunDirectory:
         """
         self.save_json(self.summary.name, summary)
 
+    def read_summary(self) -> dict[str, Any]:
+        """Return what `summary.json` says; empty until the run has finished once.
+
+        Raises:
+            RunError: It is not a JSON object.
+        """
+        if not self.summary.exists():
+            return {}
+        return _record(self.summary, 1, self.summary.read_bytes())
+
     def save_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one object to the file `name`; an older one is replaced at once.
 

@@ -10,6 +10,7 @@ from policies.behaviour import Behaviour
 from robot_rl.run import CLONED, LAST, RunDirectory
 
 STATE_FILE = "state.json"
+DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
 
 
 def load_cloned(run: RunDirectory) -> Behaviour:
@@ -21,16 +22,30 @@ def load_cloned(run: RunDirectory) -> Behaviour:
     return checkpoint.load(run.complete_folder(CLONED) / "policy")
 
 
-def load_newest(run: RunDirectory) -> tuple[Behaviour, int]:
-    """Load a run's last policy, and the environment steps behind it; the cloned one if none yet.
+def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
+    """Load a policy of a run, and the environment steps behind it: none behind the cloned one.
+
+    Args:
+        run: The run directory.
+        which: One of `POLICIES`. The deployed one is what `train` has decided for at its end; until
+            then the newest.
 
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
     """
-    if not run.has_folder(LAST):
+    if which == CLONED_POLICY or (which == DEPLOYED and _deploys_cloned(run)):
         return load_cloned(run), 0
     folder = run.complete_folder(LAST)
     return checkpoint.load(folder / "policy"), _steps_of(folder)
+
+
+def _deploys_cloned(run: RunDirectory) -> bool:
+    if not run.has_folder(LAST):
+        return True
+    decided = run.read_summary()
+    # A run that went on learning since has decided nothing yet.
+    current = decided.get("environment_steps") == learned_steps(run)
+    return current and decided.get("deployed") == CLONED_POLICY
 
 
 def learned_steps(run: RunDirectory) -> int:

@@ -21,7 +21,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import rollout
-from robot_rl.evaluation.evaluate import check_fit
+from robot_rl.features import check_fit
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.robot import RosRobot
@@ -49,7 +49,7 @@ def act_over_topics(config: DictConfig, folder: Path) -> dict[str, object]:
         env = _Timed(make_env(settings))
         answers = _Answers()
         try:
-            check_fit(behaviour, env)
+            check_fit(behaviour, env.schema)
             runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
             ticks = int(config.bench.ticks)
             interrupted = 0

@@ -17,11 +17,12 @@ from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
 from robot_rl.config_overrides import ConfigError
 from robot_rl.env.factory import make_env
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.attended import AttendedRobot, succeeded
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.features import check_fit
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.signals import StopEvent, Stopped
 
@@ -72,16 +73,16 @@ class Evaluator:
     def evaluate(
         self,
         behaviour: Behaviour,
-        seed_set: SeedSet,
         environment_steps: int,
+        seed_set: SeedSet,
         stop: StopEvent | None = None,
     ) -> EvaluationResult:
         """Run the behaviour's best guess on a set of seeds.
 
         Args:
             behaviour: The policy; its exploration is not used.
+            environment_steps: Training steps behind the policy; none behind the cloned one.
             seed_set: Which episodes.
-            environment_steps: Training steps behind the policy, for the record.
             stop: When set, the evaluation is given up.
 
         Raises:
@@ -93,7 +94,7 @@ class Evaluator:
         final = seed_set == "final"
         first = int(settings.final_seed if final else settings.seed)
         count = int(settings.final_episodes if final else settings.episodes)
-        check_fit(behaviour, self._envs[0])
+        check_fit(behaviour, self._envs[0].schema)
         envs = self._envs[:count]
         acting = behaviour.exploring("mean").to(compute_device(self._config))
         runner = PolicyRunner(acting, slots=len(envs))
@@ -122,9 +123,9 @@ class Evaluator:
         return EvaluationResult.of_episodes(
             np.array([succeeded(result) for result in results]),
             np.array([result.seconds for result in results]),
-            # A chunk policy that acts by itself is the cloned one.
-            policy="bc" if behaviour.policy.base is behaviour.policy else "rl",
+            policy=behaviour.kind,
             seed_set=seed_set,
+            first_seed=first,
             environment_steps=environment_steps,
             gradient_updates=behaviour.version,
             wall_seconds=time.monotonic() - started,
@@ -148,19 +149,3 @@ def check_counts(config: DictConfig) -> None:
         value = int(config.evaluation[name])
         if value < 1:
             raise ConfigError(f"evaluation.{name} is out of range", got=value, expected=">= 1")
-
-
-def check_fit(behaviour: Behaviour, env: RobotEnv | RobotEnvWrapper) -> None:
-    """Check that a policy was made for an environment.
-
-    Raises:
-        PolicyError: Names the field that differs, with got and expected.
-    """
-    schema = env.schema
-    widths = {f.name: int(np.prod(f.shape)) for f in schema.fields}
-    behaviour.expect(
-        task=schema.task,
-        control_rate_hz=schema.control_rate_hz,
-        action_names=schema.action_names,
-        observation={name: widths[name] for name in schema.observation_names},
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,9 +50,12 @@ class RunRecords:
     learner: list[Record]
     notes: list[str]
 
-    def final(self, policy: str) -> EvaluationResult | None:
-        """Return the last final evaluation of a policy; for want of one, the last periodic."""
-        mine = [e for e in self.evaluations if e.policy == policy]
+    def final(self, *, cloned: bool) -> EvaluationResult | None:
+        """Return the last final evaluation of the cloned, or of the learned policy.
+
+        For want of one, the last periodic.
+        """
+        mine = [e for e in self.evaluations if e.cloned == cloned]
         finals = [e for e in mine if e.seed_set == "final"]
         chosen = finals or mine
         return chosen[-1] if chosen else None
@@ -200,14 +204,17 @@ def _episodes(records: Sequence[Record]) -> list[Record]:
 
 def _evaluations(records: Sequence[Record], notes: list[str]) -> list[EvaluationResult]:
     results, incomplete = [], 0
-    for policy in ("bc", "rl"):
-        for seeds in ("periodic", "final"):
-            mine = [r for r in records if (r.get("policy"), r.get("seed_set")) == (policy, seeds)]
-            for record in without_superseded(mine, "environment_steps"):
-                try:
-                    results.append(EvaluationResult.from_json(record))
-                except StatisticsError:
-                    incomplete += 1
+    for cloned, seeds in itertools.product((True, False), ("periodic", "final")):
+        mine = [
+            record
+            for record in records
+            if (record.get("environment_steps") == 0, record.get("seed_set")) == (cloned, seeds)
+        ]
+        for record in without_superseded(mine, "environment_steps"):
+            try:
+                results.append(EvaluationResult.from_json(record))
+            except StatisticsError:
+                incomplete += 1
     if incomplete:
         notes.append(f"evaluations.jsonl: {incomplete} lines lack keys and were left out.")
     return sorted(results, key=lambda e: (e.environment_steps, e.seed_set == "final"))

@@ -29,7 +29,13 @@ from robot_rl.evaluation.records import (
     intervention_rates,
     read_run,
 )
-from robot_rl.evaluation.statistics import EvaluationResult, clopper_pearson, first_confirmed
+from robot_rl.evaluation.statistics import (
+    NOISE_LEVEL,
+    EvaluationResult,
+    clopper_pearson,
+    first_confirmed,
+    worse_than_cloned,
+)
 
 _ROLLING_EPISODES = 20
 _PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "diffusers", "zarr", "lmdb")
@@ -75,9 +81,10 @@ def _content(run: RunRecords) -> dict[str, Any]:
     return {
         "title": f"{task} · {algorithm}",
         "subtitle": f"Run {run.directory.name}, seed {seed}",
-        "notes": run.notes,
-        "bc": _success(run, "bc"),
-        "rl": _success(run, "rl"),
+        "notes": [*run.notes, *_setbacks(run)],
+        "bc": _success(run, cloned=True),
+        "rl": _success(run, cloned=False),
+        "decision": run.summary.get("decision"),
         "figures": _figures(run),
         "rolling": _ROLLING_EPISODES,
         "learning_curve_wide": _curve(learning, 9.6, 3.7) if drawn else None,
@@ -117,8 +124,21 @@ def _text(*candidates: object) -> str:
     return next(str(c) for c in candidates if c)
 
 
-def _success(run: RunRecords, policy: str) -> dict[str, str]:
-    result = run.final(policy)
+def _setbacks(run: RunRecords) -> list[str]:
+    """Say when what was learned was worse than the cloned policy."""
+    steps = worse_than_cloned(run.periodic())
+    if not steps:
+        return []
+    return [
+        "The learned policy was worse than the cloned one, by more than noise, after"
+        f" {', '.join(map(_count, steps))} steps (one-sided sign test on the same scenes, at"
+        f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together)."
+    ]
+
+
+def _success(run: RunRecords, *, cloned: bool) -> dict[str, str]:
+    policy = "bc" if cloned else "rl"
+    result = run.final(cloned=cloned)
     if result is not None:
         low, high, count = result.confidence_low, result.confidence_high, result.episodes
         rate, successes = result.success_rate, result.successes
@@ -138,8 +158,9 @@ def _success(run: RunRecords, policy: str) -> dict[str, str]:
 
 
 def _figures(run: RunRecords) -> list[dict[str, str]]:
-    summary, final = run.summary, run.final("rl")
-    curve = [e for e in run.periodic() if e.policy == "rl"]
+    summary = run.summary
+    final = run.final(cloned=summary.get("deployed") == "cloned")
+    curve = [e for e in run.periodic() if not e.cloned]
     confirmed = summary.get("steps_to_97", _confirmed(curve))
     written = [*run.episodes, *run.learner, *(e.to_json() for e in run.evaluations)]
     steps = summary.get("environment_steps", _largest(written, "environment_steps"))
@@ -171,9 +192,9 @@ def _confirmed(results: Sequence[EvaluationResult]) -> int | None:
 
 def _learning(run: RunRecords) -> Learning:
     periodic = run.periodic()
-    curve = [e for e in periodic if e.policy == "rl"]
+    curve = [e for e in periodic if not e.cloned]
     confirmed = run.summary.get("steps_to_97", _confirmed(curve))
-    baseline, final = run.final("bc"), run.final("rl")
+    baseline, final = run.final(cloned=True), run.final(cloned=False)
     steps, won = _columns(run.episodes, "environment_steps", "success")
     # The first means would be of few episodes and jump.
     full = min(_ROLLING_EPISODES, len(won)) - 1
@@ -212,7 +233,7 @@ def _charts(run: RunRecords) -> list[dict[str, Any]]:
     times = [
         (e.environment_steps, e.mean_seconds_to_success)
         for e in run.periodic()
-        if e.policy == "rl" and e.mean_seconds_to_success is not None
+        if not e.cloned and e.mean_seconds_to_success is not None
     ]
     if times:
         seconds = Series("evaluation", [t[0] for t in times], [t[1] for t in times])
@@ -263,7 +284,7 @@ def _words(name: str) -> str:
 def _row(result: EvaluationResult) -> dict[str, Any]:
     low, high = 100 * result.confidence_low, 100 * result.confidence_high
     return {
-        "policy": f"{'cloned' if result.policy == 'bc' else 'RL'}"
+        "policy": f"{'cloned' if result.cloned else 'learned'} {result.policy}"
         f"{', final' if result.seed_set == 'final' else ''}",
         "final": result.seed_set == "final",
         "steps": _count(result.environment_steps),

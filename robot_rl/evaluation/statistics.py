@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
+
+# One-sided level of the comparisons of a whole run.
+NOISE_LEVEL = 0.05
 
 
 class StatisticsError(RobotRLError):
@@ -86,14 +89,57 @@ def first_confirmed(
     return None
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A learned policy beside the cloned one on the same scenes.
+
+    Only scenes that one of the two alone has solved tell them apart. If the two are equally good,
+    either is as likely to be that one: an exact sign test, which here is McNemar's (Psychometrika
+    12, 1947).
+
+    Attributes:
+        lost: Scenes that the cloned policy alone has solved.
+        won: Scenes that the learned policy alone has solved.
+        level: Chance at or below which a difference is no noise.
+    """
+
+    lost: int
+    won: int
+    level: float = NOISE_LEVEL
+
+    @property
+    def chance(self) -> float:
+        """Chance of a difference as large, in this direction, between equally good policies."""
+        count = self.lost + self.won
+        ways = sum(math.comb(count, k) for k in range(max(self.lost, self.won), count + 1))
+        return float(ways / 2**count)
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether one of the two is better."""
+        return self.chance <= self.level
+
+    @property
+    def worse(self) -> bool:
+        """Whether the learned policy is worse beyond noise."""
+        return self.lost > self.won and self.beyond_noise
+
+    def __str__(self) -> str:
+        """Say it in words, for the display."""
+        return (
+            f"of the same scenes it lost {self.lost} that the cloned policy solves and won"
+            f" {self.won} (sign test, p = {self.chance:.2g})"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
     """One line of `evaluations.jsonl`: the success of one policy over one set of episodes.
 
     Attributes:
-        environment_steps: Training steps that the policy has seen.
+        environment_steps: Training steps that the policy has seen; the cloned one has seen none.
         gradient_updates: Updates that produced the policy.
-        policy: The cloned policy or the one under reinforcement learning.
+        policy: Kind of the policy: diffusion, residual, ...
         episodes: Number of episodes.
         successes: Successful ones.
         success_rate: Their ratio.
@@ -102,15 +148,17 @@ class EvaluationResult:
         mean_seconds_to_success: Task time, averaged over the successful episodes.
         longest_success_run: Longest run of successes in the order of the seeds.
         seed_set: Seeds of the periodic or of the final evaluation.
+        first_seed: The first of them; each later episode has the next.
         wall_seconds: How long the evaluation took.
         failures: Numbers of the failed episodes in the order of the seeds, from 0.
         repeated: Attempts that the robot cut, or the operator took back, and that were made again;
             none of them is among the episodes.
+        against_cloned: Beside the cloned policy's evaluation, where there is one of these scenes.
     """
 
     environment_steps: int
     gradient_updates: int
-    policy: Literal["bc", "rl"]
+    policy: str
     episodes: int
     successes: int
     success_rate: float
@@ -119,9 +167,46 @@ class EvaluationResult:
     mean_seconds_to_success: float | None
     longest_success_run: int
     seed_set: Literal["periodic", "final"]
+    first_seed: int
     wall_seconds: float
-    failures: tuple[int, ...] = ()
+    failures: tuple[int, ...]
     repeated: int = 0
+    against_cloned: Comparison | None = None
+
+    @property
+    def cloned(self) -> bool:
+        """Whether the policy is the cloned one, which nothing was learned on top of."""
+        return self.environment_steps == 0
+
+    @property
+    def name(self) -> str:
+        """Which policy it was."""
+        if self.cloned:
+            return f"the cloned policy ({self.policy})"
+        return f"the learned policy ({self.policy}) after {self.environment_steps:,} steps"
+
+    @property
+    def count(self) -> str:
+        """How often it succeeded."""
+        return f"{self.successes} of {self.episodes}"
+
+    def beside(self, cloned: EvaluationResult, looks: int = 1) -> Comparison | None:
+        """Compare it with the cloned policy's evaluation, None where they share no scene.
+
+        Args:
+            cloned: That evaluation.
+            looks: How often the run is looked at: each look has its share of the level, so that
+                all of them together call a policy that is as good worse in one run of twenty.
+        """
+        first = max(self.first_seed, cloned.first_seed)
+        end = min(self.first_seed + self.episodes, cloned.first_seed + cloned.episodes)
+        if first >= end:
+            return None
+        mine = {self.first_seed + number for number in self.failures}
+        theirs = {cloned.first_seed + number for number in cloned.failures}
+        scenes = set(range(first, end))
+        lost, won = len((mine - theirs) & scenes), len((theirs - mine) & scenes)
+        return Comparison(lost, won, NOISE_LEVEL / looks)
 
     @classmethod
     def of_episodes(
@@ -129,8 +214,9 @@ class EvaluationResult:
         successes: npt.ArrayLike,
         seconds: npt.ArrayLike,
         *,
-        policy: Literal["bc", "rl"],
+        policy: str,
         seed_set: Literal["periodic", "final"],
+        first_seed: int,
         environment_steps: int,
         gradient_updates: int,
         wall_seconds: float,
@@ -141,8 +227,9 @@ class EvaluationResult:
         Args:
             successes: (n,) bool in the order of the seeds, n >= 1.
             seconds: (n,) task time of each episode, from reset to its end.
-            policy: Which policy acted.
+            policy: Kind of the policy that acted.
             seed_set: Which seeds were used.
+            first_seed: The first of them.
             environment_steps: Training steps that the policy has seen.
             gradient_updates: Updates that produced the policy.
             wall_seconds: How long the evaluation took.
@@ -173,6 +260,7 @@ class EvaluationResult:
             mean_seconds_to_success=float(duration[won].mean()) if count else None,
             longest_success_run=longest_run(won.tolist()),
             seed_set=seed_set,
+            first_seed=first_seed,
             wall_seconds=wall_seconds,
             failures=tuple(np.flatnonzero(~won).tolist()),
             repeated=repeated,
@@ -189,16 +277,16 @@ class EvaluationResult:
         Raises:
             StatisticsError: A key is missing.
         """
-        names = [f.name for f in fields(cls) if f.name not in ("failures", "repeated")]
+        names = [f.name for f in fields(cls) if f.default is MISSING]
         missing = [name for name in names if name not in content]
         if missing:
             raise StatisticsError(
                 f"the evaluation lacks {missing}", got=sorted(content), expected=names
             )
-        # Records of before there were these two lack them.
-        failures, repeated = tuple(content.get("failures", ())), int(content.get("repeated", 0))
-        values = {name: content[name] for name in names}
-        return cls(**values, failures=failures, repeated=repeated)
+        values = {f.name: content[f.name] for f in fields(cls) if f.name in content}
+        against = values.get("against_cloned")
+        values["against_cloned"] = None if against is None else Comparison(**against)
+        return cls(**{**values, "failures": tuple(values["failures"])})
 
     def __str__(self) -> str:
         """Say the result in one line, as `robot-rl evaluate` prints it."""
@@ -210,6 +298,12 @@ class EvaluationResult:
             f", mean time to success {'none' if time is None else f'{time:.1f} s'}"
             f", longest run of successes {self.longest_success_run}{again}"
         )
+
+
+def worse_than_cloned(results: Sequence[EvaluationResult]) -> list[int]:
+    """Environment steps of the evaluations that were worse than the cloned policy beyond noise."""
+    compared = [(r.environment_steps, r.against_cloned) for r in results]
+    return [steps for steps, comparison in compared if comparison and comparison.worse]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from robot_rl.replay.windows import (
     LABELS,
     SCALARS,
     STRETCH,
+    UNKNOWN,
     Records,
     WindowIndex,
     end_at_success,
@@ -57,8 +58,10 @@ class TableFollower:
         table: Number of the table.
         schema: Its schema.
         index: Where the rows go.
-        rewards: The annotation that replaces rewards where a row has it. Labels of success end
-            their episodes too: see `end_at_success`.
+        rewards: Name of the annotation whose newest version gives the rewards. Labels replace those
+            of the rows that have one, and a label of success ends its episode too: see
+            `end_at_success`. Any other is the only reward: what has none is left out.
+        field: What that annotation is, None while no row has it.
 
     Attributes:
         sessions: Actor and session numbers, by the index's session numbers.
@@ -71,11 +74,12 @@ class TableFollower:
         table: int,
         schema: RowSchema,
         index: WindowIndex,
-        rewards: AnnotationField | None = None,
+        rewards: str | None = None,
+        field: AnnotationField | None = None,
     ) -> None:
         """Begin before the first episode; see the class."""
         self._environment, self._table, self._index = environment, table, index
-        self._rewards = rewards
+        self._rewards, self._field = rewards, field
         self._layout, self._scalars_at = _scalars_layout(schema)
         self.sessions: list[tuple[int, int]] = []
         self.demonstration_rows = 0
@@ -199,17 +203,20 @@ class TableFollower:
         scalars: Records,
         first: int,
     ) -> None:
-        """Replace the rewards of the rows from sequence `first` on that have an annotation."""
-        assert self._rewards is not None
+        """Replace the rewards of the rows from sequence `first` on; see the class."""
+        if self._rewards != LABELS:
+            scalars["reward"] = UNKNOWN
+        if self._field is None:
+            return
         stretch = (first, first + len(scalars))
         databases = self._environment.databases
         annotated = np.zeros(len(scalars), np.bool_)
         for sequence, _, value in values_in_stretch(
-            txn, databases, self._rewards, record.session_key, stretch
+            txn, databases, self._field, record.session_key, stretch
         ):
-            scalars["reward"][sequence - first] = np.frombuffer(value, self._rewards.dtype)[0]
+            scalars["reward"][sequence - first] = np.frombuffer(value, self._field.dtype)[0]
             annotated[sequence - first] = True
-        if self._rewards.name == LABELS:
+        if self._rewards == LABELS:
             end_at_success(scalars, annotated)
 
 

@@ -65,9 +65,10 @@ class ReplaySampler:
             demonstration_share]; None gives them no slots of their own, but a place among the
             demonstrations.
         capacity_rows: The store's ``replay.capacity_rows``.
-        rewards: Name of the annotation whose newest version replaces the reward of each row that
-            has it; it need not exist yet. Newer ones are looked for at `refresh`, which then reads
-            the scalars of the whole table again: about 5 s per million rows.
+        rewards: Name of the annotation whose newest version gives the rewards; it need not exist
+            yet. Labels (`reward`) replace the reward of each row that has one; any other is the
+            only reward, and rows without it are not drawn. Newer ones are looked for at `refresh`,
+            which then reads the scalars of the whole table again: about 5 s per million rows.
         annotations: Names of annotations to give as columns.
         chunk_fields: Fields of the schema to give for every step of a window, for example
             ``action`` for a critic of chunks with n = `n_step` actions.
@@ -155,9 +156,9 @@ class ReplaySampler:
         Raises:
             NotEnoughData: The store holds fewer; wait for `transitions_available` first.
         """
-        rewards = self._rewards_field()
-        if rewards is not None and rewards.written != self._rewards_written:
-            self._begin_index(rewards)
+        field = self._rewards_field()
+        if field is not None and field.written != self._rewards_written:
+            self._begin_index(field)
         available = self.transitions_available()
         if environment_steps is not None and environment_steps > available:
             raise NotEnoughData(
@@ -231,7 +232,7 @@ class ReplaySampler:
         self._environment.release()
 
     def _rewards_field(self) -> AnnotationField | None:
-        """Return what is annotated in place of rewards, None while nothing is.
+        """Return the annotation that gives the rewards, None while no row has it.
 
         Raises:
             ReplayError: It is no scalar.
@@ -247,12 +248,17 @@ class ReplaySampler:
             )
         return field
 
-    def _begin_index(self, rewards: AnnotationField | None) -> None:
+    def _begin_index(self, field: AnnotationField | None) -> None:
         """Forget all windows; the next look at the store reads the whole table."""
-        self._rewards_written = 0 if rewards is None else rewards.written
+        self._rewards_written = 0 if field is None else field.written
         self._index = WindowIndex(self._n_step, self._discount)
         self._follower = TableFollower(
-            self._environment, self._info.identifier, self.schema, self._index, rewards
+            self._environment,
+            self._info.identifier,
+            self.schema,
+            self._index,
+            self._rewards,
+            field,
         )
 
     def _show(self) -> None:

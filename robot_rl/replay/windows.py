@@ -45,6 +45,9 @@ STRETCH = np.dtype([("session", np.int32), ("first", np.int64), ("end", np.int64
 
 Records = npt.NDArray[Any]
 
+# The reward of a row that the wanted reward says nothing of.
+UNKNOWN = np.float32(np.nan)
+
 LABELS = "reward"
 """Name of the annotation that says of stored episodes whether they have succeeded."""
 
@@ -145,6 +148,8 @@ class _Tail:
 
 class WindowIndex:
     """Turns rows, session by session as they arrive, into windows.
+
+    A window with a reward that is `UNKNOWN` is none.
 
     Args:
         n_step: Most steps of a window.
@@ -255,6 +260,7 @@ class WindowIndex:
         windows["row"] = tail.rows[windows["sequence"]]
         windows["session"] = session
         windows["sequence"] += tail.first_sequence
+        windows = windows[~np.isnan(windows["reward"])]
         demonstration = windows["source"] == SOURCE_DEMONSTRATION
         self.demonstrations.extend(windows[demonstration])
         self.online.extend(windows[~demonstration])

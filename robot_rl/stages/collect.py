@@ -9,14 +9,18 @@ from contextlib import ExitStack, closing
 from omegaconf import DictConfig
 
 from robot_rl.config import in_real_time, save_resolved
+from robot_rl.config_overrides import ConfigError
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.factory import make_expert
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
+from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
+from robot_rl.rewards.source import HUMAN_VERSION
+from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 from robot_rl.stages.nodes import robot_nodes
 from robot_rl.stages.resumable import resumable, same_command
@@ -34,7 +38,7 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
     """Record demonstrations until the wanted number has succeeded; failures are not kept.
 
     The task's scripted expert drives, or with a device of `teleop` a person, whose failures may be
-    kept apart.
+    kept apart. The configured reward judges.
 
     A recording that was interrupted goes on where it stopped: the episodes are numbered, and
     their seeds follow from the run's seed and their number.
@@ -50,9 +54,10 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
     """
     if config.teleop.device is not None:
         return _collect_by_hand(config, run, progress)
-    env = make_env(config)
+    inner, hidden = make_watched_env(config, reward_cameras(config))
+    env = RewardWrapper(inner, make_source(config), hidden=hidden)
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
-    controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
+    controller = ExpertController(make_expert(config, inner), env.schema.action_dimension)
     wanted = int(config.demonstrations)
     seed = int(config.seed)
     facts = {"robot": config.choices.robot}
@@ -71,7 +76,8 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
                 raise ExpertFails(
                     f"the scripted expert has failed {failures} times in a row",
                     got=f"{len(writer)} demonstrations in {attempts} attempts",
-                    hint="make the task or the expert's imperfections easier",
+                    hint="make the task or the expert's imperfections easier, or look at what"
+                    f" has judged it: reward={config.choices.reward}",
                 )
             if result.success:
                 writer.append(
@@ -88,6 +94,21 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
             f" ({100 * wanted / attempts:.0f} % succeeded)"
         )
     return EpisodeDataset(run.demonstrations)
+
+
+def check_expert_is_judged(config: DictConfig) -> None:
+    """Check that somebody says whether an expert has succeeded; no person looks at a scripted one.
+
+    Raises:
+        ConfigError: Nobody does.
+    """
+    if config.teleop.device is None and make_source(config).version == HUMAN_VERSION:
+        raise ConfigError(
+            "nobody says whether the scripted expert has succeeded",
+            got=f"reward={config.choices.reward} and teleop={config.choices.teleop}",
+            hint="drive the demonstrations with teleop=DEVICE; or record them with robot-rl collect"
+            " reward=task, and name them with dataset=RUN/demonstrations.zarr",
+        )
 
 
 def _collect_by_hand(
@@ -112,6 +133,7 @@ def _collect_by_hand(
 
 def run(config: DictConfig) -> None:
     """Collect into a new run directory, or go on in that of `run`."""
+    check_expert_is_judged(config)
     if config.run:
         directory = RunDirectory.open(config.run, config.runs_directory)
     else:

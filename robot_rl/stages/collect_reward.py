@@ -36,7 +36,7 @@ from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.run_policies import load_newest
+from robot_rl.run_policies import load_policy
 from robot_rl.stages.resumable import resumable, same_command
 
 _MOST_VAIN = 200
@@ -150,7 +150,7 @@ class ExampleCollector:
             wandering = self._expert(action_noise=options.action_noise)
             kinds += [self._by(misplaced), self._by(wandering)]
         if self._run.has_folder(LAST) or self._run.has_folder(CLONED):
-            behaviour = load_newest(self._run)[0].exploring("mean", *_WANDERING)
+            behaviour = load_policy(self._run)[0].exploring("mean", *_WANDERING)
             kinds.append(self._by(PolicyRunner(behaviour), SOURCE_POLICY))
         return kinds
 
@@ -269,7 +269,7 @@ def _labels(reaction_frames: int | None) -> str:
 def _newest_or_resting(run: RunDirectory, action_names: Sequence[str]) -> Controller:
     """The policy of a run; without one, who does nothing."""
     if run.has_folder(LAST) or run.has_folder(CLONED):
-        return PolicyRunner(load_newest(run)[0].exploring("mean"))
+        return PolicyRunner(load_policy(run)[0].exploring("mean"))
     return IdleController(action_names)
 
 

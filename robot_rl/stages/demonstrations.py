@@ -13,15 +13,15 @@ from robot_rl.run import RunDirectory
 
 
 def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
-    """Open the demonstrations of `dataset`, or of the run, and check that they fit the task.
+    """Open the demonstrations of `dataset`, or of the run. No robot is made.
 
     Args:
         config: The configuration.
         run: The run directory; not needed where `dataset` names the demonstrations.
 
     Raises:
-        SchemaMismatch: They are of another task, shape, rate or schema version.
-        RobotRLError: There are none.
+        SchemaMismatch: They are of another schema version.
+        RobotRLError: There are none, or none that succeeded.
     """
     path = Path(str(config.dataset)) if config.dataset or run is None else run.demonstrations
     if not path.exists():
@@ -30,9 +30,7 @@ def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> Episode
             got=f"nothing at {path}",
             hint="record some with: robot-rl collect; or name some with dataset=PATH",
         )
-    env = make_env(config)
-    env.close()
-    dataset = EpisodeDataset(path).expect(env.schema)
+    dataset = EpisodeDataset(path)
     if not dataset.successes.any():
         raise RobotRLError(
             f"none of the demonstrations in {path} is successful",
@@ -40,3 +38,20 @@ def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> Episode
             expected="at least one to learn from",
         )
     return dataset
+
+
+def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
+    """Check that the demonstrations fit the task and the robot, which is made for this alone.
+
+    Args:
+        config: The configuration.
+        run: As in `open_demonstrations`.
+
+    Raises:
+        SchemaMismatch: They are of another task, shape, rate or schema version.
+        RobotRLError: There are none, or none that succeeded.
+    """
+    dataset = open_demonstrations(config, run)
+    env = make_env(config)
+    env.close()
+    dataset.expect(env.schema)

@@ -1,19 +1,21 @@
-"""`robot-rl evaluate`: the success rate of a run's last checkpoint; and the follower of a run."""
+"""`robot-rl evaluate`: the success rate of a run's policy; and the follower of a run."""
 
 from __future__ import annotations
 
 import json
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from omegaconf import DictConfig
 
 from policies import checkpoint
+from policies.behaviour import Behaviour
 from robot_rl.blocks import Blocks
 from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
+from robot_rl.config_overrides import check_value
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
@@ -21,8 +23,14 @@ from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.records import VIDEOS
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.machine import yield_to_control_loop
-from robot_rl.run import CLONED, RunDirectory
-from robot_rl.run_policies import learned_steps, load_newest
+from robot_rl.run import CLONED, LAST, RunDirectory
+from robot_rl.run_policies import (
+    CLONED_POLICY,
+    LEARNED_POLICY,
+    POLICIES,
+    learned_steps,
+    load_policy,
+)
 from robot_rl.signals import StopEvent, Stopped, stop_event
 from robot_rl.stages.nodes import robot_nodes
 
@@ -44,6 +52,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
         Stopped: `stop` was set.
     """
     torch.set_num_threads(1)
+    looks = len(Blocks.of(config).evaluation_points()) - 1
     with closing(Evaluator(config, _note)) as evaluator:
         for steps in unevaluated(config, run):
             name = CLONED if steps == 0 else run.snapshot_name(steps)
@@ -53,8 +62,17 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
             if not run.has_folder(name):
                 continue  # the run has passed this point with other points of evaluation
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
-            result = evaluator.evaluate(behaviour, "periodic", steps, stop)
+            result = evaluator.evaluate(behaviour, steps, "periodic", stop)
+            cloned = None if result.cloned else _periodic_of_cloned(run)
+            if cloned is not None:
+                result = replace(result, against_cloned=result.beside(cloned, looks))
             run.append_jsonl(RECORDS, result.to_json())
+
+
+def _periodic_of_cloned(run: RunDirectory) -> EvaluationResult | None:
+    periodic = (r for r in run.read_jsonl(RECORDS) if r["seed_set"] == "periodic")
+    cloned = [r for r in periodic if r["environment_steps"] == 0]
+    return EvaluationResult.from_json(cloned[-1]) if cloned else None
 
 
 def evaluates_periodically(config: DictConfig) -> bool:
@@ -77,12 +95,81 @@ def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
     ]
 
 
-def evaluate_final(config: DictConfig, run: RunDirectory) -> EvaluationResult:
-    """Evaluate a run's last checkpoint on the final seeds."""
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """The cloned and the learned policy on the same scenes, and which of them is deployed.
+
+    The one that succeeds more often is; the cloned one where learning has gained nothing.
+
+    Attributes:
+        cloned: Of the cloned policy, None where it was not compared.
+        learned: Of the learned policy, None where nothing was learned.
+    """
+
+    cloned: EvaluationResult | None
+    learned: EvaluationResult | None
+
+    @property
+    def results(self) -> list[EvaluationResult]:
+        """Those that were made."""
+        return [result for result in (self.cloned, self.learned) if result is not None]
+
+    @property
+    def deployed(self) -> EvaluationResult:
+        """Of the policy that is deployed."""
+        return max(self.results, key=lambda result: (result.successes, result.cloned))
+
+    def __str__(self) -> str:
+        """Say what is deployed, and why."""
+        kind = CLONED_POLICY if self.deployed.cloned else LEARNED_POLICY
+        return f"deployed: the {kind} policy ({self.deployed.count}) — {self._reason()}"
+
+    def _reason(self) -> str:
+        if self.learned is None:
+            return "nothing was learned"
+        if self.cloned is None:
+            return (
+                "the cloned one was not evaluated beside it; robot-rl train resume=RUN"
+                " evaluation.compare=true evaluates both"
+            )
+        other = self.cloned if self.deployed is self.learned else self.learned
+        name = CLONED_POLICY if other.cloned else LEARNED_POLICY
+        compared = self.learned.beside(self.cloned)
+        equal = self.cloned.successes == self.learned.successes
+        by_chance = not equal and compared is not None and not compared.beyond_noise
+        return (
+            f"the {name} one did {'as well' if equal else other.count} on the same scenes"
+            f"{', which may be chance' if by_chance else ''}"
+        )
+
+
+def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
+    """Evaluate a run's learned policy on the final seeds, and the cloned one if they are compared.
+
+    The results are told and recorded as they come.
+    """
     torch.set_num_threads(1)
-    behaviour, steps = load_newest(run)
+    learned = run.has_folder(LAST)
+    wanted = {
+        CLONED_POLICY: bool(config.evaluation.compare) or not learned,
+        LEARNED_POLICY: learned,
+    }
+    results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)
     with closing(Evaluator(config, _note)) as evaluator:
-        return evaluator.evaluate(behaviour, "final", steps)
+        count = config.evaluation.final_episodes
+        for name in [name for name, is_wanted in wanted.items() if is_wanted]:
+            print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
+            results[name] = result = evaluator.evaluate(*load_policy(run, name), "final")
+            print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
+            _record_final(run, result)
+    return FinalEvaluation(results[CLONED_POLICY], results[LEARNED_POLICY])
+
+
+def _record_final(run: RunDirectory, result: EvaluationResult) -> None:
+    """Add a final evaluation to the run's records, unless the same one is there already."""
+    known = (EvaluationResult.from_json(record) for record in run.read_jsonl(RECORDS))
+    if all(replace(record, wall_seconds=result.wall_seconds) != result for record in known):
+        run.append_jsonl(RECORDS, result.to_json())
 
 
 def save_final(run: RunDirectory, result: EvaluationResult) -> None:
@@ -94,12 +181,15 @@ def save_final(run: RunDirectory, result: EvaluationResult) -> None:
     run.save_json("evaluation.json", result.to_json())
 
 
-def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) -> None:
+def film_final(
+    config: DictConfig, run: RunDirectory, behaviour: Behaviour, result: EvaluationResult
+) -> None:
     """Film some episodes of a final evaluation, its first failures among them, if that works here.
 
     Args:
         config: The configuration; its `evaluation.videos` says how many.
         run: The run directory; the films go to its `videos`.
+        behaviour: Whose evaluation it was.
         result: The evaluation.
     """
     count = int(config.evaluation.videos)
@@ -115,8 +205,8 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
     env = make_env(on_stepped_clock(config))
     folder = run.path / VIDEOS
     try:
-        behaviour = load_newest(run)[0].to(compute_device(config))
-        videos.save_clips(videos.film(env, behaviour, seeds, folder), folder)
+        acting = behaviour.to(compute_device(config))
+        videos.save_clips(videos.film(env, acting, seeds, folder), folder)
     except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
         _note(f"no videos: {problem}")
     finally:
@@ -126,13 +216,6 @@ def film_final(config: DictConfig, run: RunDirectory, result: EvaluationResult) 
 def _note(words: str) -> None:
     """Say something beside the result, which is the last line of the output."""
     print(words, file=sys.stderr, flush=True)
-
-
-def record_final(run: RunDirectory, result: EvaluationResult) -> None:
-    """Add a final evaluation to the run's records, unless the same one is there already."""
-    known = (EvaluationResult.from_json(record) for record in run.read_jsonl(RECORDS))
-    if all(replace(record, wall_seconds=result.wall_seconds) != result for record in known):
-        run.append_jsonl(RECORDS, result.to_json())
 
 
 def run(config: DictConfig) -> None:
@@ -150,9 +233,15 @@ def run(config: DictConfig) -> None:
             except Stopped:
                 raise KeyboardInterrupt from None
         return
-    with robot_nodes(config, directory.path / "logs"):
-        result = evaluate_final(config, directory)
-    print(f"{config.task.name}, {result.policy} after {result.environment_steps} steps: {result}")
+    torch.set_num_threads(1)
+    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
+    behaviour, steps = load_policy(directory, config.evaluation.policy)
+    with (
+        robot_nodes(config, directory.path / "logs"),
+        closing(Evaluator(config, _note)) as evaluator,
+    ):
+        result = evaluator.evaluate(behaviour, steps, "final")
+    print(f"{config.task.name}, {result.name}: {result}")
     print(json.dumps(result.to_json()), flush=True)
     save_final(directory, result)
-    film_final(config, directory, result)
+    film_final(config, directory, behaviour, result)

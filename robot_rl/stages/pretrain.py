@@ -28,7 +28,7 @@ from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 from robot_rl.stages.dagger import correct
-from robot_rl.stages.demonstrations import open_demonstrations
+from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
 from robot_rl.stages.resumable import resumable, same_command
 from robot_rl.stages.vision import train_image_encoder
 
@@ -138,7 +138,7 @@ def run(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
     if config.run:
         directory = RunDirectory.open(config.run, config.runs_directory)
-        open_demonstrations(config, directory)
+        check_demonstrations(config, directory)
     else:
         directory = create_run(config)
     with resumable(directory, same_command(directory)), directory.claim("train"):
@@ -149,11 +149,13 @@ def run(config: DictConfig) -> None:
 def create_run(config: DictConfig) -> RunDirectory:
     """Make a run directory with its configuration, once its demonstrations are known to fit."""
     if config.dataset:
-        # Absolute: the run is gone on with from other working directories too.
-        config.dataset = str(Path(config.dataset).absolute())
-        open_demonstrations(config, None)
+        # Resolved: the run is gone on with from other folders too, and will be the latest itself.
+        config.dataset = str(Path(config.dataset).resolve())
+        check_demonstrations(config, None)
     if "path" in config.reward.source:
-        config.reward.source.path = str(Path(config.reward.source.path).absolute())
+        path = Path(config.reward.source.path)
+        # But for its last part, which is a link to the newest generation.
+        config.reward.source.path = str(path.parent.resolve() / path.name)
     make_source(config)  # what cannot be read is said before anything is made
     directory = RunDirectory.create(config.task.name, config.runs_directory)
     save_resolved(config, directory.path)

@@ -61,9 +61,9 @@ STAGES: dict[str, Stage] = {
     "collect": Stage(
         "robot_rl.stages.collect:run",
         "Record demonstrations with the task's scripted expert.",
-        "Runs the expert until `demonstrations` episodes have succeeded and writes them to"
-        " demonstrations.zarr in a new run directory. An interrupted recording keeps all"
-        " finished episodes; run=RUN goes on with it.",
+        "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
+        " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
+        " keeps all finished episodes; run=RUN goes on with it.",
         run_key="run",
     ),
     "collect-reward": Stage(
@@ -97,9 +97,10 @@ STAGES: dict[str, Stage] = {
     "train": Stage(
         "robot_rl.stages.train:run",
         "The whole pipeline: collect, pretrain, online learning, evaluation, report.",
-        "Starts the replay server, the actor and the learner as processes of their own. Ends with"
-        " summary.json and report.html in runs/<task>/<time>, which runs/latest points to. Ctrl-C"
-        " stops everything with data and checkpoint saved; resume=RUN goes on.",
+        "Starts the replay server, the actor and the learner as processes of their own. Ends by"
+        " deciding which policy is deployed, the cloned or the learned one, and with summary.json"
+        " and report.html in runs/<task>/<time>, which runs/latest points to. Ctrl-C stops"
+        " everything with data and checkpoint saved; resume=RUN goes on.",
         run_key="resume",
     ),
     "replay": Stage(
@@ -134,8 +135,9 @@ STAGES: dict[str, Stage] = {
     ),
     "evaluate": Stage(
         "robot_rl.stages.evaluate:run",
-        "Measure the success rate of a run's last checkpoint.",
-        "Runs seeded episodes that training never used; prints the success rate with its exact"
+        "Measure the success rate of a run's policy.",
+        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
+        " Runs seeded episodes that training never used; prints the success rate with its exact"
         " 95 % interval, the mean time to success and the longest run of successes, and writes"
         " JSON. With robot=NAME on another robot than it was trained on.",
         run_key="run",
@@ -178,7 +180,7 @@ STAGES: dict[str, Stage] = {
         "Have a progress model judge the episodes of a store.",
         "STORE is a store or a run directory whose replay server runs; the model listens at"
         " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
-        " progress, progress_confidence and done; reward.annotation=progress learns from them.",
+        " progress, progress_confidence and done: reward.annotation=progress learns from it.",
         arguments=("STORE", "ADDRESS"),
         options=(Option("table", None, (), "the store's table, if it has several"),),
         takes_overrides=False,

@@ -18,18 +18,23 @@ from robot_rl.config_overrides import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
-from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed
+from robot_rl.evaluation.statistics import (
+    EvaluationResult,
+    first_confirmed,
+    worse_than_cloned,
+)
 from robot_rl.machine import describe_machine
 from robot_rl.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
-from robot_rl.run_policies import learned_steps
-from robot_rl.stages.collect import collect
-from robot_rl.stages.demonstrations import open_demonstrations
+from robot_rl.run_policies import CLONED_POLICY, LEARNED_POLICY, learned_steps, load_policy
+from robot_rl.stages.annotate import waits_for_annotation
+from robot_rl.stages.collect import check_expert_is_judged, collect
+from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
 from robot_rl.stages.evaluate import (
+    FinalEvaluation,
     evaluate_final,
     evaluates_periodically,
     film_final,
-    record_final,
     save_final,
     unevaluated,
 )
@@ -63,8 +68,10 @@ class _Feed:
         self.episodes = len(episodes)
         evaluations = self.run.read_jsonl("evaluations")
         for record in evaluations[self.evaluations :]:
-            steps = record["environment_steps"]
-            self.progress.note(f"after {steps:>6,} steps: {EvaluationResult.from_json(record)}")
+            result = EvaluationResult.from_json(record)
+            self.progress.note(f"after {result.environment_steps:>6,} steps: {result}")
+            if result.against_cloned is not None and result.against_cloned.worse:
+                self.progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
         self.evaluations = len(evaluations)
         blocks = self.run.read_jsonl("learner")
         if blocks:
@@ -115,6 +122,8 @@ def run(config: DictConfig) -> None:
     if config.resume:
         directory = RunDirectory.open(config.resume, config.runs_directory)
     else:
+        if config.dataset is None:
+            check_expert_is_judged(config)
         directory = create_run(config)
     with (
         resumable(directory, f"robot-rl train resume={directory.path}"),
@@ -153,7 +162,7 @@ def _check(config: DictConfig, run: RunDirectory) -> None:
         if run.has_folder(name):
             run.complete_folder(name)
     if config.dataset or run.has_folder(CLONED):
-        open_demonstrations(config, run)
+        check_demonstrations(config, run)
 
 
 def _prepare(config: DictConfig, run: RunDirectory) -> None:
@@ -199,6 +208,9 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         for name in beside:
             group.start(name, [name, *place], needed=False)
             progress.note(f"{name}: its address is in {run.path}/logs/{name}.log")
+        waits_for = waits_for_annotation(config, run)
+        if waits_for is not None:
+            progress.note(f"learner: {waits_for}")
         feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
         waiting = [name for name in processes if name != "replay"]
         while waiting:
@@ -211,47 +223,53 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
 
 
 def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
-    """Evaluate the last checkpoint and write summary and report."""
-    print(f"final evaluation of {config.evaluation.final_episodes} episodes", flush=True)
+    """Evaluate the cloned and the learned policy, decide for one, write summary and report."""
     final = evaluate_final(config, run)
-    print(f"last checkpoint: {final}", flush=True)  # whatever becomes of the files
-    save_final(run, final)
-    record_final(run, final)
+    print(final, flush=True)  # whatever becomes of the files
     summary = summarize(config, run, final)
     summary["wall_seconds"], summary["peak_memory_bytes"] = costs.totals()
     run.save_summary(summary)
-    film_final(config, run, final)
+    save_final(run, final.deployed)
+    film_final(config, run, load_policy(run)[0], final.deployed)
     report = write_report(run.path)
     print(f"summary: {run.summary}\nreport:  {report}", flush=True)
 
 
-def summarize(config: DictConfig, run: RunDirectory, final: EvaluationResult) -> dict[str, Any]:
+def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:
     """The figures of a finished run: the content of `summary.json`, but for time and memory."""
     records = read_run(run.path)
     curve = records.periodic()
-    cloned = next((record for record in curve if record.environment_steps == 0), None)
-    learned = [record for record in curve if record.environment_steps > 0]
+    learned = [record for record in curve if not record.cloned]
+    newest = final.learned or final.deployed
     intervened = intervention_rates(records.episodes, RECENT_EPISODES)
     return {
         "task": config.task.name,
         "algorithm": config.choices.algorithm,
         "seed": int(config.seed),
-        "bc_success_rate": cloned.success_rate if cloned else None,
-        "bc_confidence": [cloned.confidence_low, cloned.confidence_high] if cloned else None,
-        "rl_success_rate": final.success_rate,
-        "rl_confidence": [final.confidence_low, final.confidence_high],
-        "evaluation_episodes": final.episodes,
-        "mean_seconds_to_success": final.mean_seconds_to_success,
-        "longest_success_run": final.longest_success_run,
+        "deployed": CLONED_POLICY if final.deployed.cloned else LEARNED_POLICY,
+        "decision": str(final),
+        "checkpoint": CLONED if final.deployed.cloned else LAST,
+        **_rate("bc", final.cloned or records.final(cloned=True)),
+        **_rate("rl", final.learned),
+        "worse_than_cloned": worse_than_cloned(learned),
+        "evaluation_episodes": final.deployed.episodes,
+        "mean_seconds_to_success": final.deployed.mean_seconds_to_success,
+        "longest_success_run": final.deployed.longest_success_run,
         "demonstrations": len(open_demonstrations(config, run)),
-        "environment_steps": final.environment_steps,
+        "environment_steps": newest.environment_steps,
         "exploration_steps": exploration_steps(run),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(
             [record.environment_steps for record in learned],
             [record.success_rate for record in learned],
         ),
-        "gradient_updates": final.gradient_updates,
-        "checkpoint": LAST,
+        "gradient_updates": newest.gradient_updates,
         "machine": describe_machine(),
+    }
+
+
+def _rate(method: str, result: EvaluationResult | None) -> dict[str, Any]:
+    return {
+        f"{method}_success_rate": result.success_rate if result else None,
+        f"{method}_confidence": [result.confidence_low, result.confidence_high] if result else None,
     }

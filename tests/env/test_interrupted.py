@@ -119,7 +119,7 @@ def evaluated(failures, monkeypatch):
     config = compose(["task=reach", "evaluation.episodes=1", "evaluation.slots=1"])
     with closing(Evaluator(config, noted.append)) as evaluator:
         behaviour = untrained(make_env(config).schema)
-        return evaluator.evaluate(behaviour, "periodic", 0), noted
+        return evaluator.evaluate(behaviour, 0, "periodic"), noted
 
 
 def test_an_evaluation_says_which_episodes_were_cut_and_made_again(monkeypatch):

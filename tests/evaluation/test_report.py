@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,7 +15,7 @@ from robot_rl.evaluation.records import (
     without_superseded,
 )
 from robot_rl.evaluation.report import write_report
-from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 
 CONFIG = """\
 seed: 3
@@ -42,25 +43,27 @@ SUMMARY = {
 }
 
 
-def evaluation(steps, successes, episodes=100, policy="rl", seed_set="periodic"):
-    return EvaluationResult.of_episodes(
+def evaluation(steps, successes, episodes=100, seed_set="periodic", **options):
+    result = EvaluationResult.of_episodes(
         [i < successes for i in range(episodes)],
         [2.5] * episodes,
-        policy=policy,
+        policy="residual" if steps else "diffusion",
         seed_set=seed_set,
+        first_seed=10000,
         environment_steps=steps,
         gradient_updates=3 * steps,
         wall_seconds=4.0,
-    ).to_json()
+    )
+    return replace(result, **options).to_json()
 
 
 EVALUATIONS = [
-    evaluation(0, 38, policy="bc"),
+    evaluation(0, 38),
     evaluation(500, 41),
     evaluation(1000, 88),
     evaluation(1500, 97),
     evaluation(2000, 98),
-    evaluation(0, 80, 200, policy="bc", seed_set="final"),
+    evaluation(0, 80, 200, seed_set="final"),
     evaluation(2000, 197, 200, seed_set="final"),
 ]
 EPISODES = [
@@ -142,14 +145,26 @@ def test_the_headline_of_a_finished_run(finished):
     assert finished.open == []
 
 
+def test_what_learning_has_spoilt_and_what_is_deployed_is_said_first(run):
+    spoilt = evaluation(500, 4, against_cloned=Comparison(34, 0))
+    chance = evaluation(1000, 36, against_cloned=Comparison(4, 2))
+    (run / "evaluations.jsonl").write_text(lines([EVALUATIONS[0], spoilt, chance]))
+    decision = "deployed: the cloned policy (80 of 200) — the learned one did 8 of 200"
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "decision": decision}))
+    text = Page(write_report(run)).text
+    assert "worse than the cloned one, by more than noise, after 500 steps" in text
+    assert decision in text
+    assert text.index("after 500 steps") < text.index(decision) < text.index("Learning curve")
+
+
 def test_the_configuration_is_shown_in_full(finished):
     assert html.escape(CONFIG) in finished.source
 
 
 def test_each_evaluation_is_a_row_of_the_table(finished):
     assert [tag for tag, _ in finished.elements].count("tr") == 1 + len(EVALUATIONS)
-    assert "cloned, final 0 0 80 / 200 40 %" in finished.text
-    assert "RL 1,500 4,500 97 / 100 97 % 91.5 to 99.4 %" in finished.text
+    assert "cloned diffusion, final 0 0 80 / 200 40 %" in finished.text
+    assert "learned residual 1,500 4,500 97 / 100 97 % 91.5 to 99.4 %" in finished.text
 
 
 def test_every_metric_of_the_learner_has_a_chart(finished):

@@ -2,12 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from robot_rl.evaluation.statistics import (
+    NOISE_LEVEL,
+    Comparison,
     EvaluationResult,
     StatisticsError,
     clopper_pearson,
@@ -15,6 +19,7 @@ from robot_rl.evaluation.statistics import (
     longest_run,
     pool,
 )
+from robot_rl.stages.evaluate import FinalEvaluation
 
 
 def binomial(n, k, p):
@@ -88,8 +93,8 @@ def test_a_threshold_counts_when_the_next_evaluation_confirms_it(rates, expected
 def evaluation(successes, episodes=10, seconds=2.0, **options):
     won = [i < successes for i in range(episodes)]
     durations = [seconds if w else 10.0 for w in won]
-    given = {"policy": "rl", "seed_set": "final", "environment_steps": 500,
-             "gradient_updates": 1500, "wall_seconds": 3.0}  # fmt: skip
+    given = {"policy": "residual", "seed_set": "final", "first_seed": 20000,
+             "environment_steps": 500, "gradient_updates": 1500, "wall_seconds": 3.0}  # fmt: skip
     return EvaluationResult.of_episodes(won, durations, **{**given, **options})
 
 
@@ -97,8 +102,9 @@ def test_an_evaluation_summarises_its_episodes():
     result = EvaluationResult.of_episodes(
         [True, True, False, True],
         [1.0, 2.0, 10.0, 6.0],
-        policy="bc",
+        policy="diffusion",
         seed_set="periodic",
+        first_seed=10000,
         environment_steps=0,
         gradient_updates=0,
         wall_seconds=1.5,
@@ -109,7 +115,7 @@ def test_an_evaluation_summarises_its_episodes():
     assert content == {
         "environment_steps": 0,
         "gradient_updates": 0,
-        "policy": "bc",
+        "policy": "diffusion",
         "episodes": 4,
         "successes": 3,
         "success_rate": 0.75,
@@ -118,14 +124,15 @@ def test_an_evaluation_summarises_its_episodes():
         "mean_seconds_to_success": 3.0,
         "longest_success_run": 2,
         "seed_set": "periodic",
+        "first_seed": 10000,
         "wall_seconds": 1.5,
         "failures": [2],
         "repeated": 0,
+        "against_cloned": None,
     }
     assert EvaluationResult.from_json(content) == result
-    del content["failures"], content["repeated"]  # of a run from before they were recorded
-    old = EvaluationResult.from_json(content)
-    assert (old.failures, old.repeated) == ((), 0)
+    compared = replace(result, against_cloned=Comparison(lost=3, won=1, level=0.01))
+    assert EvaluationResult.from_json(json.loads(json.dumps(compared.to_json()))) == compared
     assert str(result).startswith("3/4 = 75.0 % (95 % interval 19.4 to 99.4 %)")
 
 
@@ -137,7 +144,7 @@ def test_no_success_has_no_time_to_success():
 
 def test_incomplete_evaluations_are_refused():
     with pytest.raises(StatisticsError, match="wall_seconds"):
-        EvaluationResult.from_json({"policy": "rl"})
+        EvaluationResult.from_json({"policy": "residual"})
     with pytest.raises(StatisticsError, match="one success and one duration"):
         evaluation(0, episodes=0)
 
@@ -151,3 +158,79 @@ def test_pooling_counts_all_episodes_and_shows_the_worst_seed():
     assert pooled.longest_success_run == 10
     with pytest.raises(StatisticsError, match="nothing to pool"):
         pool([])
+
+
+def on_scenes(won, first=100, steps=500):
+    """An evaluation of the scenes from `first` on, each solved or not."""
+    return EvaluationResult.of_episodes(
+        won,
+        [1.0] * len(won),
+        policy="residual" if steps else "diffusion",
+        seed_set="final",
+        first_seed=first,
+        environment_steps=steps,
+        gradient_updates=steps,
+        wall_seconds=1.0,
+    )
+
+
+def test_two_policies_are_compared_scene_by_scene():
+    cloned = on_scenes([True] * 9 + [False], steps=0)
+    learned = on_scenes([False] * 4 + [True] * 6)
+    assert learned.beside(cloned) == Comparison(lost=4, won=1)
+    # Of other scenes only those count that both have tried, and without any nothing is said.
+    assert on_scenes([False, True, True], first=108).beside(cloned) == Comparison(1, 1)
+    assert on_scenes([False], first=110).beside(cloned) is None
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "looks", "chance", "worse"),
+    [
+        (0, 0, 1, 1.0, False),
+        (4, 0, 1, 1 / 16, False),
+        (5, 0, 1, 1 / 32, True),
+        (5, 0, 2, 1 / 32, False),
+        (88, 0, 16, 2.0**-88, True),
+        (0, 88, 1, 2.0**-88, False),
+        (8, 1, 1, 10 / 512, True),
+    ],
+)
+def test_worse_is_what_noise_does_not_explain(lost, won, looks, chance, worse):
+    comparison = Comparison(lost, won, NOISE_LEVEL / looks)
+    assert comparison.chance == pytest.approx(chance)
+    assert comparison.worse == worse
+
+
+def test_a_policy_that_is_as_good_is_called_worse_in_one_run_of_twenty_at_the_most():
+    rng, looks, runs = np.random.default_rng(0), 8, 400
+    called = 0
+    for _ in range(runs):
+        cloned = on_scenes(rng.random(100) < 0.8, steps=0)
+        learned = [on_scenes(rng.random(100) < 0.8) for _ in range(looks)]
+        called += any(result.beside(cloned, looks).worse for result in learned)
+    assert called / runs <= NOISE_LEVEL
+
+
+@pytest.mark.parametrize(
+    ("cloned", "learned", "said"),
+    [
+        (98, 10, "deployed: the cloned policy (98 of 100) — the learned one did 10 of 100 on the"
+         " same scenes"),
+        (10, 98, "deployed: the learned policy (98 of 100) — the cloned one did 10 of 100 on the"
+         " same scenes"),
+        (98, 97, "deployed: the cloned policy (98 of 100) — the learned one did 97 of 100 on the"
+         " same scenes, which may be chance"),
+        (97, 98, "deployed: the learned policy (98 of 100) — the cloned one did 97 of 100 on the"
+         " same scenes, which may be chance"),
+        (99, 99, "deployed: the cloned policy (99 of 100) — the learned one did as well on the"
+         " same scenes"),
+        (98, None, "deployed: the cloned policy (98 of 100) — nothing was learned"),
+        (None, 97, "deployed: the learned policy (97 of 100) — the cloned one was not evaluated"
+         " beside it; robot-rl train resume=RUN evaluation.compare=true evaluates both"),
+    ],
+)  # fmt: skip
+def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(cloned, learned, said):
+    def result(count, steps):
+        return None if count is None else on_scenes([n < count for n in range(100)], steps=steps)
+
+    assert str(FinalEvaluation(result(cloned, 0), result(learned, 500))) == said

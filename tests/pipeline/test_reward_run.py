@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
+import numpy as np
 import pytest
-from tiny_runs import TINY, lines
+from tiny_runs import TINY, WAIT_SECONDS, act_for, lines
 
 from robot_rl import cli
+from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.replay import StoreReader
+from robot_rl.learner import Learner
+from robot_rl.progress import WorkProgress
+from robot_rl.replay import ReplayClient, StoreReader, row_keys
 from robot_rl.rewards.classifier import TrainedClassifier
+from robot_rl.run import RunDirectory
+from robot_rl.signals import StopEvent
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
 SMALL = (
@@ -62,9 +71,11 @@ def test_a_policy_learns_on_the_word_of_the_classifier(examples, tmp_path, robot
         f"reward.source.path={path}",
         f"classifier.cameras=[{CAMERA}]",
     )
-    done = robot_rl_command(
-        "train", *TINY, *reward, "environment_steps=200", "evaluation.videos=0", timeout=400
-    )
+    # It is too weak to see an expert's success.
+    assert cli.main(["collect", *TINY]) == 0
+    demonstrations = f"dataset={tmp_path / 'runs/latest/demonstrations.zarr'}"
+    few = ("environment_steps=200", "evaluation.videos=0")
+    done = robot_rl_command("train", *TINY, *reward, *few, demonstrations, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     run = (tmp_path / "runs/latest").resolve()
     assert all("task_success" in episode for episode in lines(run / "episodes.jsonl"))
@@ -85,3 +96,58 @@ def test_a_classifier_that_is_not_there_is_said_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
     assert cli.main(["train", "reward=classifier"]) == 2
     assert "reward.source.path" in capsys.readouterr().err
+
+
+def test_the_configured_reward_judges_the_scripted_expert(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    anywhere = (
+        "reward.source.pose=[0.5, 0, 0.2, 1, 0, 0, 0]",
+        "reward.source.position_tolerance=[1, 1, 1]",
+        "reward.source.rotation_tolerance=4.0",
+        "reward.source.steps=3",
+    )
+    assert cli.main(["collect", *TINY, "reward=pose", *anywhere]) == 0
+    recorded = EpisodeDataset(tmp_path / "runs/latest/demonstrations.zarr")
+    assert np.diff(recorded.episode_ends, prepend=0).tolist() == [3 + 1] * 4
+    assert set(recorded.read("reward_version")[recorded.read("action").any(1)]) == {2}
+
+
+@pytest.mark.parametrize("stage", ["collect", "train"])
+def test_an_expert_that_nobody_judges_is_refused_at_once(tmp_path, monkeypatch, capsys, stage):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([stage, *TINY, "reward=human"]) == 2
+    said = capsys.readouterr().err
+    assert "nobody says whether the scripted expert has succeeded" in said
+    assert "robot-rl collect reward=task" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_learning_from_annotations_waits_for_them(folder, server, monkeypatch, capsys):
+    """It learned from the task's own rewards as long as there was no annotation."""
+    monkeypatch.chdir(folder)
+    run = RunDirectory.open("latest", "runs")
+    act_for(100, run)
+    config = compose(
+        [*TINY, "reward.annotation=progress", "clock=realtime", "environment_steps=100"]
+    )
+    stop, learned = StopEvent(), threading.Event()
+    with (
+        ReplayClient(run.store) as client,
+        closing(Learner(config, run, client, stop)) as learner,
+        WorkProgress(100) as progress,
+        closing(StoreReader(run.store)) as reader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        work = pool.submit(learner.learn, stop, progress)
+        work.add_done_callback(lambda _: learned.set())
+        said = ""
+        while "waits until there are some: robot-rl annotate" not in said:
+            assert not learned.wait(0.05), work.result()
+            said += capsys.readouterr().out
+        assert learner.updates == 0
+        for episode in reader.episodes("reach"):
+            keys = row_keys(episode)
+            client.annotate("reach", "progress", 1, keys, np.full(len(keys), 0.5, np.float32))
+        work.result(WAIT_SECONDS)
+        assert learner.environment_steps == 100
+        assert learner.updates > 0

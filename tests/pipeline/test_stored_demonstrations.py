@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
 import numpy as np
 import pytest
-from tiny_runs import ServerProcess
+from omegaconf import OmegaConf
+from tiny_runs import ServerProcess, act_for
 
 from policies import checkpoint
+from robot_rl.config import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learner import insert_demonstrations
 from robot_rl.replay import ReplayClient, StoreReader
+from robot_rl.run import RunDirectory
 from robot_rl.signals import StopEvent, Stopped
+
+Command = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -83,3 +93,35 @@ def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
     for index, episode in enumerate(stored):
         np.testing.assert_array_equal(episode["action"], given.episode(index)["action"])
     assert len(stored) == len(given)
+
+
+def test_a_learner_knows_no_robot(
+    folder: Path, server: ServerProcess, robot_rl_command: Command
+) -> None:
+    """Whoever made one to read the demonstrations' columns would command a real arm."""
+    run = RunDirectory(server.run)
+    act_for(50, run)
+    config = load_resolved(run.path)
+    OmegaConf.set_struct(config, False)
+    config.robot = {"_target_": "no.such.Robot"}
+    save_resolved(config, run.path)
+    done = robot_rl_command("learner", "environment_steps=50", "evaluation.every_steps=50")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "learned from 50 environment steps" in done.stdout
+
+
+def test_demonstrations_of_another_task_are_refused_by_a_learner(
+    folder: Path, server: ServerProcess, robot_rl_command: Command
+) -> None:
+    given = EpisodeDataset(server.run / "demonstrations.zarr")
+    other = EpisodeWriter(folder / "other.zarr", dataclasses.replace(given.schema, task="other"))
+    columns = given.episode(0)
+    rows = [{n: c[row] for n, c in columns.items()} for row in range(len(columns["action"]))]
+    other.append(rows, seed=1, success=True, source=SOURCE_POLICY)
+    other.close()
+    config = load_resolved(server.run)
+    config.dataset = str(other.path)
+    save_resolved(config, server.run)
+    done = robot_rl_command("learner")
+    assert done.returncode == 2
+    assert "the policy's task differs; got: reach; expected: other" in done.stderr

@@ -97,15 +97,16 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
 
     evaluations = lines(run / "evaluations.jsonl")
     assert [(e["environment_steps"], e["policy"], e["seed_set"]) for e in evaluations] == [
-        (0, "bc", "periodic"),
-        (100, "rl", "periodic"),
-        (200, "rl", "periodic"),
-        (300, "rl", "periodic"),
-        (400, "rl", "periodic"),
-        (450, "rl", "periodic"),
-        (450, "rl", "final"),
+        (0, "diffusion", "periodic"),
+        (100, "residual", "periodic"),
+        (200, "residual", "periodic"),
+        (300, "residual", "periodic"),
+        (400, "residual", "periodic"),
+        (450, "residual", "periodic"),
+        (0, "diffusion", "final"),
+        (450, "residual", "final"),
     ]
-    assert evaluations[-2]["episodes"] == 6
+    assert evaluations[-3]["episodes"] == 6
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS
     assert summary["task"] == "reach"
@@ -117,22 +118,25 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert summary["wall_seconds"] > 5
     assert 100e6 < summary["peak_memory_bytes"] < 4 * 2**30
     assert "final" in (run / "report.html").read_text()
-    check_films(run, evaluations[-1]["failures"])
+    deployed = evaluations[-2 if summary["deployed"] == "cloned" else -1]
+    check_films(run, deployed["failures"])
+    assert f"deployed: the {summary['deployed']} policy" in done.stdout
     assert (folder / "runs" / "latest").resolve() == run
 
     again = robot_rl_command("train", "resume=latest")  # a finished run has no work
     assert again.returncode == 0
-    assert len(lines(run / "evaluations.jsonl")) == 7
+    assert len(lines(run / "evaluations.jsonl")) == 8
     assert len(lines(run / "learner.jsonl")) == 18
 
     done = robot_rl_command("evaluate", "evaluation.final_episodes=5")
     assert done.returncode == 0
     result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["episodes"], result["environment_steps"]) == (5, 450)
+    assert (result["episodes"], result["environment_steps"]) == (5, deployed["environment_steps"])
     assert json.loads((run / "evaluation.json").read_text()) == result
 
     page = robot_rl_command("inspect", "runs/latest").stdout
-    for part in ("4 episodes", "450 steps", "success by environment steps: 0:", "final, after 450"):
+    learned = "final, the learned policy (residual) after 450"
+    for part in ("4 episodes", "450 steps", "success by environment steps: 0:", learned):
         assert part in " ".join(page.split()), page
 
 
@@ -199,6 +203,48 @@ def test_interrupted_final_evaluation_is_made_up_for(folder, start_train):
     train = start_train(folder, "resume=latest", "evaluation.final_episodes=20")
     assert train.end() == 0, train.text
     assert json.loads((train.run / "summary.json").read_text())["evaluation_episodes"] == 20
+
+
+def test_a_good_clone_that_learning_spoils_is_what_is_deployed(tmp_path, robot_rl_command):
+    """The last checkpoint was, without a word."""
+    done = robot_rl_command(
+        "train",
+        *TINY,
+        "demonstrations=30",
+        "cloning.updates=1500",
+        "environment_steps=200",
+        "evaluation.episodes=20",
+        "evaluation.final_episodes=20",
+        "evaluation.slots=20",
+        "evaluation.videos=0",
+        "algorithm.settings.actor_rate=0.03",  # steps so large that they lead anywhere
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (tmp_path / "runs/latest").resolve()
+    said = " ".join(done.stdout.split())
+    assert "WORSE than the cloned policy: of the same scenes it lost" in said
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rl_success_rate"] < summary["bc_success_rate"] - 0.2
+    assert (summary["deployed"], summary["checkpoint"]) == ("cloned", "checkpoints/bc")
+    assert 200 in summary["worse_than_cloned"]
+    assert summary["decision"].startswith("deployed: the cloned policy (")
+    page = (run / "report.html").read_text()
+    for place in (said, page):
+        assert summary["decision"] in place
+    assert "worse than the cloned one, by more than noise, after" in page
+
+    def judged(*words: str) -> str:
+        return robot_rl_command("evaluate", "evaluation.videos=0", *words).stdout
+
+    assert "reach, the cloned policy (diffusion): " in judged()
+    learned = "reach, the learned policy (residual) after 200 steps: "
+    assert learned in judged("evaluation.policy=learned")
+    # As on a robot, which would be busy for as long again with the cloned policy.
+    again = robot_rl_command("train", "resume=latest", "evaluation.compare=false")
+    assert "deployed: the learned policy (" in again.stdout
+    assert "evaluation.compare=true evaluates both" in again.stdout
+    assert learned in judged()
 
 
 @pytest.mark.slow

@@ -29,7 +29,8 @@ def test_a_residual_is_trained_on_a_frozen_vla(tmp_path, robot_rl_command):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     run = (tmp_path / "runs" / "latest").resolve()
-    assert [e["policy"] for e in lines(run / "evaluations.jsonl")] == ["bc", "rl", "rl", "rl"]
+    policies = [e["policy"] for e in lines(run / "evaluations.jsonl")]
+    assert policies == ["vla", "residual", "residual", "vla", "residual"]
     assert json.loads((run / "summary.json").read_text())["environment_steps"] == 200
     assert checkpoint.load(run / "checkpoints/last/policy").policy.base.kind == "vla"
     env = make_env(compose(["task=reach_instructed"]))

@@ -20,6 +20,7 @@ from robot_rl.replay import (
     row_keys,
 )
 from robot_rl.replay.environment import ANNOTATIONS
+from robot_rl.replay.errors import NotEnoughData
 from robot_rl.replay.wire import Kind, decode, encode
 
 
@@ -205,10 +206,11 @@ def test_n_step_returns_are_of_the_newest_rewards(writer, schema, make_episode):
             for t in range(6)
         }
 
-    assert returns() == expected([1, 2, 3, 4, 5, 6])
+    annotate(writer, episode, "relabelled", 4, np.float32([1, 2, 3, 4, 70, 6]))
+    sampler.refresh()
+    assert returns() == expected([1, 2, 3, 4, 70, 6])
     annotate(writer, episode, "relabelled", 5, np.float32([10, 20, 30, 40]))
-    annotate(writer, episode, "relabelled", 4, np.float32([0, 0, 0, 0, 70]))
-    assert returns() == expected([1, 2, 3, 4, 5, 6])  # nothing changes without a refresh
+    assert returns() == expected([1, 2, 3, 4, 70, 6])  # nothing changes without a refresh
     sampler.refresh()
     assert returns() == expected([10, 20, 30, 40, 70, 6])
     annotate(writer, episode, "relabelled", 6, np.float32([-1]))
@@ -222,6 +224,30 @@ def test_n_step_returns_are_of_the_newest_rewards(writer, schema, make_episode):
     annotate(writer, episode, "vector", 1, np.zeros((2, 3), np.float32))
     with pytest.raises(ReplayError, match=r"cannot stand for rewards.*\(3,\)"):
         sampler_of(writer.path, rewards="vector")
+    reader.close()
+
+
+def test_one_reward_is_never_mixed_with_another(writer, schema, make_episode):
+    recording = Recording(writer, schema)
+    for _ in range(2):
+        recording.put(make_episode(6, terminated=True))
+    reader = StoreReader(writer.path)
+    first, second = reader.episodes("reach")
+    sampler = sampler_of(writer.path, rewards="progress", batch_size=64)
+    assert sampler.online_transitions == 0
+    assert sampler.transitions_available() == 12, "the steps of the run count all the same"
+    with pytest.raises(NotEnoughData):
+        sampler.sample()
+    annotate(writer, second, "progress", 1, np.float32([0.1] * 7))
+    annotate(writer, first, "progress", 1, np.float32([0.2] * 4))
+    sampler.refresh(12)
+    # Of the first episode the two windows of three steps that lie among its annotated rows.
+    assert sampler.online_transitions == 6 + 2
+    full, ends = 1 + 0.9 + 0.81, (1 + 0.9, 1)
+    assert set(sampler.sample()["reward"].tolist()) == {
+        np.float32(share * steps) for share in (0.1,) for steps in (full, *ends)
+    } | {np.float32(0.2 * full)}
+    sampler.close()
     reader.close()
 
 
@@ -268,7 +294,7 @@ def test_a_learner_elsewhere_draws_the_same_with_every_option(
     client.append_episode(make_episode(20, source=0))
     client.flush(10)
     for episode in recorded.episodes("reach"):
-        keys = row_keys(episode)[::2]
+        keys = row_keys(episode)[:-2]
         client.annotate("reach", "score", 1, keys, np.arange(len(keys), dtype=np.float32))
     options = SamplerOptions(
         "reach",
@@ -322,7 +348,7 @@ def test_a_store_of_an_older_server_has_no_annotations(tmp_path, schema, make_ep
     writer.close()
     reader = StoreReader(tmp_path / "old")
     assert reader.annotation_fields("reach") == {}
-    sampler = sampler_of(tmp_path / "old", rewards="later")
+    sampler = sampler_of(tmp_path / "old", rewards="reward")
     assert sampler.transitions_available() == 4
     sampler.sample()
     sampler.close()

@@ -72,7 +72,7 @@ def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scen
             behaviour = untrained(make_env(compose(["task=reach"])).schema, largest=0.01)
             person = Person("/judged", words)
             try:
-                result = evaluator.evaluate(behaviour, "final", 0)
+                result = evaluator.evaluate(behaviour, 0, "final")
             finally:
                 person.close()
     finally:
