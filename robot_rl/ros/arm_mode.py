@@ -73,7 +73,7 @@ class ArmMode:
             raise ArmStopped(
                 "the arm was stopped while it was brought to a start",
                 got=self._why(),
-                hint="it was cleared; the motion begins anew",
+                hint="it was cleared: the motion can begin anew",
             )
 
     def _take(self, message: String) -> None:
