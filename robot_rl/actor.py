@@ -48,6 +48,8 @@ from robot_rl.weights import Published, WeightsReceiver
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _ROOM_SECONDS = 0.05
+# How lines of its log begin that a person is to read, for example what the robot waits for.
+NOTE = "actor: "
 # The learner first has the base propose along all demonstrations, and a large base is slow.
 _FIRST_WEIGHTS_SECONDS = 900.0
 
@@ -168,10 +170,11 @@ def act(
                     recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
                     stop=lambda: stop.is_set() or controller.run_steps >= total,
+                    note=_note,
                 ):
                     if result.interrupted is not None:
                         controller.step -= 1  # the last action has no row, so does not count
-                        print(f"actor: the episode is cut: {result.interrupted}", flush=True)
+                        _note(f"the episode is cut: {result.interrupted}")
                     result.facts |= env.episode_facts
                     yield controller.run_steps, result
         flush(client, stop)
@@ -303,7 +306,7 @@ def _seeds(
 ) -> Iterator[int]:
     """Seeds of the episodes; the next one is given once an episode may begin.
 
-    A whole episode must have room in the spool, and the operator must not have halted the robot.
+    A whole episode must have room in the spool, and nobody must have to look at the robot first.
     """
 
     def note(text: str) -> None:
@@ -321,7 +324,7 @@ def _seeds(
 
 
 def _note(text: str) -> None:
-    print(f"actor: {text}", flush=True)
+    print(f"{NOTE}{text}", flush=True)
 
 
 def _wait_for_room(

@@ -58,6 +58,7 @@ OF_ROBOT = (
     "choices.robot",
     "clock",
     "nodes",
+    "observation.vision_training",  # how much a robot explores
     "robot",
     "simulation",
     "task.expert",

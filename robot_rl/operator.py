@@ -106,7 +106,7 @@ class OperatorInbox:
         self._grippers: deque[float] = deque()
         self._jogs: dict[str, _Jog] = {}
         self._listeners: tuple[Callable[[OperatorEvent], None], ...] = ()
-        self._stopped: set[str] = set()  # arms
+        self._stopped: dict[str, str] = {}  # arm → why
         self._noting = threading.Lock()  # among arms: who reads takes none
         self.gripper = -1.0
         self.unmovable: tuple[str, ...] = ()
@@ -144,21 +144,28 @@ class OperatorInbox:
                 hint="see whether the actor or collect still runs",
             )
 
-    def note_stopped(self, arm: str, *, stopped: bool) -> None:
+    def note_stopped(self, arm: str, why: str | None) -> None:
         """Let the loop hear that an arm has been stopped, or, after the last of them, cleared.
 
         Those who `listen` are not told: they would pass it on to this or another arm.
 
         Args:
             arm: Which one.
-            stopped: Whether it is stopped now.
+            why: It is stopped, as it says; None: it no longer is.
         """
         with self._noting:
-            (self._stopped.add if stopped else self._stopped.discard)(arm)
-            if stopped:
+            if why is not None:
+                self._stopped[arm] = why
                 self._events.append(OperatorEvent.STOP)
-            elif not self._stopped:
+                return
+            self._stopped.pop(arm, None)
+            if not self._stopped:
                 self._events.append(OperatorEvent.CLEAR_ERRORS)
+
+    def why_stopped(self) -> str:
+        """What the arms that are stopped say of it; empty where none is, as far as is known."""
+        reasons = tuple(self._stopped.values())
+        return f"the arm is stopped: {'; '.join(reasons)}" if reasons else ""
 
     def jog(
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "operator"

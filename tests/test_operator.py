@@ -113,7 +113,7 @@ def test_a_stop_waits_for_a_loop_that_reads_again(inbox):
         inbox.post("start")
     with pytest.raises(OperatorError, match="nobody reads"):
         inbox.post("stop")
-    inbox.note_stopped("arm", stopped=True)
+    inbox.note_stopped("arm", "a reflex")
     assert inbox.poll().events[256:] == ("stop", "stop")
 
 
@@ -127,18 +127,18 @@ def test_a_stop_is_told_at_once_to_what_can_stop_by_itself_even_if_no_loop_reads
             inbox.post("stop")
     assert len(told) == 257
     inbox.poll()
-    inbox.note_stopped("arm", stopped=True)
-    inbox.note_stopped("arm", stopped=False)
+    inbox.note_stopped("arm", "a reflex")
+    inbox.note_stopped("arm", None)
     assert inbox.poll().events == ("stop", "clear_errors")
     assert len(told) == 257
 
 
 def test_of_several_stopped_arms_the_last_one_to_be_cleared_ends_the_stop(inbox):
-    inbox.note_stopped("left", stopped=True)
-    inbox.note_stopped("right", stopped=True)
-    inbox.note_stopped("left", stopped=False)
+    inbox.note_stopped("left", "a reflex")
+    inbox.note_stopped("right", "a reflex")
+    inbox.note_stopped("left", None)
     assert inbox.poll().events == ("stop", "stop")
-    inbox.note_stopped("right", stopped=False)
+    inbox.note_stopped("right", None)
     assert inbox.poll().events == ("clear_errors",)
 
 

@@ -18,6 +18,15 @@ print("asleep", flush=True)
 time.sleep(600)
 """
 
+TALKING = """
+import time
+print("waiting for ", end="", flush=True)
+time.sleep(0.5)
+print("the robot", flush=True)
+print("going on", flush=True)
+print("unfinished", end="", flush=True)
+"""
+
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda number, frame: (time.sleep(1), sys.exit()))
@@ -37,6 +46,19 @@ def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatc
             group.require("learner")
     (note,) = notes
     assert note.startswith("waiting for 'learner' to save and end; in ")
+
+
+def test_what_a_child_prints_is_told_line_by_line_and_once(tmp_path, monkeypatch):
+    (tmp_path / "talking.py").write_text(TALKING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "actor.log").write_text("of an earlier start\n")
+    told = []
+    with ProcessGroup(tmp_path) as group:
+        group.start("actor", [], module="talking")
+        while group.running("actor"):
+            told.append(group.printed("actor"))
+        told.append(group.printed("actor"))
+    assert [line for lines in told for line in lines] == ["waiting for the robot", "going on"]
 
 
 def test_the_run_directory_may_vanish_meanwhile(tmp_path, monkeypatch):

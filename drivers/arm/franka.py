@@ -24,9 +24,8 @@ from robot_rl.safety import Compliance
 _FCI_PORT = 1337
 _OTHER_FIRMWARE = (
     "PyPI's franky-control speaks server version 10 alone, of an FR3 with system 5.9.0 or newer; a"
-    " Panda has server version 5 or lower. With N the server version: pip install --force-reinstall"
-    " franky-control --extra-index-url"
-    " https://timschneider42.github.io/franky/whl/by-robot-server-version/N/ (see hardware/arms.md)"
+    " Panda has server version 5 or lower. Install the wheel for your arm's server version from the"
+    " index that franky's README names (see hardware/arms.md)"
 )
 # Of the data sheets of Panda and FR3, the narrower of both [rad].
 _LOW = (-2.7437, -1.7628, -2.8973, -3.0421, -2.8065, 0.5445, -2.8973)

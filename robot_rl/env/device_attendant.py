@@ -107,7 +107,7 @@ class DeviceAttendant:
         return RobotInterrupted(
             "the operator's device is gone, so nobody could correct the robot",
             got=error,
-            hint="connect it again; the episode then begins by itself",
+            hint="connect it again",
         )
 
 

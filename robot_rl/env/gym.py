@@ -124,6 +124,7 @@ class GymRobot:
         GymError: See there.
     """
 
+    simulated = True
     clamped = False  # actions in [-1, 1] are within its bounds
 
     def __init__(

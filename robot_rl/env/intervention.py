@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,12 @@ _HALTS = {
     OperatorEvent.PAUSE: OperatorEvent.RESUME,
 }
 _ENDS = (*_HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
+_NOT_YET = "this process has not moved it yet"
+_STOPPED, _PAUSED = "the operator has stopped the robot", "the operator has paused the robot"
+
+
+class _Halted(RobotInterrupted):
+    """The robot waits for what a person has to say."""
 
 
 class Attendant(Protocol):
@@ -75,6 +82,10 @@ class Intervention(RobotEnvWrapper):
     `stop` and `pause`, too: said before it or while it moves the robot, and even if it was taken
     back meanwhile.
 
+    A robot that is not simulated moves nothing before a person's `start`: at first, and again after
+    every fault and every stop, once whatever else it waits for has been said. Somebody may be
+    holding the cable that has just come back.
+
     The info of a step has ``intervened``, whether the operator drove it, and ``operator``, the
     `OperatorInput` of that step, for wrappers around this one: a human label, for example. What is
     said between two episodes, on a device during the reset too, is in the info of the next reset.
@@ -109,7 +120,9 @@ class Intervention(RobotEnvWrapper):
         self._moved_steps = 0
         self._gripper_columns = gripper_columns(self._names)
         self._grippers = self._all_open()
-        self._waits_for: set[OperatorEvent] = set()
+        self._waits_for: dict[OperatorEvent, str] = {}  # and why
+        if not self.robot.simulated:
+            self._waits_for[OperatorEvent.START] = _NOT_YET
         self._unread: list[OperatorEvent] = []
         self.ended_by: OperatorEvent | None = None
 
@@ -130,12 +143,11 @@ class Intervention(RobotEnvWrapper):
         self.overhear()
         self.check_free()
         try:
-            observation, info = super().reset(seed=seed, options=options)
+            with self._faults_noted():
+                observation, info = super().reset(seed=seed, options=options)
         except PersonNeeded as problem:
-            self._waits_for.add(OperatorEvent.START)
-            raise RobotInterrupted(
-                "a person has to look at the robot", got=problem, hint="then say start"
-            ) from problem
+            self._waits_for[OperatorEvent.START] = str(problem)
+            raise self._halted() from problem
         self._observation = observation
         self._ask(lambda attendant: attendant.begin(0 if seed is None else seed))
         # What was pressed during the reset may wait in a device; it is not about this episode.
@@ -183,7 +195,8 @@ class Intervention(RobotEnvWrapper):
             self.robot.hold()
             said = said._replace(motion=np.zeros(6), gripper=None)
         sent = self._operators_action(said) if intervened or over else action
-        observation, reward, terminated, truncated, info = super().step(sent)
+        with self._faults_noted():
+            observation, reward, terminated, truncated, info = super().step(sent)
         self._observation = observation
         self._note_grippers(info["executed_action"][self._gripper_columns])
         # Even where the task says that it is done: who judges otherwise would let it go on.
@@ -222,17 +235,14 @@ class Intervention(RobotEnvWrapper):
             RobotInterrupted: The operator has halted the robot.
         """
         if self._waits_for or any(event in _HALTS for event in heard):
-            raise RobotInterrupted(
-                "a person has to look at the robot"
-                if OperatorEvent.START in self._waits_for
-                else "the operator has halted the robot",
-                hint=f"to go on say {' and '.join(sorted(self._waits_for))}"
-                if self._waits_for
-                else "it was taken back: what was interrupted begins anew",
-            )
+            raise self._halted()
+
+    def waiting(self) -> str:
+        """What the robot waits for and why, in words; empty where it may move."""
+        return str(self._halted()) if self._waits_for else ""
 
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
-        """Wait, between episodes, while the operator has paused or stopped the robot.
+        """Wait, between episodes, while the robot waits for what a person has to say.
 
         An attendant that fails meanwhile is asked again until it does not.
 
@@ -242,8 +252,7 @@ class Intervention(RobotEnvWrapper):
         """
         told = problem = ""
         while self._waits_for and not stopped():
-            asked = ", ".join(sorted(self._waits_for))
-            reason = problem or f"the operator has halted the robot, which waits for: {asked}"
+            reason = problem or f"waiting: {self.waiting()}"
             if reason != told:
                 note(reason)
                 told = reason
@@ -264,11 +273,41 @@ class Intervention(RobotEnvWrapper):
 
     def _ask(self, question: Callable[[Attendant], None]) -> None:
         try:
-            for attendant in self._attendants:
-                question(attendant)
+            with self._faults_noted():
+                for attendant in self._attendants:
+                    question(attendant)
         except RobotInterrupted:
             self.robot.hold()
             raise
+
+    @contextmanager
+    def _faults_noted(self) -> Iterator[None]:
+        """Let a real robot wait for a person after a fault."""
+        try:
+            yield
+        except _Halted:
+            raise
+        except RobotInterrupted as fault:
+            if not self.robot.simulated:
+                # A `start` from before the fault is about something else.
+                said = self._inbox.poll().events
+                self._note_halts(said)
+                self._unread += said
+                self._waits_for[OperatorEvent.START] = str(fault)
+            raise
+
+    def _halted(self) -> _Halted:
+        """Why the robot does not move, and what to say."""
+        if not self._waits_for:
+            return _Halted(
+                "the operator has halted the robot",
+                hint="it was taken back: what was interrupted begins anew",
+            )
+        words = ", then ".join(sorted(self._waits_for))  # `start` after all others
+        why, hint = "; ".join(dict.fromkeys(self._waits_for.values())), f"to go on say {words}"
+        if OperatorEvent.START in self._waits_for:
+            return _Halted("a person has to look at the robot", got=why, hint=hint)
+        return _Halted(why, hint=hint)
 
     def _all_open(self) -> Action:
         return np.full(len(self._gripper_columns), GRIPPER_OPEN, np.float32)
@@ -295,9 +334,15 @@ class Intervention(RobotEnvWrapper):
 
     def _note_halts(self, events: Sequence[OperatorEvent]) -> None:
         for event in events:
-            if event in _HALTS:
-                self._waits_for.add(_HALTS[event])
-            self._waits_for.discard(event)
+            if event is OperatorEvent.STOP:
+                why = self._inbox.why_stopped() or _STOPPED
+                self._waits_for.setdefault(OperatorEvent.CLEAR_ERRORS, why)
+                if not self.robot.simulated:
+                    self._waits_for.setdefault(OperatorEvent.START, why)
+            elif event is OperatorEvent.PAUSE:
+                self._waits_for[OperatorEvent.RESUME] = _PAUSED
+            elif event is not OperatorEvent.START or len(self._waits_for) == 1:
+                self._waits_for.pop(event, None)
 
     def _operators_action(self, said: OperatorInput) -> Action:
         grippers = self._grippers if said.gripper is None else said.gripper

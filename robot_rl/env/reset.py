@@ -43,7 +43,8 @@ class HumanReset(RobotEnvWrapper):
             RobotInterrupted: Nobody has said `start`; the robot holds still.
         """
         said = self._operated.overhear()
-        if self._operated.waits_for or OperatorEvent.START not in said.events:
+        self._operated.check_free()
+        if OperatorEvent.START not in said.events:
             raise RobotInterrupted(
                 "a person has to put the scene back", hint="put it back, then say start"
             )

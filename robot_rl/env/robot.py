@@ -37,7 +37,8 @@ def gripper_columns(action_names: Sequence[str]) -> list[int]:
 class RobotInterrupted(RobotRLError):
     """A robot that holds still because it cannot go on, for example without a fresh measurement.
 
-    The episode ends; the next one can begin once what is missing is back.
+    The episode ends; the next one can begin once what is missing is back, and where the robot is
+    not simulated a person has said `start`.
     """
 
 
@@ -57,10 +58,16 @@ class Robot(Protocol):
         action_names: Columns of its actions.
         clamped: Whether a limit changed what the last action asked for: as far as is known at the
             newest observation, for a robot whose own node has limits says so after the action.
+        simulated: Whether nobody can stand in its way: only such a robot moves without a person's
+        `start`, at first and after a fault; see `robot_rl.env.intervention`.
     """
 
     observation_fields: tuple[Field, ...]
     action_names: tuple[str, ...]
+
+    @property
+    def simulated(self) -> bool:
+        """See the class."""
 
     @property
     def clamped(self) -> bool:

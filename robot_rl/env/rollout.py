@@ -109,6 +109,11 @@ class EpisodeResult:
 RowListener = Callable[[Row, EpisodeResult], None]
 
 
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def training_seed(run_seed: int, stream: int, episode: int) -> int:
     """Seed of an episode of one `SeedStream`, or of an actor's; never an evaluation's."""
     drawn = np.random.SeedSequence([run_seed, stream, episode]).generate_state(1)[0]
@@ -168,6 +173,7 @@ def rollout(
     recorder: RowBuilder | None = None,
     on_row: RowListener | None = None,
     stop: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = _to_stderr,
 ) -> Iterator[EpisodeResult]:
     """Run episodes, one environment a slot; a slot that ends takes the next seed.
 
@@ -178,9 +184,8 @@ def rollout(
         recorder: Makes rows; without one no rows are made.
         on_row: Called with each finished row. Without it a result keeps its rows.
         stop: Asked at each step; when true, running episodes end as truncated.
-
-    A robot that cannot begin an episode is asked again until it can, or until `stop`; what it
-    waits for is written to the standard error output.
+        note: Told what a robot waits for that cannot begin an episode; it is asked again until it
+            can, or until `stop`.
 
     Yields:
         Each episode as it ends.
@@ -188,7 +193,7 @@ def rollout(
     slots = [_Slot(env) for env in envs]
     stopped = False
     for index, slot in enumerate(slots):
-        _begin_next(index, slot, controller, seeds, stop)
+        _begin_next(index, slot, controller, seeds, stop, note)
     while any(slot.active for slot in slots):
         active = np.array([slot.active for slot in slots])
         decision = controller.act(_stacked(slots), active)
@@ -200,7 +205,7 @@ def rollout(
                 slot.active = False
                 yield slot.result
                 if not stopped:
-                    _begin_next(index, slot, controller, seeds, stop)
+                    _begin_next(index, slot, controller, seeds, stop, note)
 
 
 def _begin_next(
@@ -209,16 +214,17 @@ def _begin_next(
     controller: Controller,
     seeds: Iterator[int],
     stop: Callable[[], bool],
+    note: Callable[[str], None],
 ) -> None:
     seed = next(seeds, None)
-    if seed is not None and _begin(slot, seed, stop):
+    if seed is not None and _begin(slot, seed, stop, note):
         instruction = slot.env.task.instruction
         controller.reset([index], seeds=[seed], instructions=[instruction])
 
 
-def _begin(slot: _Slot, seed: int, stop: Callable[[], bool]) -> bool:
+def _begin(slot: _Slot, seed: int, stop: Callable[[], bool], note: Callable[[str], None]) -> bool:
     """Begin an episode as soon as the robot can; returns whether it has before `stop`."""
-    told: float | None = None
+    told, remind_at = "", 0.0
     while True:
         try:
             slot.begin(seed)
@@ -226,14 +232,13 @@ def _begin(slot: _Slot, seed: int, stop: Callable[[], bool]) -> bool:
             if stop():
                 return False
             now = time.monotonic()
-            if told is None or now - told > _REMIND_SECONDS:
-                sys.stderr.write(f"waiting for the robot: {problem}\n")
-                sys.stderr.flush()
-                told = now
+            if str(problem) != told or now > remind_at:
+                note(f"waiting for the robot: {problem}")
+                told, remind_at = str(problem), now + _REMIND_SECONDS
             time.sleep(_RETRY_SECONDS)
         else:
-            if told is not None:
-                sys.stderr.write("the robot is ready, going on\n")
+            if told:
+                note("the robot is ready, going on")
             return True
 
 

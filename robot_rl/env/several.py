@@ -68,6 +68,11 @@ class SeveralArms:
         self._or_hold(resume_all)
 
     @property
+    def simulated(self) -> bool:
+        """Whether all of them are."""
+        return all(arm.simulated for arm in self.arms.values())
+
+    @property
     def clamped(self) -> bool:
         """Whether a limit changed what any of them was asked for."""
         return any(arm.clamped for arm in self.arms.values())

@@ -30,27 +30,28 @@ class ArmMode:
         """See the class."""
         self._topic = client.topic("mode")
         self.stops = 0
-        self._reason: str | None = None  # of the stop that lasts
-        self._last_reason = ""
-        self._listeners: list[Callable[[bool], None]] = []
+        self._stopped = False
+        self._last_reason = ""  # of the stop that lasts, or lasted
+        self._listeners: list[Callable[[str | None], None]] = []
         self._lock = threading.Lock()  # nobody misses a change while they begin to listen
         client.node.create_subscription(String, "mode", self._take, qos.latched(_KEPT))
 
     @property
     def stopped(self) -> bool:
         """Whether the arm is stopped, as far as it has said."""
-        return self._reason is not None
+        return self._stopped
 
-    def listen(self, listener: Callable[[bool], None]) -> None:
+    def listen(self, listener: Callable[[str | None], None]) -> None:
         """Have every beginning and end of a stop told, in the thread of the callbacks.
 
         Args:
-            listener: Told whether the arm is stopped now; at once if it is already.
+            listener: Told why the arm is stopped, or None when it no longer is; at once if it is
+                already.
         """
         with self._lock:
             self._listeners.append(listener)
             if self.stopped:
-                listener(True)
+                listener(self._why())
 
     def check(self, stops: int | None = None) -> None:
         """Look whether the arm may move.
@@ -62,18 +63,17 @@ class ArmMode:
         Raises:
             ArmStopped: The arm is stopped, or has been.
         """
-        reason = self._reason
-        if reason is not None:
+        if self.stopped:
             raise ArmStopped(
                 "the arm is stopped",
-                got=f"{self._topic}: {reason}",
+                got=self._why(),
                 hint="look at the arm, then say clear_errors",
             )
         if stops is not None and self.stops != stops:
             raise ArmStopped(
                 "the arm was stopped while it was brought to a start",
-                got=f"{self._topic}: {self._last_reason}",
-                hint="it was cleared; the motion begins anew",
+                got=self._why(),
+                hint="it was cleared: the motion can begin anew",
             )
 
     def _take(self, message: String) -> None:
@@ -82,9 +82,12 @@ class ArmMode:
         with self._lock:
             if stopped:
                 self._last_reason = reason
-            changed = stopped != self.stopped
+            changed = stopped != self._stopped
             self.stops += changed and stopped
-            self._reason = reason if stopped else None
+            self._stopped = stopped
             if changed:
                 for listener in self._listeners:
-                    listener(stopped)
+                    listener(self._why() if stopped else None)
+
+    def _why(self) -> str:
+        return f"{self._topic}: {self._last_reason}"

@@ -30,7 +30,8 @@ from robot_rl.errors import RobotRLError, described
 from robot_rl.ros.connection import CONNECTED, Connection
 from robot_rl.ros.freshness import Freshness
 
-_DIAGNOSTICS_SECONDS = 1.0
+# Between two diagnostics, and at least where a fault has come or gone since.
+_DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
 # A fault whose words change at every poll, with an age for example, is logged this often.
 _LOG_SECONDS = 1.0
 _SUCCESS = TransitionCallbackReturn.SUCCESS
@@ -102,6 +103,7 @@ class DeviceNode(LifecycleNode, ABC):
         self._connection: Connection | None = None
         self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
+        self._told_level, self._told_at = DiagnosticStatus.OK, 0.0
         self._timer: Timer | None = None
         self._lasting: frozenset[Any] | None = None  # publishers and so on that are not of `setup`
         self._driver_config: str = self.parameter(
@@ -242,6 +244,7 @@ class DeviceNode(LifecycleNode, ABC):
         """Publish rate, age and fault of the device."""
         status = DiagnosticStatus(name=self.get_fully_qualified_name().lstrip("/"))
         status.level, status.message = self._health()
+        self._told_level, self._told_at = status.level, time.monotonic()
         values: dict[str, object] = {
             "driver": self._target(),
             "connection": self._connection.state if self._connection else "not configured",
@@ -322,14 +325,16 @@ class DeviceNode(LifecycleNode, ABC):
         if connection.news is not None and now >= self._quiet_until:
             self.get_logger().warning(connection.news)
             connection.news, self._quiet_until = None, now + _LOG_SECONDS
-        if not connected:
-            return
-        try:
-            self.poll()
-        except RobotRLError as error:
-            connection.failed(error)
-        else:
-            connection.succeeded()
+        if connected:
+            try:
+                self.poll()
+            except RobotRLError as error:
+                connection.failed(error)
+            else:
+                connection.succeeded()
+        # Who misses its measurements asks why: a change for better or worse is told at once.
+        if self._health()[0] != self._told_level and now - self._told_at >= _NEWS_SECONDS:
+            self.publish_diagnostics()
 
     def _health(self) -> tuple[bytes, str]:
         connection = self._connection

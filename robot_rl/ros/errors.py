@@ -16,16 +16,20 @@ class SensorLate(RobotInterrupted):
         age_s: Age of its newest message since its receipt, on the steady clock [s]; infinite if
             there is none yet.
         limit_s: How old it may be [s].
+        why: What is known of the reason; empty where nothing is.
         without: Which setting does without this topic; empty where none does.
     """
 
-    def __init__(self, topic: str, age_s: float, limit_s: float, without: str = "") -> None:
+    def __init__(
+        self, topic: str, age_s: float, limit_s: float, why: str = "", without: str = ""
+    ) -> None:
         """See the class."""
         none = age_s == float("inf")
         other = f"; or {without}" if none and without else ""
+        got = [] if none else [f"{1e3 * age_s:.0f} ms"]
         super().__init__(
             f"no message on {topic}" if none else f"the newest message on {topic} is too old",
-            got=None if none else f"{1e3 * age_s:.0f} ms",
+            got=", ".join([*got, *([why] if why else [])]) or None,
             expected=f"at most {1e3 * limit_s:.0f} ms",
             hint=f"is its node running and its device connected? See /diagnostics{other}",
         )

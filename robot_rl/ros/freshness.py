@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from robot_rl.errors import RobotRLError
+
 _SMOOTHING = 0.05
 # A stamp that is further back than this means that a clock was set.
 _JUMP_NS = 1_000_000_000
@@ -36,7 +38,17 @@ class Freshness:
         """Whether a measurement is another than the one before, which it then replaces.
 
         A stamp before the last one is new too: a clock was set back, and is counted.
+
+        Raises:
+            RobotRLError: There is no stamp.
         """
+        if stamp_ns <= 0:
+            raise RobotRLError(
+                "the device's measurement does not say when it was taken",
+                got=f"the stamp {stamp_ns}",
+                expected="ns of the system clock",
+                hint="its driver must set header.stamp",
+            )
         if stamp_ns == self._stamp:
             return False
         now = time.monotonic()

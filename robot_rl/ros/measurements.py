@@ -20,7 +20,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.phase import best_moment
-from robot_rl.ros.sensors import Received, Sensor, together, wait_for_all
+from robot_rl.ros.sensors import NodeHealth, Received, Sensor, together, wait_for_all
 
 Vector = npt.NDArray[np.float64]
 
@@ -199,9 +199,10 @@ class Measurements:
         success: bool,
     ) -> None:
         names, limits = arm.joint_names, self._limits
+        health = NodeHealth(self._client)
 
         def sensor(kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
-            return Sensor(self._client, kind, topic, limit, decode, **more)
+            return Sensor(self._client, kind, topic, limit, decode, health=health, **more)
 
         def joints(message: JointState) -> tuple[Vector, Vector]:
             positions = messages.joint_positions(message, names)

@@ -49,7 +49,7 @@ class OperatorServices:
                 client.node.create_service(Trigger, service_of(event), partial(self._serve, event))
         self._stop = StopCall(client.node)
         self._clear = client.node.create_client(Trigger, service_of(OperatorEvent.CLEAR_ERRORS))
-        mode.listen(lambda stopped: inbox.note_stopped(client.namespace, stopped=stopped))
+        mode.listen(lambda why: inbox.note_stopped(client.namespace, why))
         inbox.listen(self._pass_on)
 
     def check_stop(self, timeout_s: float) -> None:

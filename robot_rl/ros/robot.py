@@ -214,6 +214,11 @@ class RosRobot:
         return self.measurements.tracked
 
     @property
+    def simulated(self) -> bool:
+        """Whether the world is simulated, of which there then is a mirror."""
+        return self.mirror is not None
+
+    @property
     def simulated_task(self) -> SimTask | None:
         """The task with its true state, kept as new as observations are; None on a real robot."""
         if self.mirror is None:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart, SensorSlow
@@ -27,6 +29,37 @@ class Received(NamedTuple):
     received: float
 
 
+class NodeHealth:
+    """What the nodes behind topics say is wrong with their devices, in `/diagnostics`.
+
+    Args:
+        client: The node that listens.
+    """
+
+    def __init__(self, client: RosClient) -> None:
+        """See the class."""
+        self._node = client.node
+        self._problems: dict[str, str] = {}  # by the node's full name
+        self._node.create_subscription(DiagnosticArray, "/diagnostics", self._take, _KEPT)
+
+    def behind(self, topic: str) -> str:
+        """What is wrong with who publishes a topic; empty where they do not say."""
+        publishers = self._node.get_publishers_info_by_topic(topic)
+        if not publishers:
+            return "nobody publishes it"
+        names = [f"{p.node_namespace.rstrip('/')}/{p.node_name}" for p in publishers]
+        said = [f"{n} says: {self._problems[n]}" for n in names if n in self._problems]
+        return "; ".join(said)
+
+    def _take(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            name = f"/{status.name}"
+            if status.level == DiagnosticStatus.OK:
+                self._problems.pop(name, None)
+            else:
+                self._problems[name] = status.message
+
+
 class Sensor:
     """One subscribed topic.
 
@@ -41,6 +74,7 @@ class Sensor:
         decode: Turns a message into what `value` returns.
         stamped: Whether messages have a header.
         depth: Of the subscription's queue.
+        health: Tells why the topic is silent.
         without: Which setting does without this topic, said where no message has ever come.
 
     Attributes:
@@ -59,6 +93,7 @@ class Sensor:
         *,
         stamped: bool = True,
         depth: int = 1,
+        health: NodeHealth | None = None,
         without: str = "",
     ) -> None:
         """See the class."""
@@ -66,7 +101,9 @@ class Sensor:
         self.limit_s = limit_s
         self.count = 0
         self._decode = decode
+        self._health = health
         self._stamped = stamped
+        self._repeated = -float("inf")  # when a message bore the stamp of the one before [s]
         self._without = without
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
@@ -75,7 +112,8 @@ class Sensor:
     def late(self) -> SensorLate | None:
         """The error of a topic that is silent for too long, or None."""
         with self._lock:
-            return self._late()
+            age = self._age()
+        return self._problem(age) if age > self.limit_s else None
 
     def arrivals(self) -> list[Arrival]:
         """The newest measurements, oldest first."""
@@ -90,10 +128,10 @@ class Sensor:
             SensorLate: There is none that is fresh.
         """
         with self._lock:  # at once: another thread may forget what was received
-            problem = self._late()
-            if problem is None:
+            age = self._age()
+            if age <= self.limit_s:
                 return self._kept[-1]
-        raise problem
+        raise self._problem(age)
 
     def nearest(self, stamp_ns: int) -> Received:
         """The measurement that was taken closest to a stamp."""
@@ -122,12 +160,14 @@ class Sensor:
             self._kept.clear()
             self.count = 0
 
-    def _late(self) -> SensorLate | None:
-        received = self._kept[-1].received if self._kept else -float("inf")
-        age = time.monotonic() - received
-        if age <= self.limit_s:
-            return None
-        return SensorLate(self.topic, age, self.limit_s, self._without)
+    def _age(self) -> float:
+        return time.monotonic() - (self._kept[-1].received if self._kept else -float("inf"))
+
+    def _problem(self, age: float) -> SensorLate:
+        why = "" if self._health is None else self._health.behind(self.topic)
+        if time.monotonic() - self._repeated <= self.limit_s:
+            why = "messages come, but all bear one and the same stamp"
+        return SensorLate(self.topic, age, self.limit_s, why, self._without)
 
     def _receive(self, message: Any) -> None:
         stamp = to_nanoseconds(message.header.stamp) if self._stamped else time.time_ns()
@@ -135,6 +175,7 @@ class Sensor:
             if self._kept and self._stamped:
                 last = self._kept[-1].stamp_ns
                 if stamp == last:
+                    self._repeated = time.monotonic()
                     return
                 if stamp < last:
                     self._kept.clear()

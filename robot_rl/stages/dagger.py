@@ -7,7 +7,7 @@ which the person drives are added to what is imitated.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -18,7 +18,6 @@ from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.compute import compute_device
 from robot_rl.config_overrides import ConfigError
-from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Row
@@ -27,7 +26,7 @@ from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.signals import deferred_signals
-from robot_rl.stages.driven import make_driven_env
+from robot_rl.stages.driven import make_attended_env, once_free
 
 _FINISHED = "corrections"  # the episodes that are, in RUN/corrections.jsonl
 
@@ -67,7 +66,7 @@ def correct(
 def _act(config: DictConfig, run: RunDirectory, behaviour: Behaviour, number: int) -> None:
     """Go through the episodes of a round that are left."""
     count = int(config.dagger.episodes)
-    env, operated = make_driven_env(config, run)
+    env, operated = make_attended_env(config, run)
     runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
     with (
         closing(env),
@@ -82,8 +81,8 @@ def _act(config: DictConfig, run: RunDirectory, behaviour: Behaviour, number: in
             training_seed(int(config.seed), SeedStream.CORRECTIONS, (number - 1) * count + episode)
             for episode in range(done, count)
         )
-        seeds = _once_free(numbered, env, progress)
-        for result in rollout([env], runner, seeds, recorder=recorder):
+        seeds = once_free(numbered, env, progress.note)
+        for result in rollout([env], runner, seeds, recorder=recorder, note=progress.note):
             names = [field.name for field in env.schema.fields]
             rows = [{name: row[name] for name in names} for row in result.rows]
             discarded = operated.ended_by is OperatorEvent.DISCARD
@@ -124,13 +123,6 @@ def _share(number: int, finished: Sequence[Mapping[str, Any]]) -> str:
         f"round {number}: the operator took {intervened} of {steps} steps"
         f" ({100 * intervened / max(1, steps):.0f} %)"
     )
-
-
-def _once_free(seeds: Iterator[int], shown: TelemetryEnv, progress: WorkProgress) -> Iterator[int]:
-    """Hand on each seed once the operator lets an episode begin."""
-    for seed in seeds:
-        shown.wait_until_free(lambda: False, progress.note)
-        yield seed
 
 
 def corrections(rows: Sequence[Row]) -> list[list[Row]]:

@@ -36,6 +36,7 @@ class _Child:
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     log_start: int
+    log_read: int
     needed: bool
     lost: bool = False
     deaths: list[float] = field(default_factory=list)
@@ -97,10 +98,11 @@ class ProcessGroup:
             module: What runs.
             needed: Whether its death is an error; of another child it is only noted.
         """
-        log = (self._logs / f"{name}.log").open("ab")
+        log = (self._logs / f"{name}.log").open("ab+")
         words = tuple(arguments)
         process = self._spawn(module, words, log, list(self._children.values()))
-        self._children[name] = _Child(module, words, process, log, log.tell(), needed)
+        at = log.tell()
+        self._children[name] = _Child(module, words, process, log, at, at, needed)
 
     def running(self, name: str) -> bool:
         """Whether a child is still running; one that was killed is started again.
@@ -134,6 +136,15 @@ class ProcessGroup:
         """
         if not self.running(name):
             raise self._died(name, 0)
+
+    def printed(self, name: str) -> list[str]:
+        """Whole lines that a child has printed since this was asked before."""
+        child = self._children[name]
+        log = child.log.fileno()
+        news = os.pread(log, os.fstat(log).st_size - child.log_read, child.log_read)
+        whole, end, _ = news.rpartition(b"\n")
+        child.log_read += len(whole) + len(end)
+        return whole.decode(errors="replace").splitlines()
 
     def end(self) -> list[ProcessDied]:
         """Ask all children to end, the first one last, and wait until they have saved their data.

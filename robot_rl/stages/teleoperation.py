@@ -45,6 +45,7 @@ class TeleoperatedSession:
         self._controller = IdleController(self._env.schema.action_names)
         self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
         self._pending: EpisodeResult | None = None
+        self._told = ""  # of what it waits for
 
     @property
     def schema(self) -> RowSchema:
@@ -94,7 +95,9 @@ class TeleoperatedSession:
         return len(writer) + int(self._pending is not None and self._pending.success)
 
     def _one_episode(self, seed: int) -> EpisodeResult:
-        result = next(rollout([self._env], self._controller, iter([seed]), recorder=self._recorder))
+        seeds, note = iter([seed]), self._progress.note
+        episodes = rollout([self._env], self._controller, seeds, recorder=self._recorder, note=note)
+        result = next(episodes)
         self._progress.episode(result.success)
         return result
 
@@ -112,30 +115,33 @@ class TeleoperatedSession:
 
     def _wait_for_start(self, number: int, writer: EpisodeWriter) -> None:
         """Count down, then wait until the operator says `start` or moves the device."""
-        told = False
+        self._told = ""
         begins = time.monotonic() + float(self._config.recording.countdown_s)
         while True:
             try:
                 said = self._operated.hear()
             except RobotInterrupted as problem:
-                self._progress.note(f"waiting: {problem}")
+                self._tell_waiting(str(problem))
                 time.sleep(_RETRY_SECONDS)
                 continue
             if OperatorEvent.UNDO in said.events:
                 self._undo()
                 self._progress.update(self._successes(writer))
             self._env.look()
-            counting = time.monotonic() < begins
-            free = not counting and not self._operated.waits_for
-            if free and not told:
-                asking = "say start, or move the device"
-                self._progress.note(f"episode {number}: {asking}")
-                self._env.note_waiting(asking)
-                told = True
+            counting, halted = time.monotonic() < begins, self._operated.waiting()
+            if halted or not counting:
+                self._tell_waiting(halted or f"episode {number}: say start, or move the device")
             asked = OperatorEvent.START in said.events or said.moving
-            if free and (asked or not self._config.recording.wait_for_start):
+            if not (counting or halted) and (asked or not self._config.recording.wait_for_start):
                 return
             time.sleep(_POLL_SECONDS)
+
+    def _tell_waiting(self, reason: str) -> None:
+        """Say what an episode waits for, once."""
+        if reason != self._told:
+            self._told = reason
+            self._progress.note(reason)
+            self._env.note_waiting(reason)
 
     def _undone_in_time(self) -> bool:
         """Give the operator some time to undo the last of the wanted demonstrations."""

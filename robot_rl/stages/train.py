@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from robot_rl.actor import NOTE
 from robot_rl.algorithms.encoding import trains_on
 from robot_rl.algorithms.factory import check_algorithm
 from robot_rl.blocks import Blocks
@@ -213,11 +214,16 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
             progress.note(f"learner: {waits_for}")
         feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
         waiting = [name for name in processes if name != "replay"]
+        actors = [name for name in processes if name.startswith("actor")]
         while waiting:
             group.require("replay")
             waiting = [name for name in waiting if group.running(name)]
             for name in beside:
                 group.running(name)
+            for name in actors:
+                for line in group.printed(name):
+                    if line.startswith(NOTE):
+                        progress.note(line)
             feed.show()
             time.sleep(_POLL_SECONDS)
 

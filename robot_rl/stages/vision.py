@@ -22,16 +22,17 @@ from robot_rl.algorithms.visual_cloning import (
     remaining_motion,
 )
 from robot_rl.compute import compute_device
-from robot_rl.config import on_stepped_clock
+from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, RowSchema
 from robot_rl.data.windows import WindowSampler
-from robot_rl.env.factory import make_env
 from robot_rl.env.rollout import Seeds, SeedStream, rollout, training_seed
+from robot_rl.operator import OperatorEvent
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
+from robot_rl.stages.driven import make_attended_env, once_free
 
 _POSE = "state/tcp_pose"
 
@@ -115,14 +116,30 @@ def _explore(
     config: DictConfig, run: RunDirectory, taught: SeeingPolicy, options: VisionTraining
 ) -> Explored:
     """Let the policy act with noise, record all episodes, and give what the cameras saw."""
-    env = make_env(on_stepped_clock(config))
+    # A recording that was interrupted goes on where it stopped.
+    recorded = len(EpisodeDataset(run.exploration)) if run.exploration.exists() else 0
+    if recorded < options.exploration_episodes:
+        _act(config, run, taught, options)
+    dataset = EpisodeDataset(run.exploration)
+    arrays = dataset.arrays([_POSE, *taught.vision.cameras])
+    return Explored(arrays.pop(_POSE), arrays, dataset.episode_ends)
+
+
+def _act(
+    config: DictConfig, run: RunDirectory, taught: SeeingPolicy, options: VisionTraining
+) -> None:
+    """Record the episodes of exploration that are missing.
+
+    An operator may drive, halt the robot and discard an episode, which is then run again.
+    """
+    env, operated = make_attended_env(config, run)
     behaviour = Behaviour(
         taught.policy,
         Interface(env.schema.task, env.schema.control_rate_hz, env.schema.action_names),
         execute_steps=int(config.execute_steps),
         vision=taught.vision,
     ).exploring("mean", "uniform", options.exploration_noise)
-    runner = PolicyRunner(behaviour)
+    runner, recorder = PolicyRunner(behaviour), RowBuilder(env.schema, SOURCE_POLICY)
     seeds = (training_seed(int(config.seed), SeedStream.EXPLORATION, n) for n in itertools.count())
     count = options.exploration_episodes
     with (
@@ -131,13 +148,13 @@ def _explore(
         WorkProgress(count, "episodes") as progress,
     ):
         progress.phase("exploring")
-        # A recording that was interrupted goes on where it stopped.
-        remaining = Seeds(itertools.islice(seeds, len(writer), count))
-        for result in rollout(
-            [env], runner, remaining, recorder=RowBuilder(env.schema, SOURCE_POLICY)
-        ):
-            if not result.steps:  # the robot has cut it before anything was done
-                remaining.again(result.seed)
+        progress.note(_announcement(env, count - len(writer), options.exploration_noise))
+        left = Seeds(itertools.islice(seeds, len(writer), count))
+        free = once_free(left, env, progress.note)
+        for result in rollout([env], runner, free, recorder=recorder, note=progress.note):
+            # Without a step the robot has cut it before anything was done.
+            if not result.steps or operated.ended_by is OperatorEvent.DISCARD:
+                left.again(result.seed)
                 continue
             rows = [{f.name: row[f.name] for f in env.schema.fields} for row in result.rows]
             writer.append(
@@ -149,6 +166,13 @@ def _explore(
             )
             progress.episode(result.success)
             progress.update(len(writer))
-    dataset = EpisodeDataset(run.exploration)
-    arrays = dataset.arrays([_POSE, *taught.vision.cameras])
-    return Explored(arrays.pop(_POSE), arrays, dataset.episode_ends)
+
+
+def _announcement(env: TelemetryEnv, episodes: int, noise: float) -> str:
+    """What the robot is about to do, for whoever stands beside it."""
+    seconds = env.task.time_limit_steps * env.clock.period
+    return (
+        f"exploring for the image encoder: in {episodes} episodes of up to {seconds:g} s the"
+        f" half-trained policy drives the robot, with noise of up to {noise:g} on each action in"
+        " [-1, 1]; it will miss, and touch what is in its way"
+    )

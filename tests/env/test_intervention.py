@@ -174,6 +174,37 @@ def test_a_device_that_is_lost_while_the_robot_is_paused_is_waited_for(inbox):
     env.reset(seed=4)
 
 
+def test_a_robot_that_is_not_simulated_waits_for_start_at_first_and_when_a_device_is_back(inbox):
+    device, env = HandheldDevice(), environment("reach")
+    env.robot.simulated = False
+    operated = Intervention(env, inbox, 0.3, [DeviceAttendant(device, inbox)])
+
+    def waits_for_start(why):
+        before = operated.robot.observe()
+        for _ in range(2):
+            with pytest.raises(RobotInterrupted, match=f"{why}.*next: to go on say start"):
+                operated.reset(seed=3)
+        assert_identical([operated.robot.observe()], [before])
+
+    waits_for_start("not moved it yet")
+    inbox.post("start")
+    operated.reset(seed=3)
+
+    inbox.post("start")  # nothing to do with what comes then
+    device.gone = True
+    with pytest.raises(RobotInterrupted, match="device is gone"):
+        said(operated)
+    device.gone = False
+    waits_for_start("device is gone")
+    inbox.post("pause")
+    inbox.post("start")  # not as long as it is paused
+    inbox.post("resume")
+    waits_for_start("device is gone")
+    inbox.post("start")
+    operated.reset(seed=3)
+    assert not said(operated)[2]
+
+
 def test_a_device_in_the_tools_frame_is_heard_before_the_first_episode(inbox):
     device = HandheldDevice(Shaping(frame="tool", dead_zone=0.0), held=UP)
     env = Intervention(environment("reach"), inbox, 0.3, [DeviceAttendant(device, inbox)])

@@ -107,7 +107,10 @@ def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
         lambda *about: WorkProgress(*about, console=Console(file=printed, width=200)),
     )
     (recorded,) = dagger.correct(config, run, untrained(make_env(config).schema), 1)
-    assert "halted the robot, which waits for: clear_errors" in printed.getvalue()
+    assert (
+        "waiting: the operator has stopped the robot; next: to go on say clear_errors"
+        in printed.getvalue()
+    )
     assert len(recorded) == 1
 
 

@@ -6,15 +6,19 @@ import json
 
 import numpy as np
 import pytest
+from test_dagger import Scripted
 from tiny_runs import TINY
 
 from policies import checkpoint
 from policies.vision import ENCODER_ID, FEATURES
 from robot_rl import cli
+from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.sim.robot import SimRobot
 from robot_rl.replay import StoreReader
+from robot_rl.stages import driven
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
 PIXELS = (
@@ -57,6 +61,42 @@ def test_an_exploration_episode_that_is_cut_at_once_is_run_again(tmp_path, monke
     assert cli.main(["pretrain", "run=latest"]) == 0
     assert cut
     assert len(EpisodeDataset((tmp_path / "runs/latest").resolve() / "exploration.zarr")) == 2
+
+
+@pytest.mark.slow  # renders and trains an encoder
+def test_exploration_is_announced_and_waits_for_a_person_who_is_then_heard(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["collect", *PIXELS]) == 0
+    monkeypatch.setattr(SimRobot, "simulated", False)  # somebody may stand beside it
+    polls, reset = [], SimRobot.reset  # how much the person had said when the robot was moved
+
+    def noted_reset(robot, start_pose, rng):
+        polls.append(said.polls)
+        reset(robot, start_pose, rng)
+
+    said = Scripted({3: ["start"], 9: ["discard"]})
+    monkeypatch.setattr(SimRobot, "reset", noted_reset)
+    monkeypatch.setattr(driven, "make_inbox", lambda config: said)
+    capsys.readouterr()
+    assert cli.main(["pretrain", "run=latest"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    announced = printed.index("in 2 episodes of up to")
+    assert announced < printed.index("a person has to look at the robot")
+    assert polls[0] > 3
+    assert len(polls) == 3  # the discarded episode is run again
+    assert len(EpisodeDataset((tmp_path / "runs/latest").resolve() / "exploration.zarr")) == 2
+
+
+def test_a_robot_that_is_not_simulated_does_not_explore_unless_it_is_asked_to():
+    def episodes(*words):
+        config = compose(["observation=pixels", *words])
+        return config.observation.vision_training.exploration_episodes
+
+    robot = ["robot=ur", "nodes.arm.parameters.driver.host=192.168.1.10"]
+    assert (episodes(), episodes("robot=ros_sim"), episodes(*robot)) == (20, 20, 0)
+    assert episodes(*robot, "observation.vision_training.exploration_episodes=5") == 5
 
 
 @pytest.mark.slow  # a whole run that renders and trains an encoder: two minutes

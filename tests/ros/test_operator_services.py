@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +13,18 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from listening import Listener
+from omegaconf import OmegaConf
+from rich.console import Console
 from std_msgs.msg import String
 from test_ros_robot import FAR, SCRIPTED, arm_node, configuration, until_begun
 
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.progress import WorkProgress
 from robot_rl.ros import qos
+from robot_rl.run import RunDirectory
+from robot_rl.stages.teleoperation import TeleoperatedSession
 
 NAMESPACE = "/served"
 
@@ -86,9 +93,12 @@ def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_i
 class Resetting:
     """An arm that moves to each episode's start by itself, slowly, and an operator's inbox."""
 
-    def __init__(self, namespace, attendants=(), scripted=SCRIPTED):
+    def __init__(self, namespace, attendants=(), scripted=SCRIPTED, real=False, **parameters):
         config = configuration(namespace, *scripted)
-        self.arm = arm_node(config, FAR)
+        if real:  # the same nodes, of which nobody says that they are a simulation
+            config.robot.mirror = None
+        self.parameters = {**FAR, **parameters}
+        self.config, self.arm = config, arm_node(config, self.parameters)
         self.listener = Listener(namespace)
         self.modes = self.listener.hear("mode", String, qos.latched())
         self.inbox = make_inbox(config)
@@ -114,6 +124,16 @@ class Resetting:
         thread = threading.Thread(target=wait_and_act)
         thread.start()
         return thread
+
+    def waits(self):
+        """The words of a loop that may not begin, of which nothing moves."""
+        before = self.pose()
+        for _ in range(3):  # as the loop does: it tries again and again
+            with pytest.raises(RobotInterrupted) as waiting:
+                self.env.reset(seed=1)
+        time.sleep(0.5)
+        assert np.abs(self.pose()[:3] - before[:3]).max() < 0.003
+        return str(waiting.value)
 
     def stays(self, seconds=1.0):
         before = self.pose()
@@ -154,7 +174,7 @@ def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(sour
     say = cell.inbox.post if source == "console" else key.said.append
     try:
         thread = cell.when(motion, lambda: say("stop"))
-        with pytest.raises(RobotInterrupted, match="the operator has halted the robot"):
+        with pytest.raises(RobotInterrupted, match=r"(is|has) stopped"):
             cell.env.reset(seed=1)
         thread.join()
         cell.listener.until(lambda: cell.mode().startswith("stopped"))
@@ -202,13 +222,110 @@ def test_a_stop_reaches_an_arm_whose_node_is_just_being_started_again():
         arm.close()
 
 
+def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before():
+    cell = Resetting("/faulty", real=True)
+    try:
+        assert cell.waits().endswith("this process has not moved it yet; next: to go on say start")
+        cell.inbox.post("start")
+        until_begun(cell.env, seed=1)
+
+        cell.arm.close()
+        for sensor in cell.env.robot.all_sensors:
+            sensor.limit_s = 0.3
+        deadline = time.monotonic() + 30.0
+        with pytest.raises(RobotInterrupted, match="too old"):  # noqa: PT012
+            while time.monotonic() < deadline:
+                step(cell.env)
+        cell.inbox.post("start")  # too early: what is missing is still missing
+        cell.env.robot.measurements._limits = replace(cell.env.robot.limits, start_timeout_s=0.5)
+        with pytest.raises(RobotInterrupted, match="no message"):
+            cell.env.reset(seed=1)
+
+        cell.arm = arm_node(cell.config, cell.parameters)
+        for sensor in cell.env.robot.all_sensors:
+            sensor.limit_s = 3.0
+        cell.listener.until(lambda: cell.mode().startswith("hold"))
+        waiting = cell.waits()
+        assert "no message on /faulty/" in waiting
+        assert waiting.endswith("to go on say start")
+        cell.inbox.post("start")
+        until_begun(cell.env, seed=1)
+        assert not step(cell.env)[0]
+    finally:
+        cell.close()
+
+
+def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start():
+    cell = Resetting("/cleared", real=True)
+    try:
+        cell.inbox.post("start")
+        until_begun(cell.env, seed=1)
+        cell.listener.trigger("stop")
+        deadline = time.monotonic() + 30.0
+        while not step(cell.env)[0]:
+            assert time.monotonic() < deadline
+        cell.listener.trigger("start")  # not yet: it is stopped
+        cell.listener.trigger("clear_errors")
+        cell.listener.until(lambda: "clear_errors" in cell.env.overhear().events)
+        assert cell.waits().endswith("the service stop was called; next: to go on say start")
+        cell.listener.trigger("start")
+        until_begun(cell.env, seed=1)
+    finally:
+        cell.close()
+
+
+def test_a_reset_that_failed_is_the_reason_and_not_an_operator():
+    cell = Resetting("/obstructed", **{"reset.tolerance_translation": 0.0005})
+    try:
+        with pytest.raises(RobotInterrupted, match="the reset failed 2 times, at last: the arm"):
+            cell.env.reset(seed=1)
+        waiting = cell.waits()
+        assert "the reset failed 2 times" in waiting
+        assert waiting.endswith("next: to go on say clear_errors")
+        assert "the operator" not in waiting
+    finally:
+        cell.close()
+
+
+def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path):
+    namespace = "/kept"
+    config = configuration(namespace)
+    arm, listener = arm_node(config), Listener(namespace)
+    noted = io.StringIO()
+    OmegaConf.set_struct(config, False)
+    config.runs_directory = str(tmp_path)
+    config.recording.countdown_s = 0.0
+    config.teleop.device = {
+        "_target_": "scripted_device.ScriptedDevice",
+        "script": [],
+        "events": {},
+    }
+    try:
+        assert listener.trigger("stop")[0]
+        progress = WorkProgress(1, console=Console(file=noted, width=200))
+        session = TeleoperatedSession(config, RunDirectory.create("reach", str(tmp_path)), progress)
+        thread = threading.Thread(target=session._wait_for_start, args=(1, ()))
+        thread.start()
+        listener.until(lambda: "kept/mode: the service stop was called" in noted.getvalue())
+        assert "next: to go on say clear_errors" in noted.getvalue()
+        assert thread.is_alive()
+        listener.trigger("clear_errors")
+        listener.until(lambda: "episode 1: say start" in noted.getvalue())
+        listener.trigger("start")
+        thread.join()
+        session.close()
+    finally:
+        listener.close()
+        arm.close()
+
+
 def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person():
     exact = [word.replace("turn_tolerance:0.1", "turn_tolerance:1.0e-9") for word in SCRIPTED]
     cell = Resetting("/lost", scripted=exact)
     try:
         with pytest.raises(RobotInterrupted, match=r"look at the robot; got: the arm does not"):
             cell.env.reset(seed=1)
-        with pytest.raises(RobotInterrupted, match="look at the robot; next: to go on say start"):
+        with pytest.raises(RobotInterrupted, match=r"got: the arm does not.*to go on say start$"):
             cell.env.reset(seed=1)
         assert cell.stays()
         cell.env.robot._episodes._tolerances = (0.1, 0.1)  # the person has mended it

@@ -56,3 +56,13 @@ def test_what_is_forgotten_while_it_is_read_is_late(sensor, often_switched):
     ending.set()
     reader.join()
     assert problems == {SensorLate}
+
+
+def test_messages_without_a_stamp_of_their_own_are_not_called_silence(sensor):
+    message = messages.pose_message([0, 0, 0, 0, 0, 0, 1.0], 0)
+    until = time.monotonic() + sensor.limit_s + 0.2
+    while time.monotonic() < until:
+        sensor._receive(message)
+        time.sleep(0.05)
+    with pytest.raises(SensorLate, match="messages come, but all bear one and the same stamp"):
+        sensor.newest()

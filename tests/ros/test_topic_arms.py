@@ -12,7 +12,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 
 import mujoco
 from arm_cell import WORKSPACE, ArmCell, sim_arm
-from geometry_msgs.msg import PoseStamped
+from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
 from listening import Running
 from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory
@@ -22,6 +22,9 @@ from drivers.arm.sim_node import SimArmNode
 from drivers.arm.topics import PoseTopicArm
 from drivers.arm.trajectory import TrajectoryTopicArm
 from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.sim.kinematics import site_pose
 from robot_rl.resources import find_resource
 from robot_rl.ros import messages, qos
@@ -200,6 +203,76 @@ def test_targets_become_joint_trajectories():
             arm.command(target)
     finally:
         arm.close()
+        controller.client.close()
+
+
+class FaultyController:
+    """Plays a controller that publishes what it should, but for one thing."""
+
+    def __init__(self, namespace, fault):
+        self.client = RosClient("controller", namespace)
+        sensors = qos.sensor_publisher(50.0)
+        kinds = {
+            "joint_states": JointState,
+            "current_pose": PoseStamped,
+            "current_twist": TwistStamped,
+            "current_wrench": WrenchStamped,
+        }
+        self._fault = fault
+        self._publishers = {
+            topic: self.client.node.create_publisher(kind, topic, sensors)
+            for topic, kind in kinds.items()
+            if topic != fault
+        }
+        self.client.node.create_timer(0.02, self._publish)
+
+    def _publish(self):
+        now = 0 if self._fault == "stamp" else time.time_ns()
+        pose = [0.45, 0.0, np.nan if self._fault == "pose" else 0.2, 1.0, 0.0, 0.0, 0.0]
+        velocities = None if self._fault == "velocities" else np.zeros(7)
+        made = {
+            "joint_states": messages.joint_state_message(JOINTS, HOME, velocities, now),
+            "current_pose": messages.pose_message(pose, now),
+            "current_twist": messages.twist_message(np.zeros(6), now),
+            "current_wrench": messages.wrench_message(np.zeros(6), now),
+        }
+        for topic, publisher in self._publishers.items():
+            publisher.publish(made[topic])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("pose", "'z' is not finite"),
+        ("stamp", "stamp 0"),
+        ("current_wrench", "no message on /faulty_current_wrench/current_wrench"),
+        ("velocities", "no velocity of every joint"),
+    ],
+)
+def test_the_fault_of_an_arm_is_told_where_its_measurements_are_missed(fault, words):
+    controller = FaultyController(f"/faulty_{fault}", fault)
+    namespace = f"/missed_{fault}"
+    driver = {
+        "_target_": "drivers.arm.topics.PoseTopicArm",
+        "namespace": f"/faulty_{fault}",
+        "joint_names": JOINTS,
+        "timeout_s": 3.0,
+    }
+    node = Running(ArmNode, namespace, driver, **WORKSPACE)
+    words_of_robot = ["robot=ros_sim", "task=reach", f"robot.namespace={namespace}"]
+    env = make_env(compose([*words_of_robot, "robot.gripper=false"]))
+    told = ""
+    deadline = time.monotonic() + 60.0
+    try:
+        while words not in told:
+            assert time.monotonic() < deadline, told
+            with pytest.raises(RobotInterrupted) as missed:
+                env.reset(seed=1)
+            told = str(missed.value)
+        assert f"{namespace}/arm says: " in told
+    finally:
+        env.close()
+        node.close()
         controller.client.close()
 
 

@@ -44,6 +44,7 @@ class SimRobot:
         cameras: What it sees with.
     """
 
+    simulated = True
     state_fields = (
         Field("state/tcp_pose", "float32", (7,)),
         Field("state/tcp_velocity", "float32", (6,)),
