@@ -28,7 +28,8 @@ _POLL_SECONDS = 0.005
 def publisher_names(node: Node, topic: str) -> list[str]:
     """Full names of the nodes that publish on a topic; one that was killed stays a while."""
     infos = node.get_publishers_info_by_topic(topic)
-    return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
+    names = (f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
+    return sorted("one whose name is still unknown" if "UNKNOWN" in n else n for n in names)
 
 
 def _nothing() -> None:

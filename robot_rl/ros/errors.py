@@ -67,6 +67,24 @@ class CommandConflict(RobotInterrupted):
         )
 
 
+class MeasuredTwice(RobotInterrupted):
+    """Two nodes publish what is measured, so that nobody knows which of them is right.
+
+    Args:
+        topic: Its full name.
+        publishers: Names of the nodes.
+    """
+
+    def __init__(self, topic: str, publishers: Sequence[str]) -> None:
+        """See the class."""
+        super().__init__(
+            f"{topic} has several publishers, so that nobody knows where the arm is",
+            got=", ".join(publishers),
+            expected="one",
+            hint="end the others; one that was killed is listed for up to 20 s",
+        )
+
+
 class ServiceFailed(RobotInterrupted):
     """A service that does not answer, or says no."""
 

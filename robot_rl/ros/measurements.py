@@ -21,6 +21,7 @@ from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.phase import best_moment
 from robot_rl.ros.sensors import NodeHealth, Received, Sensor, together, wait_for_all
+from robot_rl.safety import Plausibility
 
 Vector = npt.NDArray[np.float64]
 
@@ -97,6 +98,7 @@ class Measurements:
         cameras: See `RosRobot`.
         objects: How many poses of objects are expected; 0: there is no such topic.
         success: Whether there is a success signal.
+        plausibility: Judges the measured poses.
 
     Attributes:
         all_sensors: Each of the topics.
@@ -113,9 +115,11 @@ class Measurements:
         cameras: Sequence[CameraTopic],
         objects: int,
         success: bool,
+        plausibility: Plausibility,
     ) -> None:
         """See the class."""
         self._client = client
+        self._plausibility = plausibility
         self._limits = limits
         self.tracked: dict[str, Any] = {}
         self.stamps_ns: dict[str, int] = {}
@@ -209,7 +213,14 @@ class Measurements:
             return positions, messages.joint_velocities(message, names)
 
         self.joints = sensor(JointState, "joint_states", limits.arm_s, joints)
-        self.pose = sensor(PoseStamped, "current_pose", limits.arm_s, messages.pose_array)
+        self.pose = sensor(
+            PoseStamped,
+            "current_pose",
+            limits.arm_s,
+            messages.pose_array,
+            sole=True,
+            plausibility=self._plausibility,
+        )
         self._aligned = [self.joints, self.pose]
         self._newest: list[Sensor] = []
         self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
@@ -220,6 +231,7 @@ class Measurements:
                 "current_twist",
                 limits.arm_s,
                 messages.twist_array,
+                sole=True,
                 without="robot.twist=false, if the arm measures no velocity of its TCP",
             )
             self._optional["state/tcp_velocity"] = self.twist
@@ -231,6 +243,7 @@ class Measurements:
                 "current_wrench",
                 limits.arm_s,
                 messages.wrench_array,
+                sole=True,
                 without="robot.wrench=false, if the arm measures no forces",
             )
             self._optional["state/tcp_wrench"] = self.wrench

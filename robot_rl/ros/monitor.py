@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.errors import RosUnavailable
-from robot_rl.ros.sensors import Sensor, first_late
+from robot_rl.ros.sensors import Sensor, first_trouble
 
 _PERIOD_SECONDS = 0.01
 
@@ -66,7 +66,7 @@ class SensorMonitor:
             self._problem = problem
 
     def _look(self) -> None:
-        problem = first_late(self._sensors)
+        problem = first_trouble(self._sensors)
         if problem is not None and self._armed:
             self._armed = False
             self._on_late(problem)

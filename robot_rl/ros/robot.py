@@ -30,8 +30,8 @@ from robot_rl.ros.measurements import ArmTopics, CameraTopic, Measurements, Sens
 from robot_rl.ros.mirror import SceneMirror
 from robot_rl.ros.monitor import SensorMonitor
 from robot_rl.ros.operator_services import OperatorServices
-from robot_rl.ros.sensors import first_late
-from robot_rl.safety import CartesianLimiter
+from robot_rl.ros.sensors import first_trouble
+from robot_rl.safety import CartesianLimiter, Plausibility
 
 Vector = npt.NDArray[np.float64]
 
@@ -95,7 +95,14 @@ class RosRobot:
         self._grip = client.node.create_publisher(Float64, "gripper/command", command)
         objects = task.objects if track_objects else 0
         self.measurements = Measurements(
-            client, sensors, arm, gripper, cameras, objects, task.reports_success
+            client,
+            sensors,
+            arm,
+            gripper,
+            cameras,
+            objects,
+            task.reports_success,
+            Plausibility(limiter.limits),
         )
         self.all_sensors = self.measurements.all_sensors
         self.observation_fields = self.measurements.fields
@@ -252,9 +259,9 @@ class RosRobot:
             RobotInterrupted: As `attend`, or a measurement is late; nothing was published.
         """
         self.attend()
-        late = first_late(self.all_sensors)
-        if late is not None:
-            raise late
+        trouble = first_trouble(self.all_sensors)
+        if trouble is not None:
+            raise trouble
         with self._lock:
             self._target.publish(messages.pose_message(target, time.time_ns()))
 

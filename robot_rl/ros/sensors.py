@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart, SensorSlow
+from robot_rl.ros.client import RosClient, publisher_names
+from robot_rl.ros.errors import BadMeasurement, MeasuredTwice, SensorLate, SensorsApart, SensorSlow
 from robot_rl.ros.messages import MessageError
 from robot_rl.ros.phase import Arrival
 from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.safety import Plausibility
 
 # Fast topics are matched with slow ones: this much of the past is kept [messages].
 _KEPT = 64
@@ -44,10 +46,9 @@ class NodeHealth:
 
     def behind(self, topic: str) -> str:
         """What is wrong with who publishes a topic; empty where they do not say."""
-        publishers = self._node.get_publishers_info_by_topic(topic)
-        if not publishers:
+        names = publisher_names(self._node, topic)
+        if not names:
             return "nobody publishes it"
-        names = [f"{p.node_namespace.rstrip('/')}/{p.node_name}" for p in publishers]
         said = [f"{n} says: {self._problems[n]}" for n in names if n in self._problems]
         return "; ".join(said)
 
@@ -75,6 +76,9 @@ class Sensor:
         stamped: Whether messages have a header.
         depth: Of the subscription's queue.
         health: Tells why the topic is silent.
+        sole: Whether nobody knows what is right as soon as there are two publishers.
+        plausibility: Of what is decoded, a pose. After one that cannot be true nothing is believed
+            until `forget`.
         without: Which setting does without this topic, said where no message has ever come.
 
     Attributes:
@@ -94,6 +98,8 @@ class Sensor:
         stamped: bool = True,
         depth: int = 1,
         health: NodeHealth | None = None,
+        sole: bool = False,
+        plausibility: Plausibility | None = None,
         without: str = "",
     ) -> None:
         """See the class."""
@@ -105,14 +111,23 @@ class Sensor:
         self._stamped = stamped
         self._repeated = -float("inf")  # when a message bore the stamp of the one before [s]
         self._without = without
+        self._sole, self._plausibility = sole, plausibility
+        self._doubt: str | None = None
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
-        client.node.create_subscription(kind, topic, self._receive, qos.sensor_subscription(depth))
+        self._node = client.node
+        self._subscription = client.node.create_subscription(
+            kind, topic, self._receive, qos.sensor_subscription(depth)
+        )
 
-    def late(self) -> SensorLate | None:
-        """The error of a topic that is silent for too long, or None."""
+    def trouble(self) -> RobotInterrupted | None:
+        """Why the newest measurement cannot be used: late, doubtful, or of two publishers."""
         with self._lock:
-            age = self._age()
+            age, doubt = self._age(), self._doubt
+        if self._sole and self._subscription.get_publisher_count() > 1:
+            return MeasuredTwice(self.topic, publisher_names(self._node, self.topic))
+        if doubt is not None:
+            return BadMeasurement(f"{self.topic}: {doubt}")
         return self._problem(age) if age > self.limit_s else None
 
     def arrivals(self) -> list[Arrival]:
@@ -125,13 +140,15 @@ class Sensor:
         """The newest measurement.
 
         Raises:
-            SensorLate: There is none that is fresh.
+            RobotInterrupted: See `trouble`.
         """
-        with self._lock:  # at once: another thread may forget what was received
-            age = self._age()
-            if age <= self.limit_s:
+        problem = self.trouble()
+        if problem is not None:
+            raise problem
+        with self._lock:  # another thread may have forgotten what was received
+            if self._kept:
                 return self._kept[-1]
-        raise self._problem(age)
+        raise self._problem(float("inf"))
 
     def nearest(self, stamp_ns: int) -> Received:
         """The measurement that was taken closest to a stamp."""
@@ -158,7 +175,9 @@ class Sensor:
         """Forget what was received, so that only later measurements count."""
         with self._lock:
             self._kept.clear()
-            self.count = 0
+            self.count, self._doubt = 0, None
+            if self._plausibility is not None:
+                self._plausibility.forget()
 
     def _age(self) -> float:
         return time.monotonic() - (self._kept[-1].received if self._kept else -float("inf"))
@@ -179,13 +198,25 @@ class Sensor:
                     return
                 if stamp < last:
                     self._kept.clear()
-            self._kept.append(Received(message, stamp, time.monotonic()))
+            received = Received(message, stamp, time.monotonic())
+            self._kept.append(received)
             self.count += 1
+            if self._doubt is None:
+                self._doubt = self._doubt_of(received)
+
+    def _doubt_of(self, received: Received) -> str | None:
+        if self._plausibility is None:
+            return None
+        try:
+            pose = self._decode(received.message)
+        except MessageError:
+            return None  # `value` says so
+        return self._plausibility.problem(pose, received.stamp_ns, received.received)
 
 
-def first_late(sensors: Iterable[Sensor]) -> SensorLate | None:
-    """The error of the first of these topics that is silent for too long, or None."""
-    return next((late for sensor in sensors if (late := sensor.late())), None)
+def first_trouble(sensors: Iterable[Sensor]) -> RobotInterrupted | None:
+    """The error of the first of these topics that cannot be used, or None."""
+    return next((trouble for sensor in sensors if (trouble := sensor.trouble())), None)
 
 
 def together(
@@ -229,7 +260,7 @@ def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> 
     while waiting := [sensor for sensor in waiting if sensor.count < messages]:
         if time.monotonic() > deadline:
             first = waiting[0]
-            raise first.late() or SensorSlow(
+            raise first.trouble() or SensorSlow(
                 f"{first.topic} gives measurements too slowly, or has only just begun to",
                 got=f"{first.count} in {timeout_s:g} s",
                 expected=f"{messages}",

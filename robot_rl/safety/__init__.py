@@ -9,7 +9,7 @@ from robot_rl.safety.limits import (
     MeasurementRefused,
     check_action,
 )
-from robot_rl.safety.measurement import Measured
+from robot_rl.safety.measurement import Measured, Plausibility
 from robot_rl.safety.reset_motion import ResetOptions, ResetOutcome, Resets
 from robot_rl.safety.sole_source import SoleSource
 from robot_rl.safety.stop_latch import StopLatch, StopNotKept, default_stop_folder
@@ -25,6 +25,7 @@ __all__ = [
     "Measured",
     "MeasurementRefused",
     "Mode",
+    "Plausibility",
     "ResetOptions",
     "ResetOutcome",
     "Resets",

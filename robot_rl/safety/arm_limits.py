@@ -31,9 +31,6 @@ class ArmLimits(PoseLimits):
         max_step_rotation: Farthest that one command may turn it [rad].
         max_speed_translation: Speed at which the target moves to where it was commanded [m/s].
         max_speed_rotation: The same for its rotation [rad/s].
-        max_arm_speed: Largest speed that the arm itself can have, also when a person pushes it
-            [m/s]. A measured pose that is farther from the one before is not believed.
-        max_arm_turning: The same for its rotation [rad/s].
         max_torque: As `max_force`, for the contact torque about the TCP [Nm].
         joint_low: Lowest joint positions (n,) [rad]; empty leaves them to the arm's controller.
         joint_high: Highest joint positions (n,) [rad].
@@ -47,8 +44,6 @@ class ArmLimits(PoseLimits):
     max_step_rotation: float = 0.15
     max_speed_translation: float = 0.25
     max_speed_rotation: float = 1.0
-    max_arm_speed: float = 1.5
-    max_arm_turning: float = 6.0
     max_torque: float | None = 15.0
     joint_low: tuple[float, ...] = ()
     joint_high: tuple[float, ...] = ()

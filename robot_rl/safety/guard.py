@@ -92,7 +92,7 @@ class ArmGuard:
         self.target: Vector | None = None
         self.goal: Vector | None = None
         self._pose: Vector | None = None  # measured, once measurements agree
-        self._plausibility = Plausibility(limits.max_arm_speed, limits.max_arm_turning)
+        self._plausibility = Plausibility(limits)
         self._way = WayBack(limits.max_lead_translation)
         self._asked: Vector = np.empty(7)  # the last command, before it was kept inside
         self._backs_off = False

@@ -17,6 +17,14 @@ from robot_rl.safety.way_back import WayBack
 Vector = npt.NDArray[np.float64]
 
 
+_ALWAYS_POSITIVE = (
+    "max_tilt",
+    "max_yaw",
+    "max_lead_translation",
+    "max_lead_rotation",
+    "max_arm_speed",
+    "max_arm_turning",
+)
 # What rounding makes of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
 
@@ -83,6 +91,9 @@ class PoseLimits:
         max_lead_rotation: The same for the rotation angle [rad].
         max_force: Measured contact force [N] above which the arm may only back off; None for an
             arm that measures none.
+        max_arm_speed: Largest speed that the arm itself can have, also when a person pushes it
+            [m/s]. A measured pose that is farther from the one before is not believed.
+        max_arm_turning: The same for its rotation [rad/s].
     """
 
     workspace_low: tuple[float, float, float]
@@ -93,6 +104,8 @@ class PoseLimits:
     max_lead_translation: float = 0.02
     max_lead_rotation: float = 0.15
     max_force: float | None = 60.0
+    max_arm_speed: float = 1.5
+    max_arm_turning: float = 6.0
 
     def __post_init__(self) -> None:
         """Refuse limits that could not hold.
@@ -101,7 +114,7 @@ class PoseLimits:
             RobotRLError: Names the limit.
         """
         check_workspace(self.workspace_low, self.workspace_high)
-        for name in ("max_tilt", "max_yaw", "max_lead_translation", "max_lead_rotation"):
+        for name in _ALWAYS_POSITIVE:
             check_positive(name, getattr(self, name))
         if self.max_force is not None:
             check_positive("max_force", self.max_force)

@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.env import rotations
 from robot_rl.safety.arm_limits import ArmLimits
-from robot_rl.safety.limits import MeasurementRefused, Vector
+from robot_rl.safety.limits import MeasurementRefused, PoseLimits, Vector
 
 # Speed towards a joint limit that counts as motion [rad/s].
 _STILL = 0.01
@@ -50,13 +50,12 @@ class Plausibility:
     """Judges each measured pose by the one before it and by how fast an arm can be.
 
     Args:
-        max_speed: Of the arm [m/s].
-        max_turning: Of its rotation [rad/s].
+        limits: How fast it can be.
     """
 
-    def __init__(self, max_speed: float, max_turning: float) -> None:
+    def __init__(self, limits: PoseLimits) -> None:
         """See the class."""
-        self._max_speed, self._max_turning = max_speed, max_turning
+        self._max_speed, self._max_turning = limits.max_arm_speed, limits.max_arm_turning
         self._pose: Vector | None = None
         self._stamp_ns = 0
         self._taken = -math.inf

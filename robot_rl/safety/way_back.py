@@ -87,7 +87,8 @@ class WayBack:
             self._points.pop()
         if self._points and _length(_way(pose, self._points[-1])) > _ELSEWHERE:
             self._points.clear()
-        found, farthest = None, 0.0
+        found: Vector | None = None
+        farthest = 0.0
         for point in reversed(self._points):
             distance = _length(_way(pose, point))
             if found is not None and distance > self._reach:
@@ -99,7 +100,7 @@ class WayBack:
 
 def _way(start: Vector, end: Vector) -> Vector:
     """From one pose (7,) to another, as a translation and a scaled rotation vector (6,) [m]."""
-    return rotations.between(start, end) * _SCALE
+    return np.asarray(rotations.between(start, end) * _SCALE)
 
 
 def _length(way: Vector) -> float:

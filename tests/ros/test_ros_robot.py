@@ -74,6 +74,11 @@ def cell(request):
         arm.close()
 
 
+def stay(env, steps=200):
+    for _ in range(steps):
+        env.step(np.zeros(6, np.float32))
+
+
 def towards(observation):
     left = observation["state/relative_pose"] / np.repeat([0.01, 0.05], 3)
     return np.clip(left, -1.0, 1.0).astype(np.float32)
@@ -462,3 +467,50 @@ def test_a_robot_on_topics_keeps_the_wall_clock():
 def test_a_task_that_nothing_tracks_is_refused():
     with pytest.raises(RobotRLError, match=r"task\.tracked is missing"):
         make_env(compose(["robot=ros_sim", "task=reach_instructed"]))
+
+
+def test_a_second_publisher_of_the_pose_interrupts_the_episode_and_moves_nothing(cell):
+    config, arms, env = cell
+    env.reset(seed=3)
+    before = arms[0].node.driver.read().tcp_pose
+    intruder = RosClient("intruder", config.robot.namespace)
+    try:
+        publisher = intruder.node.create_publisher(
+            PoseStamped, "current_pose", qos.sensor_publisher(100.0)
+        )
+        wrong = before + np.array([0.15, 0, 0, 0, 0, 0, 0])
+        send = lambda: publisher.publish(messages.pose_message(wrong, time.time_ns()))  # noqa: E731
+        intruder.node.create_timer(0.01, send)
+        with pytest.raises(RobotInterrupted, match=r"current_pose has several publishers.*/arm"):
+            stay(env)
+        time.sleep(0.5)
+        after = arms[0].node.driver.read().tcp_pose
+        assert np.linalg.norm(after[:3] - before[:3]) < 0.002
+        with pytest.raises(RobotInterrupted, match=r"several publishers.*/intruder_"):
+            env.reset(seed=4)
+    finally:
+        intruder.close()
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        try:
+            env.reset(seed=4)
+            break
+        except RobotInterrupted:
+            time.sleep(0.2)
+    env.step(np.zeros(6, np.float32))
+
+
+def test_a_measured_jump_interrupts_the_episode_with_both_poses(cell):
+    _, arms, env = cell
+    env.reset(seed=3)
+    # What is published jumps; the arm itself and its guard know nothing of it.
+    node = arms[0].node
+    real = node._pose.publish
+
+    def off(message):
+        message.pose.position.y += 0.1
+        real(message)
+
+    node._pose.publish = off
+    with pytest.raises(RobotInterrupted, match=r"measured position jumped by \d+ mm .*from \["):
+        stay(env)
