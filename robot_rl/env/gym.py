@@ -125,6 +125,7 @@ class GymRobot:
     """
 
     clamped = False  # actions in [-1, 1] are within its bounds
+    opens_grippers = True
 
     def __init__(
         self,

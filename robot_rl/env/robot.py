@@ -55,12 +55,18 @@ class Robot(Protocol):
     Attributes:
         observation_fields: Columns of what it observes.
         action_names: Columns of its actions.
+        opens_grippers: Whether its grippers are open after `reset`; if not, they are as they were
+            told last.
         clamped: Whether a limit changed what the last action asked for: as far as is known at the
             newest observation, for a robot whose own node has limits says so after the action.
     """
 
     observation_fields: tuple[Field, ...]
     action_names: tuple[str, ...]
+
+    @property
+    def opens_grippers(self) -> bool:
+        """See the class."""
 
     @property
     def clamped(self) -> bool:

@@ -61,7 +61,8 @@ def observations(count, seed=0):
     rng = np.random.default_rng(seed)
     images = {n: rng.integers(0, 256, (count, *s), np.uint8) for n, s in CAMERAS.items()}
     states = {n: rng.uniform(-1, 1, (count, w)).astype("f4") for n, w in KEYS.items()}
-    return {**images, **states}
+    last = rng.uniform(-1, 1, (count, DIMENSION)).astype("f4")
+    return {**images, **states, "last_command": last}
 
 
 def batch(seed):
