@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 import yaml
 
 from drivers.errors import MissingExtra
+from robot_rl.config import compose
 from robot_rl.devices import make
 from robot_rl.resources import find_resource
+from robot_rl.ros.nodes import node_table
 
 BLOCKS = [
     (page.name, yaml.safe_load(block))
@@ -25,6 +28,13 @@ def test_a_driver_of_a_page_can_be_made(page, driver):
     except MissingExtra as missing:
         pytest.skip(str(missing))
     made.close()
+
+
+def test_the_command_of_the_page_of_cameras_gives_each_camera_its_node():
+    page = find_resource("hardware/cameras.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"(robot-rl collect .*?null)\n", page, re.DOTALL)
+    words = shlex.split(command.replace("\\\n", ""))[2:]  # as a shell joins the lines
+    assert [node.name for node in node_table(compose(words))] == ["arm", "front_camera"]
 
 
 def test_the_pages_show_drivers():

@@ -18,7 +18,7 @@ from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
 from robot_rl.run import RunDirectory
-from robot_rl.stages.nodes import robot_nodes
+from robot_rl.stages.nodes import check_nodes, robot_nodes
 from robot_rl.stages.resumable import resumable, same_command
 from robot_rl.stages.teleoperation import TeleoperatedSession
 
@@ -112,6 +112,7 @@ def _collect_by_hand(
 
 def run(config: DictConfig) -> None:
     """Collect into a new run directory, or go on in that of `run`."""
+    check_nodes(config)  # what cannot work is said before anything is made
     if config.run:
         directory = RunDirectory.open(config.run, config.runs_directory)
     else:
