@@ -7,7 +7,6 @@ every step. Here a Q-function over three choices decides: open, stay or close.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,34 +21,30 @@ from policies.seeing import build_encoder
 
 CHOICES = ("open", "stay", "close")
 OPEN, CLOSED = -1.0, 1.0
+# The observation (B, d), or (B, n, d), of what was commanded in the step before.
+LAST_COMMAND = "last_command"
 
 
-@dataclass(frozen=True)
-class GripperColumn:
-    """Where the gripper is in the action, and where its last command is seen.
+def nearest_command(command: Tensor) -> Tensor:
+    """Closed or open, whichever is nearer to commands in [-1, 1]."""
+    return torch.where(command > 0, CLOSED, OPEN)
 
-    Attributes:
-        column: Index of the action column: -1 open, +1 closed.
-        observation: An observation of width 1 that tells what the gripper was told last.
-        closed_above: The last command was to close where that observation is above this.
-    """
 
-    column: int
-    observation: str
-    closed_above: float
+def last_command(observation: ObservationBatch, column: int) -> Tensor:
+    """What the gripper in an action column was told last, (B,) of -1 open and +1 closed."""
+    commands = torch.as_tensor(observation[LAST_COMMAND])
+    return nearest_command(commands.reshape(len(commands), -1, commands.shape[-1])[:, -1, column])
 
-    def commands(self, observation: ObservationBatch) -> Tensor:
-        """What each choice tells the gripper, (B, 3) of -1 and +1: "stay" repeats the last one."""
-        seen = torch.as_tensor(observation[self.observation])
-        latest = seen.reshape(len(seen), -1)[:, -1]
-        commands = torch.full((len(latest), len(CHOICES)), OPEN, device=latest.device)
-        commands[:, CHOICES.index("stay")] = torch.where(latest > self.closed_above, CLOSED, OPEN)
-        commands[:, CHOICES.index("close")] = CLOSED
-        return commands
+
+def choice_commands(last: Tensor) -> Tensor:
+    """What each choice tells a gripper that was told `last` (B,): (B, 3) of -1 and +1."""
+    return torch.stack([torch.full_like(last, OPEN), last, torch.full_like(last, CLOSED)], -1)
 
 
 class GripperCritic(nn.Module):
     """Q-values of the three choices, an MLP with LayerNorm.
+
+    It sees what the gripper was told last, which decides what "stay" means and what costs.
 
     Args:
         features: Width of the encoded observation.
@@ -62,11 +57,16 @@ class GripperCritic(nn.Module):
         super().__init__()
         self.features = int(features)
         self.config: dict[str, Any] = {"hidden": [int(width) for width in hidden]}
-        self.network = mlp(self.features, hidden, len(CHOICES), generator, layer_norm=True)
+        self.network = mlp(self.features + 1, hidden, len(CHOICES), generator, layer_norm=True)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Q-values (B, 3) in the order of `CHOICES`, for features (B, features)."""
-        values: Tensor = self.network(features)
+    def forward(self, features: Tensor, last: Tensor) -> Tensor:
+        """Q-values (B, 3) in the order of `CHOICES`.
+
+        Args:
+            features: (B, features).
+            last: See `last_command`.
+        """
+        values: Tensor = self.network(torch.cat([features, last[:, None]], -1))
         return values
 
 
@@ -78,7 +78,7 @@ class GaussianGripperPolicy(Policy):
         encoder: What both see.
         actor: From `encoder.features` to the action without the gripper's column.
         critic: From `encoder.features` to the choices' values.
-        gripper: Where the gripper is.
+        column: The gripper's action column: -1 open, +1 closed.
         exploration: Probability ε of a random choice where the policy is sampled.
     """
 
@@ -89,7 +89,7 @@ class GaussianGripperPolicy(Policy):
         encoder: StateEncoder,
         actor: GaussianTanh,
         critic: GripperCritic,
-        gripper: GripperColumn,
+        column: int,
         exploration: float,
     ) -> None:
         """Join the parts; see the class for the arguments."""
@@ -100,23 +100,16 @@ class GaussianGripperPolicy(Policy):
                 got=(actor.features, critic.features),
                 expected=encoder.features,
             )
-        if encoder.keys.get(gripper.observation) != 1:
-            raise PolicyError(
-                f"the policy does not see the gripper's last command, {gripper.observation!r}",
-                got=encoder.keys,
-                expected=f"{gripper.observation!r} of width 1 among them",
-                hint="add it to what the policy observes, or set algorithm.gripper.observation",
-            )
-        if not 0 <= gripper.column <= actor.action_dimension or not 0 <= exploration <= 1:
+        if not 0 <= column <= actor.action_dimension or not 0 <= exploration <= 1:
             raise PolicyError(
                 "the gripper's column or its exploration is out of range",
-                got=f"column {gripper.column}, exploration {exploration}",
+                got=f"column {column}, exploration {exploration}",
                 expected=f"column in 0 ... {actor.action_dimension}, exploration in [0, 1]",
             )
         self.encoder = encoder
         self.actor = actor
         self.critic = critic
-        self.gripper = gripper
+        self.column = int(column)
         self.exploration = float(exploration)
         self.action_dimension = actor.action_dimension + 1
 
@@ -132,7 +125,7 @@ class GaussianGripperPolicy(Policy):
             "encoder": self.encoder.config,
             "actor": self.actor.config,
             "critic": self.critic.config,
-            "gripper": asdict(self.gripper),
+            "column": self.column,
             "exploration": self.exploration,
             "action_dimension": self.action_dimension,
         }
@@ -144,16 +137,21 @@ class GaussianGripperPolicy(Policy):
         width = int(config["action_dimension"]) - 1
         actor = GaussianTanh(encoder.features, width, generator=seeded(0), **config["actor"])
         critic = GripperCritic(encoder.features, generator=seeded(0), **config["critic"])
-        gripper = GripperColumn(**config["gripper"])
-        return cls(encoder, actor, critic, gripper, config["exploration"])
+        return cls(encoder, actor, critic, config["column"], config["exploration"])
+
+    @property
+    def observation(self) -> dict[str, int]:
+        """Name → width of what it sees: what was commanded last too."""
+        return {**super().observation, LAST_COMMAND: self.action_dimension}
 
     def act(
         self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
     ) -> Tensor:
         """Choose one action (B, d); without noise the arm's mean and the best choice."""
         features = self.encoder(observation)
-        column = self.gripper.column
-        choice = self.critic(features).argmax(-1, keepdim=True)
+        column = self.column
+        last = last_command(observation, column).to(features)
+        choice = self.critic(features, last).argmax(-1, keepdim=True)
         if noise is None:
             motion = self.actor.mean(features)
         else:
@@ -161,7 +159,7 @@ class GaussianGripperPolicy(Policy):
             choice = self._explored(choice, noise[:, column])
             others = torch.cat([noise[:, :column], noise[:, column + 1 :]], -1)
             motion = self.actor.sample(features, noise=others)[0]
-        told = self.gripper.commands(observation).to(motion).gather(1, choice)
+        told = choice_commands(last).gather(1, choice)
         return torch.cat([motion[:, :column], told, motion[:, column:]], -1)
 
     def _explored(self, choice: Tensor, noise: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from robot_rl.config_overrides import (
@@ -66,6 +66,8 @@ OF_ROBOT = (
 )
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "joint_names": "[NAME,NAME,...]"}
+# What an entry of `observation.cameras` is that does not say so.
+_CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 _NO_VALUE = object()
 
 
@@ -111,6 +113,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
         if not (override.is_add() or override.is_force_add() or override.is_delete()):
             check_key(override.key_or_group, override.value(), defaults)
     config = _compose(overrides) if values else _compose([text_of(o) for o in chosen])
+    _complete_cameras(config)
     resolved = _resolved(config)
     for override in values:
         keep_type(override.key_or_group, defaults, resolved)
@@ -119,6 +122,24 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     result = OmegaConf.create(resolved)
     OmegaConf.set_struct(result, True)
     return result
+
+
+def _complete_cameras(config: DictConfig) -> None:
+    """Let the entries of `observation.cameras` say what they are: {name: front} is enough.
+
+    Raises:
+        ConfigError: An entry has no name.
+    """
+    cameras = config.observation.cameras
+    for number, camera in enumerate(cameras if isinstance(cameras, ListConfig) else ()):
+        if not isinstance(camera, DictConfig) or not isinstance(camera.get("name"), str):
+            raise ConfigError(
+                f"observation.cameras[{number}] has no name",
+                got=camera,
+                expected="a mapping with name, and if need be width, height and depth",
+                hint="write observation.cameras=[{name:front,width:128,height:128}]",
+            )
+        camera.setdefault("_target_", _CAMERA)
 
 
 def compose_for_run(

@@ -60,6 +60,17 @@ def takes(config: Mapping[str, Any], argument: str) -> bool:
     return argument in inspect.signature(_locate(config.get("_target_"))).parameters
 
 
+def argument(config: Mapping[str, Any], name: str) -> Any:
+    """The value of an argument of what `config["_target_"]` names, given or by default, or None.
+
+    Raises:
+        DeviceError: The name cannot be imported.
+    """
+    parameters = inspect.signature(_locate(config.get("_target_"))).parameters
+    defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    return config.get(name, defaults.get(name))
+
+
 def _plain(config: Any) -> Any:
     """Turn a Hydra node into dicts and lists; importing Hydra is left to who uses it."""
     omegaconf = sys.modules.get("omegaconf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from inspect import signature
 
 import pytest
@@ -10,8 +11,10 @@ import yaml
 
 from drivers.arm.ur import UrArm
 from drivers.errors import MissingExtra
+from robot_rl.config import compose
 from robot_rl.devices import make
 from robot_rl.resources import find_resource
+from robot_rl.ros.nodes import node_table
 
 BLOCKS = [
     (page.name, yaml.safe_load(block))
@@ -33,6 +36,13 @@ def test_the_page_of_arms_tells_the_gain_of_force_mode_that_the_driver_has():
     page = find_resource("hardware/arms.md").read_text(encoding="utf-8")
     (told,) = re.findall(r"`force_mode_gain` \(default ([\d.]+)", page)
     assert float(told) == signature(UrArm).parameters["force_mode_gain"].default
+
+
+def test_the_command_of_the_page_of_cameras_gives_each_camera_its_node():
+    page = find_resource("hardware/cameras.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"(robot-rl collect .*?null)\n", page, re.DOTALL)
+    words = shlex.split(command.replace("\\\n", ""))[2:]  # as a shell joins the lines
+    assert [node.name for node in node_table(compose(words))] == ["arm", "front_camera"]
 
 
 def test_the_pages_show_drivers():

@@ -14,6 +14,8 @@ from drivers.errors import DriverError, DriverFault, DriverTimeout, require
 from drivers.gripper.base import GripperState, check_position
 
 _JOIN_S = 5.0
+# It closes on commands above the one and opens below the other; a policy in doubt wavers between.
+_CLOSE_ABOVE, _OPEN_BELOW = 0.7, 0.3
 # How often a stop is sent until the motion has ended, and how long each may take.
 _STOPS, _STOP_S = 10, 0.1
 
@@ -27,7 +29,8 @@ class _Motions:
     Attributes:
         hand: franky's.
         changed: Guards and tells of the others.
-        wanted: Position to move to next.
+        told: Whether it was told to close last, or to open; None: nothing since a stop.
+        wanted: Which of the two to do next.
         moving: Whether a motion goes on, or begins; homing is one too.
         stopping: Whether the library is being told to stop, which would end a motion that follows.
         interrupted: Whether it was taken back.
@@ -37,7 +40,8 @@ class _Motions:
 
     hand: Any
     changed: threading.Condition = field(default_factory=threading.Condition)
-    wanted: float | None = None
+    told: bool | None = None
+    wanted: bool | None = None
     moving: bool = False
     stopping: bool = False
     interrupted: bool = False
@@ -48,8 +52,10 @@ class _Motions:
 class FrankaHand:
     """The hand of a Franka arm.
 
-    To close is to grasp with `force`, to open is to move. A motion blocks in libfranka, so that a
-    thread of its own runs them; a newer command stops the one that is going on.
+    It closes or opens: to close is to grasp with `force` whatever is there, to open is to move all
+    the way. Commands from 0.3 to 0.7 change nothing, and so does what it was told already. A motion
+    blocks in libfranka, so that a thread of its own runs them; a newer one stops the one that is
+    going on.
 
     Args:
         host: Address of the arm's controller.
@@ -114,11 +120,14 @@ class FrankaHand:
         return GripperState(time.time_ns(), min(max(share, 0.0), 1.0), bool(state.is_grasped))
 
     def command(self, position: float) -> None:
-        """Send the fingers to a position; the thread moves them."""
+        """Close or open the fingers; the thread moves them."""
         value = check_position(position)
         motions = self._connected()
+        closing = value > _CLOSE_ABOVE
+        if closing == motions.told or (not closing and value >= _OPEN_BELOW):
+            return
         with motions.changed:
-            motions.wanted = value
+            motions.told = motions.wanted = closing
             motions.interrupted = motions.stopping = motions.moving
             motions.changed.notify_all()
         if motions.stopping:
@@ -133,7 +142,7 @@ class FrankaHand:
         self._homing = False
         motions = self._connected()
         with motions.changed:
-            motions.wanted, motions.interrupted = None, True
+            motions.told, motions.wanted, motions.interrupted = None, None, True
         for _ in range(_STOPS):  # one that overtakes the motion in the library ends nothing
             self._stop(motions)
             with motions.changed:
@@ -185,10 +194,10 @@ class FrankaHand:
                 )
                 if motions.ending:
                     return
-                position, motions.wanted = motions.wanted, None
+                closing, motions.wanted = bool(motions.wanted), None
                 motions.moving, motions.interrupted = True, False
             try:
-                self._move(motions, position or 0.0)
+                self._move(motions, closing)
             except Exception as error:
                 # A motion that `stop` or a newer command interrupts ends as a failed command.
                 failed = isinstance(error, self._franky.CommandException)
@@ -199,16 +208,14 @@ class FrankaHand:
                     motions.moving = False
                     motions.changed.notify_all()
 
-    def _move(self, motions: _Motions, position: float) -> None:
+    def _move(self, motions: _Motions, closing: bool) -> None:
         hand = motions.hand
-        state = hand.state  # takes a while, in which the motion may be taken back
+        width = hand.state.max_width  # takes a while, in which the motion may be taken back
         with motions.changed:
             if motions.interrupted or motions.ending:
                 return
-        width = (1.0 - position) * state.max_width
-        if width < state.width:
-            anything = state.max_width  # whatever is between the fingers counts as grasped
-            hand.grasp(width, self._speed, self._force, anything, anything)
+        if closing:  # whatever is between the fingers counts as grasped
+            hand.grasp(0.0, self._speed, self._force, width, width)
         else:
             hand.move(width, self._speed)
 

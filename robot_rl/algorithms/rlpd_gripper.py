@@ -18,7 +18,14 @@ from torch import Tensor
 from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
-from policies.gripper import CLOSED, OPEN, GaussianGripperPolicy, GripperColumn, GripperCritic
+from policies.gripper import (
+    LAST_COMMAND,
+    GaussianGripperPolicy,
+    GripperCritic,
+    choice_commands,
+    last_command,
+    nearest_command,
+)
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam
@@ -28,6 +35,7 @@ from robot_rl.algorithms.losses import choice_loss
 from robot_rl.algorithms.value_range import Range, limited
 
 COLUMN = "gripper"
+_NEXT = f"next/{LAST_COMMAND}"
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,6 @@ class GripperSettings:
     """Settings of the gripper's critic.
 
     Attributes:
-        observation: See `GripperColumn`.
-        closed_above: See `GripperColumn`.
         hidden: Hidden widths of the critic.
         penalty: Reward, at most 0, of a step that tells the gripper something new.
         exploration: Probability of a random choice when acting.
@@ -44,8 +50,6 @@ class GripperSettings:
         target_rate: Polyak rate τ of the target critic, which is also the deployed one.
     """
 
-    observation: str
-    closed_above: float
     hidden: Sequence[int]
     penalty: float
     exploration: float
@@ -86,7 +90,6 @@ class RLPDGripper(ActorCritic):
 
     Raises:
         AlgorithmError: The task's action has no column "gripper".
-        PolicyError: The policy does not see the gripper's last command.
     """
 
     def __init__(
@@ -121,16 +124,15 @@ class RLPDGripper(ActorCritic):
         )
         super().__init__(encoding, actor, False, schedule, settings, seed)
         self._settings = gripper
-        self._gripper = GripperColumn(
-            list(action_names).index(COLUMN), gripper.observation, gripper.closed_above
-        )
+        self._column = list(action_names).index(COLUMN)
+        self.required_fields = (*self.required_fields, LAST_COMMAND)
+        self._columns = (*self._columns, LAST_COMMAND, _NEXT)
         self.gripper_critic = GripperCritic(
             encoder.features, gripper.hidden, generator=seeded(seed + 2)
         )
         self.target_gripper_critic = copy.deepcopy(self.gripper_critic).requires_grad_(False)
         self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
         self._range = _with_penalty(settings.value_range, gripper.penalty, schedule.discount)
-        self.acting_policy()  # checks that the policy sees what it needs
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The actor's output is the arm's action."""
@@ -143,7 +145,7 @@ class RLPDGripper(ActorCritic):
             encoder,
             actor,
             copy.deepcopy(critic),
-            self._gripper,
+            self._column,
             self._settings.exploration,
         )
 
@@ -152,7 +154,7 @@ class RLPDGripper(ActorCritic):
 
         See `ActorCritic.learn`; the gripper's loss does not train the encoder.
         """
-        arm = np.delete(batch["action"], self._gripper.column, 1)
+        arm = np.delete(batch["action"], self._column, 1)
         metrics = super().learn({**batch, "action": arm}, features, next_features)
         return metrics | self._update_gripper(batch, features.detach(), next_features)
 
@@ -162,17 +164,17 @@ class RLPDGripper(ActorCritic):
         """Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges."""
         settings = self._settings
         with torch.no_grad():
-            best = self.gripper_critic(next_features).argmax(-1, keepdim=True)
-            value = self.target_gripper_critic(next_features).gather(1, best)[:, 0]
-            commands = self._gripper.commands(batch).to(self.device)
-            told = self.tensor(batch["action"])[:, self._gripper.column]
-            told = torch.where(told > 0, CLOSED, OPEN)
-            moved = told != commands[:, 1]
+            last = last_command(batch, self._column).to(self.device)
+            next_last = last_command({LAST_COMMAND: batch[_NEXT]}, self._column).to(self.device)
+            best = self.gripper_critic(next_features, next_last).argmax(-1, keepdim=True)
+            value = self.target_gripper_critic(next_features, next_last).gather(1, best)[:, 0]
+            told = nearest_command(self.tensor(batch["action"])[:, self._column])
+            moved = told != last
             reward = self.tensor(batch["reward"]) + settings.penalty * moved
             target = reward + self.tensor(batch["discount"]) * limited(value, self._range)
-        predicted = self.gripper_critic(features)
+        predicted = self.gripper_critic(features, last)
         # Where "stay" tells the gripper the same as "open" or "close", both were chosen.
-        loss = choice_loss(predicted, target, commands == told[:, None])
+        loss = choice_loss(predicted, target, choice_commands(last) == told[:, None])
         self._gripper_optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._gripper_optimizer.step()

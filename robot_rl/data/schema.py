@@ -20,7 +20,7 @@ import numpy.typing as npt
 from robot_rl.data._packed_layout import Packed, PackedLayout
 from robot_rl.errors import RobotRLError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # Names of the dtypes that a column may have. A name that came from outside is looked up here before
 # NumPy sees it: for some texts NumPy would call Python's parser.
 DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
@@ -66,7 +66,8 @@ _SCALAR_FIELDS = (
     Field("stamp_action", "int64"),
 )
 ANNOTATION = "annotation/"
-ACTION_FIELDS = ("action", "policy_action", "base_action")
+LAST_COMMAND = "last_command"
+ACTION_FIELDS = ("action", "policy_action", "base_action", LAST_COMMAND)
 _NUMPY = (np.ndarray, np.generic)
 
 
@@ -95,8 +96,11 @@ class RowSchema:
 
     @cached_property
     def observation_names(self) -> tuple[str, ...]:
-        """Names of the observation columns, in order."""
-        return tuple(f.name for f in self.fields if f.name.startswith(("state/", "images/")))
+        """Names of the observation columns, in order; what was commanded before is one of them."""
+        observed = ("state/", "images/")
+        return tuple(
+            f.name for f in self.fields if f.name.startswith(observed) or f.name == LAST_COMMAND
+        )
 
     def with_fields(self, extra: Iterable[Field]) -> RowSchema:
         """The same schema with further columns, before the images."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
-from robot_rl.data.schema import RowSchema
+from robot_rl.data.schema import LAST_COMMAND, RowSchema
 
 Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 
@@ -273,6 +273,7 @@ def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None
     if last["terminated"]:
         final["stamp_observation"] = 0
         final["base_action"] = 0
+        final[LAST_COMMAND] = last["action"]
         final["episode_step"] = last["episode_step"] + 1
         return np.concatenate([rows, final])
     if len(rows) < 2:

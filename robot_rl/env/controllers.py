@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data.schema import LAST_COMMAND
 from robot_rl.env.intervention import action_of_motion
-from robot_rl.env.robot import GRIPPER_OPEN, gripper_columns
+from robot_rl.env.robot import gripper_columns
 from robot_rl.env.task import Expert
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class ExpertController:
 
 
 class IdleController:
-    """Keeps arms where they are and grippers open: whatever else happens a person does.
+    """Keeps arms where they are and grippers as told last: all that happens a person does.
 
     Args:
         action_names: Columns of the action.
@@ -93,7 +94,6 @@ class IdleController:
         """See the class."""
         self._names = tuple(action_names)
         self._gripper_columns = gripper_columns(self._names)
-        self._grippers: npt.ArrayLike = GRIPPER_OPEN
 
     def reset(
         self,
@@ -102,8 +102,7 @@ class IdleController:
         seeds: Sequence[int],
         instructions: Sequence[str] | None = None,
     ) -> None:
-        """Begin with open grippers."""
-        self._grippers = GRIPPER_OPEN
+        """Nothing: what was told last is in the observation."""
 
     def act(
         self,
@@ -119,14 +118,13 @@ class IdleController:
         active: npt.NDArray[np.bool_] | None = None,
     ) -> ExpertDecision:
         """There is no base."""
-        still = action_of_motion(self._names, np.zeros(6), self._grippers)[None]
-        return ExpertDecision.of(still)
+        grippers = observation[LAST_COMMAND][0, self._gripper_columns]
+        return ExpertDecision.of(action_of_motion(self._names, np.zeros(6), grippers)[None])
 
     def observe_override(
         self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
     ) -> None:
-        """Leave each gripper as the person has left it."""
-        self._grippers = executed[0, self._gripper_columns]
+        """Nothing: what was told last is in the observation."""
 
 
 class ControllerWrapper(Generic[_Wrapped]):

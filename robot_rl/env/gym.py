@@ -126,6 +126,7 @@ class GymRobot:
 
     simulated = True
     clamped = False  # actions in [-1, 1] are within its bounds
+    opens_grippers = True
 
     def __init__(
         self,

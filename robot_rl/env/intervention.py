@@ -11,11 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Observation
+from robot_rl.data.schema import LAST_COMMAND, Observation
 from robot_rl.env.robot import (
     ARM_ACTIONS,
     GRIPPER_ACTION,
-    GRIPPER_OPEN,
     Action,
     PersonNeeded,
     RobotInterrupted,
@@ -119,7 +118,6 @@ class Intervention(RobotEnvWrapper):
         self._kept = False
         self._moved_steps = 0
         self._gripper_columns = gripper_columns(self._names)
-        self._grippers = self._all_open()
         self._waits_for: dict[OperatorEvent, str] = {}  # and why
         if not self.robot.simulated:
             self._waits_for[OperatorEvent.START] = _NOT_YET
@@ -159,8 +157,7 @@ class Intervention(RobotEnvWrapper):
         said = said._replace(events=tuple(self._unread))
         self._unread.clear()
         self.let_go()
-        if not info["in_place"]:
-            self._note_grippers(self._all_open())
+        self._note_gripper(observation)
         self.ended_by = None
         return observation, {**info, "intervened": False, "operator": said}
 
@@ -198,7 +195,7 @@ class Intervention(RobotEnvWrapper):
         with self._faults_noted():
             observation, reward, terminated, truncated, info = super().step(sent)
         self._observation = observation
-        self._note_grippers(info["executed_action"][self._gripper_columns])
+        self._note_gripper(observation)
         # Even where the task says that it is done: who judges otherwise would let it go on.
         truncated = over or (truncated and not terminated)
         info |= {"intervened": intervened, "operator": said}
@@ -309,14 +306,10 @@ class Intervention(RobotEnvWrapper):
             return _Halted("a person has to look at the robot", got=why, hint=hint)
         return _Halted(why, hint=hint)
 
-    def _all_open(self) -> Action:
-        return np.full(len(self._gripper_columns), GRIPPER_OPEN, np.float32)
-
-    def _note_grippers(self, commands: Action) -> None:
-        """Note what each gripper was told last, also for devices whose button toggles the one."""
-        self._grippers = commands
-        if len(commands) == 1:
-            self._inbox.gripper = float(commands[0])
+    def _note_gripper(self, observation: Observation) -> None:
+        """Let devices whose button toggles the one gripper know what it was told last."""
+        if len(self._gripper_columns) == 1:
+            self._inbox.gripper = float(observation[LAST_COMMAND][self._gripper_columns[0]])
 
     def _takes_over(self, said: OperatorInput) -> bool:
         """Who acts in this step, from what was said and done until now."""
@@ -345,7 +338,8 @@ class Intervention(RobotEnvWrapper):
                 self._waits_for.pop(event, None)
 
     def _operators_action(self, said: OperatorInput) -> Action:
-        grippers = self._grippers if said.gripper is None else said.gripper
+        told = self._observation[LAST_COMMAND][self._gripper_columns]
+        grippers = told if said.gripper is None else said.gripper
         return action_of_motion(self._names, said.motion, grippers)
 
 

@@ -56,10 +56,12 @@ class Robot(Protocol):
     Attributes:
         observation_fields: Columns of what it observes.
         action_names: Columns of its actions.
+        opens_grippers: Whether its grippers are open after `reset`; if not, they are as they were
+            told last.
         clamped: Whether a limit changed what the last action asked for: as far as is known at the
             newest observation, for a robot whose own node has limits says so after the action.
         simulated: Whether nobody can stand in its way: only such a robot moves without a person's
-        `start`, at first and after a fault; see `robot_rl.env.intervention`.
+            `start`, at first and after a fault; see `robot_rl.env.intervention`.
     """
 
     observation_fields: tuple[Field, ...]
@@ -67,6 +69,10 @@ class Robot(Protocol):
 
     @property
     def simulated(self) -> bool:
+        """See the class."""
+
+    @property
+    def opens_grippers(self) -> bool:
         """See the class."""
 
     @property

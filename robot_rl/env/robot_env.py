@@ -6,11 +6,12 @@ from typing import Any, Protocol, cast
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
-from robot_rl.data.schema import Field, Observation, RowSchema, row_schema
+from robot_rl.data.schema import LAST_COMMAND, Field, Observation, RowSchema, row_schema
 from robot_rl.env.rate import Clock
-from robot_rl.env.robot import Action, Robot
+from robot_rl.env.robot import GRIPPER_OPEN, Action, Robot, gripper_columns
 from robot_rl.env.task import Task
 from robot_rl.safety import check_action
 
@@ -47,6 +48,10 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     was sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], ``lateness`` of the
     tick after the action [s], and ``decision_seconds`` from the tick before it to its sending.
 
+    ``last_command`` (d,), which is observed too, is what was sent in the step before. At the first
+    step of an episode the arm was sent no motion, and each gripper what it was told last; a gripper
+    that the reset has opened was told -1.
+
     Args:
         robot: The robot, simulated or real.
         task: Where episodes start, what they observe, and when they end.
@@ -67,8 +72,11 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         )
         # Gymnasium types the values of a Dict space as Any.
         columns: Any = {f.name: _space_of(f) for f in fields}
-        self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(columns))
         self.action_space = spaces.Box(-1.0, 1.0, (len(robot.action_names),), np.float32)
+        columns[LAST_COMMAND] = self.action_space
+        self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(columns))
+        self._gripper_columns = gripper_columns(robot.action_names)
+        self._last_command = self._at_rest(GRIPPER_OPEN)
         self._step = 0
         self._closed = False
 
@@ -96,6 +104,9 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         if not in_place:
             super().reset(seed=seed)  # what was drawn for a begin in place does not count
             self.robot.reset(self.task.reset(self.np_random), self.np_random)
+        opened = self.robot.opens_grippers and not in_place
+        told = GRIPPER_OPEN if opened else self._last_command[self._gripper_columns]
+        self._last_command = self._at_rest(told)
         self.clock.start()
         self._step = 0
         return self.observe(), {
@@ -112,6 +123,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
                 was sent.
         """
         executed = self.robot.apply(check_action(action, self.robot.action_names))
+        self._last_command = executed.copy()
         decision_seconds = self.clock.since_tick()
         stamp_action = self.clock.now_ns()
         self.robot.advance(self.clock.period)
@@ -145,8 +157,14 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
 
     def observe(self) -> Observation:
         """What can be observed now, beside the steps: between episodes, for a person."""
-        seen = self.robot.observe()
+        seen = {**self.robot.observe(), LAST_COMMAND: self._last_command}
         return {**seen, **self.task.observe()} if self._task_state else seen
+
+    def _at_rest(self, grippers: npt.ArrayLike) -> Action:
+        """A command (d,) to move nothing, with these of the grippers."""
+        command = np.zeros(len(self.robot.action_names), np.float32)
+        command[self._gripper_columns] = grippers
+        return command
 
     def _begins_in_place(self) -> bool:
         """Begin with robot and scene as they are; returns whether there is anything left to do."""

@@ -73,6 +73,11 @@ class SeveralArms:
         return all(arm.simulated for arm in self.arms.values())
 
     @property
+    def opens_grippers(self) -> bool:
+        """Whether each of them has its gripper open after a reset."""
+        return all(arm.opens_grippers for arm in self.arms.values())
+
+    @property
     def clamped(self) -> bool:
         """Whether a limit changed what any of them was asked for."""
         return any(arm.clamped for arm in self.arms.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.schema import Field, RowSchema
+from robot_rl.data.schema import LAST_COMMAND, Field, RowSchema
 from robot_rl.replay.annotations import AnnotationField
 from robot_rl.replay.batches import Batch, allocate, checked
 from robot_rl.replay.errors import ReplayError, StoreError
@@ -102,7 +102,8 @@ def _expect_once(names: Sequence[str]) -> None:
 
 
 def _has_next(name: str) -> bool:
-    return name.startswith(("state/", "images/", "features/")) or name == "base_action"
+    at_every_state = ("base_action", LAST_COMMAND)
+    return name.startswith(("state/", "images/", "features/")) or name in at_every_state
 
 
 def _column(schema: RowSchema, name: str) -> Field:

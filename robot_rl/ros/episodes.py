@@ -33,7 +33,12 @@ class SimulatedEpisodes:
         node: Name of the node that owns the world; its parameter `episode_seed` is the seed.
         service: Of that node, which begins the episode.
         timeout_s: For each answer [s].
+
+    Attributes:
+        opens_grippers: See `robot_rl.env.robot.Robot`.
     """
+
+    opens_grippers = True
 
     def __init__(self, node: str, service: str, timeout_s: float) -> None:
         """See the class."""
@@ -75,7 +80,12 @@ class ScriptedEpisodes:
         turn_speed: The same for its rotation [rad/s].
         tolerance: Distance from the start at which an episode may begin [m].
         turn_tolerance: The same for the angle [rad].
+
+    Attributes:
+        opens_grippers: See `robot_rl.env.robot.Robot`: nobody tells the gripper anything.
     """
+
+    opens_grippers = False
 
     def __init__(
         self,

@@ -3,10 +3,10 @@
 It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` has it: under each
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
 where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
-which there is one node for each camera that the policy sees with. A robot of several arms has all
-of them once for each of `robot.arms`, in namespaces of these names. A driver that uses topics by
-itself has a `namespace`: it too is relative to the arm's, unless it begins with a slash. Loads no
-ROS.
+which there is one node for each camera that the policy sees with. A node that is null is run by
+somebody else. A robot of several arms has all of them once for each of `robot.arms`, in namespaces
+of these names. A driver that uses topics by itself has a `namespace`: it too is relative to the
+arm's, unless it begins with a slash. Loads no ROS.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.errors import RobotRLError
+from robot_rl.ros.camera_nodes import camera_node_name, check_camera_nodes, check_each_camera
 
 PACKAGE = "robot_rl"
 _KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
@@ -70,6 +71,7 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
 
     Raises:
         NodeTableError: Names the node and the key.
+        CameraNodeError: A camera is observed that no node serves, or a node cannot serve its own.
     """
     plain = OmegaConf.to_container(config.nodes, resolve=True)
     assert isinstance(plain, dict)
@@ -81,9 +83,15 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     for arm in config.robot.get("arms") or [""]:
         namespace = joined(str(config.robot.namespace), str(arm))
         for name, entry in plain.items():
+            if entry is None:
+                continue
             _check(str(name), entry)
+            if entry.get("each_camera"):
+                check_each_camera(str(name), entry, cameras)
             options = cameras if entry.get("each_camera") else [None]
             table += [_description(namespace, str(name), entry, camera) for camera in options]
+    by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
+    check_camera_nodes(cameras, by_others, table, _resolved)
     return tuple(table)
 
 
@@ -93,7 +101,7 @@ def _description(
     parameters = dict(entry.get("parameters") or {})
     if camera is not None:
         parameters["camera"] = str(camera["name"])
-        name = f"{camera['name']}_camera"
+        name = camera_node_name(camera)
         size = {key: camera[key] for key in ("width", "height", "depth") if key in camera}
         parameters["driver"] = {**parameters["driver"], "camera": parameters["camera"], **size}
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold

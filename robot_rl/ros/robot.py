@@ -61,6 +61,7 @@ class RosRobot:
 
     Attributes:
         measurements: What arrives on topics.
+        opens_grippers: See `Robot`.
         clamped: See `Robot` and `AppliedTarget`.
     """
 
@@ -85,6 +86,7 @@ class RosRobot:
         self.action_names = task.action_names
         self.limits = sensors
         self._episodes = episodes
+        self.opens_grippers = bool(episodes.opens_grippers)
         self._period = 1.0 / control_rate_hz
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names

@@ -22,7 +22,7 @@ from robot_rl.rewards.factory import make_source, make_watched_env, reward_camer
 from robot_rl.rewards.source import HUMAN_VERSION
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.stages.nodes import robot_nodes
+from robot_rl.stages.nodes import check_nodes, robot_nodes
 from robot_rl.stages.resumable import resumable, same_command
 from robot_rl.stages.teleoperation import TeleoperatedSession
 
@@ -134,6 +134,7 @@ def _collect_by_hand(
 def run(config: DictConfig) -> None:
     """Collect into a new run directory, or go on in that of `run`."""
     check_expert_is_judged(config)
+    check_nodes(config)  # what cannot work is said before anything is made
     if config.run:
         directory = RunDirectory.open(config.run, config.runs_directory)
     else:

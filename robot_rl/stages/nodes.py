@@ -69,6 +69,16 @@ class NodeSupervisor:
                 return
 
 
+def check_nodes(config: DictConfig) -> None:
+    """Check the nodes that a stage would start, before anything is made.
+
+    Raises:
+        RobotRLError: One of them cannot be started, or a camera has none.
+    """
+    if config.start_nodes:
+        node_table(config)
+
+
 @contextmanager
 def robot_nodes(config: DictConfig, logs: Path) -> Iterator[NodeSupervisor | None]:
     """Run the nodes of the configured robot; they end after everything else.

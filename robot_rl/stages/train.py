@@ -40,7 +40,7 @@ from robot_rl.stages.evaluate import (
     unevaluated,
 )
 from robot_rl.stages.memory import MemorySampler
-from robot_rl.stages.nodes import robot_nodes
+from robot_rl.stages.nodes import check_nodes, robot_nodes
 from robot_rl.stages.pretrain import create_run, pretrain
 from robot_rl.stages.processes import ProcessGroup
 from robot_rl.stages.resumable import resumable
@@ -114,6 +114,7 @@ def run(config: DictConfig) -> None:
     check_counts(config)
     trains_on(config.observation)
     check_algorithm(config.algorithm)
+    check_nodes(config)
     if config.replay.connect:
         raise ConfigError(
             "train starts a replay server of its own",

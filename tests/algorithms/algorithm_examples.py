@@ -63,6 +63,8 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
         "base_action": rng.uniform(-0.8, 0.8, (size, DIMENSION)).astype("f4"),
     }
     following = {f"next/{name}": rng.permutation(known[name]) for name in (*KEYS, "base_action")}
+    known["last_command"] = rng.uniform(-1, 1, (size, DIMENSION)).astype("f4")
+    following["next/last_command"] = known["action"].copy()
     known |= {
         "reward": (rng.random(size) < 0.3).astype("f4"),
         "discount": np.full(size, 0.9, "f4"),
@@ -94,6 +96,7 @@ def acts(policy, count=SIZE, noise=None):
     """The policy's actions on fixed observations and base actions, and those base actions."""
     rng = np.random.default_rng(9)
     seen = {name: rng.uniform(-1, 1, (count, width)).astype("f4") for name, width in KEYS.items()}
+    seen["last_command"] = np.ones((count, DIMENSION), np.float32)
     base = torch.from_numpy(rng.uniform(-0.8, 0.8, (count, DIMENSION)).astype("f4"))
     with torch.no_grad():
         return policy.act(seen, base, noise), base

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from algorithm_examples import INTERFACE, KEYS, SIZE, acts, batch, cloned, configuration, make
+from algorithm_examples import KEYS, SIZE, acts, batch, cloned, configuration, make
+from scenes import environment
 
 from policies.behaviour import Behaviour, Interface
-from policies.errors import PolicyError
 from robot_rl.algorithms.base import AlgorithmError
 from robot_rl.algorithms.factory import make_algorithm
 
@@ -16,6 +16,7 @@ FAST = (
     ("gripper.target_rate", 0.1),
     ("schedule.critic_only_updates", 1000),
 )
+LAST = "last_command"
 POSITION = "state/gripper_position"
 
 
@@ -30,7 +31,7 @@ def trained(updates, reward_of, changes=FAST, discount=0.0):
             "action": np.stack([rng.uniform(-1, 1, SIZE), told], 1).astype("f4"),
             "reward": reward_of(told, latest).astype("f4"),
             "discount": np.full(SIZE, discount, "f4"),
-            POSITION: latest[:, None].astype("f4"),
+            LAST: np.stack([np.zeros(SIZE), latest], 1).astype("f4"),
         }
         algorithm.update(batch(algorithm, seed, **columns))
     return algorithm
@@ -40,9 +41,9 @@ def values(algorithm, latest):
     """Mean value of (open, stay, close) where the gripper was told `latest`."""
     rng = np.random.default_rng(3)
     observed = {n: rng.uniform(-1, 1, (SIZE, w)).astype("f4") for n, w in KEYS.items()}
-    observed[POSITION] = np.full((SIZE, 1), latest, "f4")
+    last = torch.full((SIZE,), float(latest))
     with torch.no_grad():
-        return algorithm.gripper_critic(algorithm.encoder(observed)).mean(0).tolist()
+        return algorithm.gripper_critic(algorithm.encoder(observed), last).mean(0).tolist()
 
 
 def test_it_learns_to_close_and_that_a_change_costs():
@@ -67,7 +68,7 @@ def test_the_target_is_double_dqn_within_the_possible_returns():
     algorithm = make("rlpd_gripper", changes=FAST)
     content = batch(algorithm, reward=np.full(SIZE, 0.25, "f4"))
     content["action"][:, 1] = 1.0
-    content[POSITION][:] = 1.0  # closed before and after: no penalty, "stay" and "close" alike
+    content[LAST][:] = 1.0  # closed before and after: no penalty, "stay" and "close" alike
     for critic, preferred in (
         (algorithm.gripper_critic, [0.0, 0.0, 2.0]),
         (algorithm.target_gripper_critic, [9.0, 9.0, 0.5]),
@@ -93,7 +94,7 @@ def test_a_terminated_transition_does_not_bootstrap():
     algorithm = make("rlpd_gripper", changes=FAST)
     content = batch(algorithm, discount=np.zeros(SIZE, "f4"), reward=np.zeros(SIZE, "f4"))
     content["action"][:, 1] = 1.0
-    content[POSITION][:] = 1.0
+    content[LAST][:] = 1.0
     with torch.no_grad():
         for critic in (algorithm.gripper_critic, algorithm.target_gripper_critic):
             critic.network[-1].weight.zero_()
@@ -105,7 +106,7 @@ def test_rewards_of_any_size_are_told_to_the_gripper_too():
     algorithm = make("rlpd_gripper", changes=FAST, words=["robot=gym"])
     content = batch(algorithm, reward=np.full(SIZE, -1.0, "f4"))
     content["action"][:, 1] = 1.0
-    content[POSITION][:] = 1.0
+    content[LAST][:] = 1.0
     with torch.no_grad():
         for critic in (algorithm.gripper_critic, algorithm.target_gripper_critic):
             critic.network[-1].weight.zero_()
@@ -132,8 +133,38 @@ def test_a_task_without_a_gripper_is_refused():
         make_algorithm(config, Behaviour(cloned(), interface), 0)
 
 
-def test_a_policy_that_does_not_see_the_gripper_is_refused():
-    changes = (("gripper.observation", "state/gripper_command"),)
-    config = configuration("rlpd_gripper", changes).algorithm
-    with pytest.raises(PolicyError, match=r"'state/gripper_command'.*gripper\.observation"):
-        make_algorithm(config, Behaviour(cloned(), INTERFACE), 0)
+def commanded(opened_to):
+    """Rows of pick_cube, closing for 15 steps and then opening, as far as the fingers can."""
+    env = environment("pick_cube")
+    seen = [env.reset(seed=0)[0]]
+    actions = [[0.0, 1.0]] * 15 + [[0.0, -1.0]] * 15
+    for _, told in actions:
+        action = np.zeros(7, np.float32)
+        action[6] = told
+        seen.append(env.step(action)[0])
+        seen[-1][POSITION] = np.maximum(seen[-1][POSITION], opened_to).astype("f4")
+    env.close()
+    rows = {name: np.stack([row[name] for row in seen]) for name in (POSITION, LAST)}
+    return np.float32(actions), rows | {LAST: rows[LAST][:, [0, 6]]}
+
+
+@pytest.mark.parametrize("opened_to", [0.0, 0.5], ids=["open", "blocked half open"])
+def test_to_open_costs_once_however_long_the_fingers_take(opened_to):
+    """They take eight steps to open, or are stopped on their way."""
+    algorithm = make("rlpd_gripper", changes=FAST)
+    actions, rows = commanded(opened_to)
+    columns = {name: values[:-1] for name, values in rows.items()}
+    content = batch(algorithm, size=len(actions), **columns, action=actions)
+    moves = float(algorithm.update(content)["gripper_moves"]) * len(actions)
+    assert moves == pytest.approx(2)  # one to close, one to open
+
+
+def test_a_gripper_that_is_blocked_while_it_opens_does_not_close_again_by_itself():
+    algorithm = trained(100, lambda told, latest: np.zeros(SIZE))  # prefers to change nothing
+    policy = algorithm.deployed_policy()
+    _, rows = commanded(0.5)
+    rng = np.random.default_rng(0)
+    seen = {name: rng.uniform(-1, 1, (15, width)).astype("f4") for name, width in KEYS.items()}
+    seen |= {name: values[-15:] for name, values in rows.items()}
+    with torch.no_grad():
+        assert (policy.act(seen, None, None)[:, 1] == -1.0).all()

@@ -73,6 +73,8 @@ def test_an_episode_that_terminated_keeps_its_last_step_and_marks_the_final_row(
         assert after["episode_step"][-1] == LENGTHS[episode]
         assert not after["action"][-1].any()
         np.testing.assert_array_equal(after["state/tcp_pose"][-1], before["state/tcp_pose"][-2])
+        np.testing.assert_array_equal(after["last_command"][:-1], before["last_command"][:-1])
+        np.testing.assert_array_equal(after["last_command"][-1], before["action"][-2])
 
 
 def test_an_episode_that_did_not_terminate_ends_at_its_last_real_observation(folder: Path):
@@ -82,7 +84,8 @@ def test_an_episode_that_did_not_terminate_ends_at_its_last_real_observation(fol
     assert len(after["is_last"]) == steps  # one step less
     assert after["is_last"].tolist() == [False] * (steps - 1) + [True]
     assert after["truncated"].tolist() == [False] * (steps - 2) + [True, False]
-    for name in ("state/tcp_pose", "base_action", "stamp_observation", "episode_step", "source"):
+    kept = ("last_command", "base_action", "stamp_observation", "episode_step", "source")
+    for name in ("state/tcp_pose", *kept):
         np.testing.assert_array_equal(after[name][-1], before[name][-2], name)
     for name in ("action", "policy_action", "reward", "policy_version", "stamp_action"):
         assert not after[name][-1].any(), name

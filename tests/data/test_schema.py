@@ -70,14 +70,16 @@ def test_json_keeps_the_schema(schema):
 
 def test_the_fixed_fields_are_those_of_every_row():
     dtypes = {f.name: (f.dtype, f.shape) for f in SCHEMA.fields}
-    assert dtypes["action"] == dtypes["base_action"] == dtypes["policy_action"] == ("float32", (2,))
+    for name in ("action", "policy_action", "base_action", "last_command"):
+        assert dtypes[name] == ("float32", (2,))
     assert dtypes["reward"] == ("float32", ())
     for name in ("terminated", "truncated", "is_last", "success", "intervened", "clamped"):
         assert dtypes[name] == ("bool", ())
     for name in ("stamp_observation", "stamp_action", "policy_version"):
         assert dtypes[name] == ("int64", ())
     assert SCHEMA.fields[-1].name == "images/wrist"  # a reader can leave the images out
-    assert SCHEMA.observation_names == ("state/gripper", "state/tcp_pose", "images/wrist")
+    states = ("state/gripper", "state/tcp_pose")
+    assert SCHEMA.observation_names == ("last_command", *states, "images/wrist")
     assert SCHEMA.action_dimension == 2
 
 
@@ -136,6 +138,7 @@ POSE = np.zeros(7, np.float32)
         ("action", np.array([np.nan, 0.0], np.float32), ["not finite", "got: [nan", "finite"]),
         ("base_action", np.array([-2.0, 0.0], np.float32), ["out of range", "[-1, 1]"]),
         ("policy_action", np.array([-9, 0]), ["out of range", "[-1, 1]"]),
+        ("last_command", np.array([0.0, 1.5]), ["out of range", "[-1, 1]"]),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name, value, parts):
@@ -175,7 +178,7 @@ def test_unpacking_copies_nothing():
 @pytest.mark.parametrize(
     ("other", "parts"),
     [
-        ({"version": 2}, ["schema version", "got: 2", "expected: 1"]),
+        ({"version": 1}, ["schema version", "got: 1", "expected: 2"]),
         ({"task": "reach"}, ["task differs", "got: reach", "expected: peg_insert"]),
         ({"control_rate_hz": 20.0}, ["control_rate_hz", "got: 20.0", "expected: 10.0"]),
         ({"action_names": ("x", "z")}, ["action_names", "got: ('x', 'z')", "expected: ('x', 'y')"]),
@@ -233,7 +236,7 @@ def changed(**changes):
         (changed(fields=[["a", "float32", [1e999]]]), "cannot be read"),
         (changed(control_rate_hz=float("nan")), "control_rate_hz is nan"),
         ("[" * 100_000, "cannot be read"),
-        (changed(version=99), "version differs; got: 99; expected: 1; next: "),
+        (changed(version=99), "version differs; got: 99; expected: 2; next: "),
     ],
 )
 def test_json_that_is_no_schema_is_refused(text, named):

@@ -82,7 +82,8 @@ def test_windows_of_a_dataset(tmp_path):
     dataset = EpisodeDataset(tmp_path / "data.zarr")
     everything = WindowSampler.of_dataset(dataset, 2, 8)
     assert len(everything) == dataset.rows_total - 4
-    assert everything.batch(everything.indices).keys() == {"state/tcp_pose", "action", "valid"}
+    columns = {"state/tcp_pose", "last_command", "action", "valid"}
+    assert everything.batch(everything.indices).keys() == columns
     successful = WindowSampler.of_dataset(dataset, 2, 8, only_successful=True)
     starts = dataset.episode_ends - np.diff(dataset.episode_ends, prepend=0)
     assert successful.indices[0] == starts[0]

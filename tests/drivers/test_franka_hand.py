@@ -48,9 +48,24 @@ def test_it_closes_by_a_grasp_opens_by_a_move_and_measures(driver, hand):
     assert driver.read().position == 0.0
     driver.command(1.0)
     until(lambda: driver.read().position == 1.0)
-    driver.command(0.25)
-    until(lambda: driver.read().position == pytest.approx(0.25))
+    driver.command(0.0)
+    until(lambda: driver.read().position == 0.0)
     assert [command for _, command in hand.requests] == [server.GRASP, server.MOVE]
+
+
+@pytest.mark.parametrize("endless", [False, True], ids=["done", "going on"])
+def test_a_command_that_wavers_changes_nothing_before_it_is_clearly_the_other(
+    driver, hand, endless
+):
+    """As of a policy that has doubts: each motion would stop the one before."""
+    hand.endless = endless
+    driver.connect()
+    for position in (0.4, 0.6, 0.9, 0.45, 0.55, 1.0, 0.35, 0.65, 0.8, 0.1, 0.6, 0.5, 0.0):
+        driver.command(position)
+        time.sleep(0.05)
+    until(lambda: hand.count(server.MOVE) == 1)
+    assert hand.count(server.GRASP) == 1
+    assert hand.count(server.STOP) == endless  # of the grasp, when it is clear that it is to open
 
 
 def test_a_stop_ends_the_motion_that_goes_on_and_is_no_fault(driver, hand):
@@ -116,8 +131,8 @@ def test_a_stop_that_is_sent_late_does_not_end_the_motion_that_follows(driver, h
     driver.connect()
     driver.command(1.0)
     until(lambda: hand.count(server.GRASP) == 1)
-    driver.command(0.5)
-    until(lambda: hand.count(server.GRASP) == 2)
+    driver.command(0.0)
+    until(lambda: hand.count(server.MOVE) == 1)
     time.sleep(0.2)
     assert hand.moving
     driver.read()

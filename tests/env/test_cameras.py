@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scenes import configuration
 
+from robot_rl.config import compose
+from robot_rl.config_overrides import ConfigError
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.errors import RobotRLError
@@ -46,6 +48,23 @@ def test_a_camera_sees_the_arm_move_and_no_pose_of_an_object_is_observed(seeing)
     assert first.dtype == np.uint8
     assert (first != last).any(-1).mean() > 0.01
     assert first.std() > 10
+
+
+def test_cameras_can_be_named_on_the_command_line():
+    cameras = "observation.cameras=[{name:front,width:40,height:30},{name:wrist}]"
+    env = make_env(configuration("task=reach", cameras))
+    try:
+        observation, _ = env.reset(seed=0)
+        assert observation["images/front"].shape == (30, 40, 3)
+        assert observation["images/wrist"].shape == (128, 128, 3)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("cameras", ["[front]", "[{name:wrist},{width:64}]", "[{name:3}]"])
+def test_a_camera_without_a_name_is_refused_with_what_to_write(cameras):
+    with pytest.raises(ConfigError, match=r"cameras\[[01]\] has no name.*cameras=\[\{name:front,"):
+        compose(["task=reach", f"observation.cameras={cameras}"])
 
 
 def test_pictures_are_recorded_beside_the_state_that_the_policy_sees():

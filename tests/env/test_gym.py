@@ -102,7 +102,8 @@ def test_robot_gym_brings_its_task_and_is_called_by_its_id():
 
 def test_observations_become_flat_columns_and_images_stay():
     env = environment()
-    assert env.schema.observation_names == ("state/agent_place", "state/goal", "images/view")
+    names = ("last_command", "state/agent_place", "state/goal", "images/view")
+    assert env.schema.observation_names == names
     observation, _ = env.reset(seed=1)
     assert env.observation_space.contains(observation)
     place = inner(env).place
@@ -111,7 +112,8 @@ def test_observations_become_flat_columns_and_images_stay():
 
 
 def test_a_single_box_is_called_observation():
-    assert environment("Pendulum-v1").schema.observation_names == ("state/observation",)
+    names = environment("Pendulum-v1").schema.observation_names
+    assert names == ("last_command", "state/observation")
 
 
 def test_actions_are_scaled_to_the_bounds():
@@ -286,7 +288,8 @@ def test_gym_hil_is_seeded_and_its_expert_picks_up_the_cube():
     config = compose(["robot=gym_hil"])
     env = make_env(config)
     assert env.schema.task == "gym_hil/PandaPickCubeBase-v0"
-    assert env.schema.observation_names == ("state/agent_pos", "state/environment_state")
+    states = ("state/agent_pos", "state/environment_state")
+    assert env.schema.observation_names == ("last_command", *states)
     assert env.schema.action_dimension == 4
     actions = np.random.default_rng(0).uniform(-1, 1, (3, 4)).astype(np.float32)
     first, _ = replay(env, 3, actions)
@@ -310,6 +313,7 @@ def test_gymnasium_robotics_runs_with_its_goals_and_its_own_reward():
     installed("gymnasium_robotics")
     env = environment("gymnasium_robotics:FetchReach-v4")
     assert env.schema.observation_names == (
+        "last_command",
         "state/achieved_goal",
         "state/desired_goal",
         "state/observation",

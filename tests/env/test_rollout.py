@@ -118,6 +118,8 @@ def test_a_row_holds_what_was_seen_before_its_action():
     stacked = {name: np.stack([o[name] for o in seen]) for name in seen[0]}
     np.testing.assert_array_equal(rows["base_action"], proposals(stacked))
     np.testing.assert_array_equal(rows["policy_action"], rows["action"])
+    np.testing.assert_array_equal(rows["last_command"][1:], rows["action"][:-1])
+    assert not rows["last_command"][0].any()
 
 
 def test_stopping_ends_running_episodes_as_truncated_and_begins_none():

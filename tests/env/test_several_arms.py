@@ -65,12 +65,12 @@ def test_both_grippers_are_open_again_after_a_reset(holding, inbox):
 
 def test_an_idle_controller_leaves_each_gripper_as_it_was_left(holding):
     controller = IdleController(holding.schema.action_names)
-    controller.reset(seeds=[1])
-    assert controller.act({}).action[0, [6, 13]].tolist() == [-1.0, -1.0]
-    executed = np.zeros((1, 14), np.float32)
-    executed[0, [6, 13]] = 1.0, -0.5
-    controller.observe_override(executed)
-    assert controller.act({}).action[0, [6, 13]].tolist() == [1.0, -0.5]
+
+    def idle(observation):
+        return controller.act({name: value[None] for name, value in observation.items()}).action[0]
+
+    assert idle(holding.observe())[[6, 13]].tolist() == [1.0, -0.5]
+    assert idle(holding.reset(seed=2)[0])[[6, 13]].tolist() == [-1.0, -1.0]
 
 
 def test_without_a_reset_both_arms_stay_where_they_are(inbox):

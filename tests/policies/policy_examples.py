@@ -9,12 +9,11 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
-from policies.gripper import GaussianGripperPolicy, GripperColumn, GripperCritic
+from policies.gripper import LAST_COMMAND, GaussianGripperPolicy, GripperCritic
 from policies.networks import seeded
 from policies.residual import ResidualPolicy
 
 KEYS = {"state/tcp_pose": 7, "state/relative": 3}
-GRIPPER = "state/gripper_position"
 ACTIONS = ("x", "y", "z")
 INTERFACE = Interface("peg_insert", 10.0, ACTIONS)
 
@@ -22,7 +21,7 @@ INTERFACE = Interface("peg_insert", 10.0, ACTIONS)
 def observations(count, seed=0):
     """Name → (count, width) float32; most policies use some of them only."""
     source = np.random.default_rng(seed)
-    widths = {**KEYS, GRIPPER: 1}
+    widths = {**KEYS, LAST_COMMAND: 3}
     return {name: source.normal(size=(count, width)).astype("f4") for name, width in widths.items()}
 
 
@@ -60,11 +59,10 @@ def residual(seed=0, base=None):
 
 
 def gripper(seed=0, exploration=0.3):
-    encoder = StateEncoder({**KEYS, GRIPPER: 1}).fit(recorded())
+    encoder = StateEncoder(KEYS).fit(recorded())
     actor = GaussianTanh(encoder.features, 2, [32], generator=seeded(seed))
     critic = GripperCritic(encoder.features, [32], generator=seeded(seed + 1))
-    column = GripperColumn(2, GRIPPER, 0.0)
-    return GaussianGripperPolicy(encoder, actor, critic, column, exploration)
+    return GaussianGripperPolicy(encoder, actor, critic, 2, exploration)
 
 
 def vla(seed=0):

@@ -1,14 +1,12 @@
 """The discrete gripper beside a Gaussian arm."""
 
-import numpy as np
 import pytest
 import torch
-from policy_examples import GRIPPER, KEYS, behaviour, gripper, observations
+from policy_examples import behaviour, gripper, observations
 
-from policies.encoders import StateEncoder
 from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh
-from policies.gripper import CHOICES, GaussianGripperPolicy, GripperColumn, GripperCritic
+from policies.gripper import CHOICES, LAST_COMMAND, GaussianGripperPolicy, GripperCritic
 from policies.networks import seeded
 from policies.runner import PolicyRunner
 
@@ -23,7 +21,10 @@ def choosing(choice, **options):
 
 
 def seen(latest):
-    return {**observations(len(latest)), GRIPPER: np.float32(latest)[:, None]}
+    """Observations after a step in which the gripper, the last column, was told `latest`."""
+    seen = observations(len(latest))
+    seen[LAST_COMMAND][:, 2] = latest
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -38,9 +39,7 @@ def test_open_and_close_are_absolute_and_stay_repeats_the_last_command(choice, t
 @pytest.mark.parametrize("column", [0, 1, 2])
 def test_the_arm_keeps_its_columns_wherever_the_gripper_is(column):
     policy = choosing("close")
-    moved = GaussianGripperPolicy(
-        policy.encoder, policy.actor, policy.critic, GripperColumn(column, GRIPPER, 0.0), 0.3
-    )
+    moved = GaussianGripperPolicy(policy.encoder, policy.actor, policy.critic, column, 0.3)
     noise = torch.randn(4, 3, generator=seeded(0))
     others = [index for index in range(3) if index != column]
     for given in (None, noise):
@@ -76,16 +75,11 @@ def test_an_episode_seed_repeats_the_exploration():
 
 
 def test_misfits_are_named():
-    encoder = StateEncoder(KEYS)
-    parts = GaussianTanh(10, 2, generator=seeded(0)), GripperCritic(10, [8], generator=seeded(0))
-    with pytest.raises(PolicyError, match=r"last command, 'state/gripper_position'.*next: add it"):
-        GaussianGripperPolicy(encoder, *parts, GripperColumn(2, GRIPPER, 0.0), 0.1)
+    parts = GaussianTanh(11, 2, generator=seeded(0)), GripperCritic(11, [8], generator=seeded(0))
     policy = gripper()
     with pytest.raises(PolicyError, match="column 3"):
-        GaussianGripperPolicy(
-            policy.encoder, policy.actor, policy.critic, GripperColumn(3, GRIPPER, 0.0), 0.1
-        )
+        GaussianGripperPolicy(policy.encoder, policy.actor, policy.critic, 3, 0.1)
     with pytest.raises(PolicyError, match=r"exploration 1\.5"):
         gripper(exploration=1.5)
     with pytest.raises(PolicyError, match="do not fit the encoder"):
-        GaussianGripperPolicy(policy.encoder, *parts, policy.gripper, 0.1)
+        GaussianGripperPolicy(policy.encoder, *parts, policy.column, 0.1)

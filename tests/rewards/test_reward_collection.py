@@ -236,9 +236,10 @@ def test_an_expert_that_stalls_leaves_the_grippers_of_both_arms_alone():
     controller = StallingController(IdleController(names), names, fidget=1.0)
     controller.stall_at = 0
     controller.reset(seeds=[1])
-    (action,) = controller.act({}).action
+    told = np.array([[0.0, GRIPPER_OPEN, 0.0, 1.0]], np.float32)
+    (action,) = controller.act({"last_command": told}).action
     assert np.abs(action[[0, 2]]).min() > 0
-    assert action[[1, 3]].tolist() == [GRIPPER_OPEN, GRIPPER_OPEN]
+    assert action[[1, 3]].tolist() == [GRIPPER_OPEN, 1.0]
 
 
 def test_labels_of_nobody_are_refused():

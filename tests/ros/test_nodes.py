@@ -16,6 +16,7 @@ import launch_stand_in
 import pytest
 from omegaconf import OmegaConf
 
+from robot_rl import cli
 from robot_rl.config import compose, save_resolved
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ros_environment
@@ -315,3 +316,83 @@ def test_several_arms_have_all_nodes_each():
     ]
     drivers = [json.loads(node.parameters["driver"]) for node in table]
     assert [driver.get("namespace") for driver in drivers] == [None, "/left", None, "/right"]
+
+
+def camera_node(camera, target, **driver):
+    """The override that gives a camera a node, as a person writes it."""
+    words = (f"_target_:drivers.camera.{target}", *(f"{n}:{value}" for n, value in driver.items()))
+    parameters = f"{{camera:{camera},driver:{{{','.join(words)}}}}}"
+    node = f"executable:camera_node,module:drivers.camera.node,parameters:{parameters}"
+    return f"+nodes.{camera}_camera={{{node}}}"
+
+
+FRANKA = ("robot=franka", "nodes.arm.parameters.driver.host=arm", "robot.namespace=left")
+ONE = ("observation.cameras=[{name:front,width:640,height:480}]",)
+TWO = ("observation.cameras=[{name:front},{name:wrist}]",)
+REALSENSE, UVC, TOPICS = "realsense.RealSenseCamera", "uvc.UvcCamera", "topics.TopicsCamera"
+FRONT_PICTURES = "/left/front/color/image_raw"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (ONE, r"no node serves what is observed of front; got: nodes for no camera"),
+        ((PIXELS, camera_node("front", UVC, device="/dev/video0")), "observed of wrist"),
+        ((*ONE, camera_node("front", TOPICS, topic=FRONT_PICTURES)), r"nodes\.front_camera publ"),
+        (
+            (*ONE, camera_node("front", TOPICS, namespace="x", topic="front/color/image_raw")),
+            rf"pictures that it reads; got: {FRONT_PICTURES}; .*\+nodes\.front_camera=null",
+        ),
+        (
+            (*ONE, camera_node("front", TOPICS, topic="/a/b", depth_topic="/left/front/"
+             "aligned_depth_to_color/image_raw")),
+            "pictures that it reads; got: /left/front/aligned",
+        ),
+        (
+            (*TWO, camera_node("front", REALSENSE), camera_node("wrist", REALSENSE, serial=7)),
+            "got: left-front_camera: none, left-wrist_camera: 7; .*nodes.front_camera.parameters",
+        ),
+        (
+            (*TWO, *(camera_node(n, REALSENSE, serial=7) for n in ("front", "wrist"))),
+            "a serial number each; got: left-front_camera: 7, left-wrist_camera: 7",
+        ),
+    ],
+)  # fmt: skip
+def test_cameras_that_no_node_can_serve_are_refused_with_the_line_to_write(words, message):
+    with pytest.raises(RobotRLError, match=message):
+        node_table(compose([*FRANKA, *words]))
+
+
+@pytest.mark.parametrize("target", [REALSENSE, UVC, TOPICS])
+def test_one_node_for_each_camera_needs_a_driver_that_knows_which_it_is(target):
+    words = [*FRANKA, *TWO, camera_node("any", target).replace("any_camera", "cameras")]
+    words[-1] = words[-1].replace("executable", "each_camera:true,executable")
+    with pytest.raises(RobotRLError, match=rf"{target}, which takes no `camera`.*\+nodes\.front_c"):
+        node_table(compose(words))
+    words[-1] = words[-1].replace(target, "pattern.PatternCamera")
+    names = [node.name for node in node_table(compose(words))]
+    assert names == ["arm", "front_camera", "wrist_camera"]
+
+
+@pytest.mark.parametrize("line", ["node", "null"])
+def test_what_the_refusal_says_to_write_mends_it(line):
+    with pytest.raises(RobotRLError) as refusal:
+        node_table(compose([*FRANKA, *ONE]))
+    said = str(refusal.value)
+    written = said.split('"')[1] if line == "node" else said.split(", ")[-1]
+    names = [node.name for node in node_table(compose([*FRANKA, *ONE, written]))]
+    assert names == ["arm", *(["front_camera"] if line == "node" else [])]
+
+
+def test_a_camera_with_nodes_and_devices_of_its_own_is_taken():
+    words = [*FRANKA, *TWO, camera_node("front", REALSENSE, serial=7)]
+    table = node_table(compose([*words, camera_node("wrist", TOPICS, topic="/d405/image")]))
+    assert [node.name for node in table] == ["arm", "front_camera", "wrist_camera"]
+    assert node_table(compose(["robot=ros", "robot.joint_names=[a]", *TWO])) == ()  # all by others
+
+
+@pytest.mark.parametrize("stage", ["collect", "train"])
+def test_a_command_refuses_such_a_camera_before_it_makes_anything(stage, tmp_path, capsys):
+    assert cli.main([stage, *FRANKA, *ONE, f"runs_directory={tmp_path / 'runs'}"]) == cli.EXIT_ERROR
+    assert "no node serves what is observed of front" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

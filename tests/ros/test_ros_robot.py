@@ -132,6 +132,23 @@ def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
         env.schema.pack(row)
 
 
+@pytest.mark.parametrize(
+    ("episodes", "expected"), [((), -1.0), (SCRIPTED, 1.0)], ids=["simulated", "scripted"]
+)
+def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(episodes, expected):
+    config = configuration(f"/told{len(episodes)}", "task=pick_cube", *episodes)
+    node, env = arm_node(config, FAR), make_env(config)
+    closing = np.zeros(7, np.float32)
+    closing[6] = 1.0
+    try:
+        assert env.reset(seed=3)[0]["last_command"].tolist() == [0.0] * 6 + [-1.0]
+        assert env.step(closing)[0]["last_command"].tolist() == closing.tolist()
+        assert env.reset(seed=4)[0]["last_command"].tolist() == [0.0] * 6 + [expected]
+    finally:
+        env.close()
+        node.close()
+
+
 def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observation(cell):
     config, arms, env = cell
     controller = ExpertController(make_expert(config, env), env.schema.action_dimension)

@@ -45,6 +45,7 @@ class SimRobot:
     """
 
     simulated = True
+    opens_grippers = True
     state_fields = (
         Field("state/tcp_pose", "float32", (7,)),
         Field("state/tcp_velocity", "float32", (6,)),
