@@ -50,7 +50,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
 
     ``last_command`` (d,), which is observed too, is what was sent in the step before. At the first
     step of an episode the arm was sent no motion, and each gripper what it was told last; a gripper
-    that the reset has opened was told -1.
+    that the reset has opened was told -1. One that this process has told nothing yet was told where
+    it is measured: it may hold something.
 
     Args:
         robot: The robot, simulated or real.
@@ -77,6 +78,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(columns))
         self._gripper_columns = gripper_columns(robot.action_names)
         self._last_command = self._at_rest(GRIPPER_OPEN)
+        self._has_told_grippers = False
         self._step = 0
         self._closed = False
 
@@ -104,9 +106,13 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         if not in_place:
             super().reset(seed=seed)  # what was drawn for a begin in place does not count
             self.robot.reset(self.task.reset(self.np_random), self.np_random)
-        opened = self.robot.opens_grippers and not in_place
-        told = GRIPPER_OPEN if opened else self._last_command[self._gripper_columns]
-        self._last_command = self._at_rest(told)
+        if self.robot.opens_grippers and not in_place:
+            self._last_command = self._at_rest(GRIPPER_OPEN)
+        elif self._has_told_grippers:
+            self._last_command = self._at_rest(self._last_command[self._gripper_columns])
+        else:
+            self._last_command = self._at_rest(self._measured_grippers())
+        self._has_told_grippers = True
         self.clock.start()
         self._step = 0
         return self.observe(), {
@@ -165,6 +171,16 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         command = np.zeros(len(self.robot.action_names), np.float32)
         command[self._gripper_columns] = grippers
         return command
+
+    def _measured_grippers(self) -> list[float]:
+        """The commands that leave the grippers where they are; open where none is measured."""
+        seen = self.robot.observe()
+        names = (self.robot.action_names[column] for column in self._gripper_columns)
+        positions = (seen.get(f"state/{name}_position") for name in names)
+        return [
+            GRIPPER_OPEN if p is None else min(max(2.0 * float(p[0]) - 1.0, -1.0), 1.0)
+            for p in positions
+        ]
 
     def _begins_in_place(self) -> bool:
         """Begin with robot and scene as they are; returns whether there is anything left to do."""

@@ -129,6 +129,8 @@ class RosRobot:
         """
         self._prepare()
         self._episodes.perform(self, start_pose, rng)
+        if self.opens_grippers and self._gripper_column:
+            self._grip.publish(Float64(data=0.0))  # its node is to know of it too
         self.wait_until_fresh()
         self._check_goal_is_ahead()
         self._begin()

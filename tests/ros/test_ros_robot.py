@@ -18,6 +18,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, String
 
 from drivers.arm.sim_node import SimArmNode
+from drivers.gripper.node import GripperNode
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
@@ -147,6 +148,34 @@ def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(episo
     finally:
         env.close()
         node.close()
+
+
+def test_a_gripper_that_a_process_finds_closed_is_not_opened_by_staying():
+    config = configuration("/found", "task=pick_cube", "robot.gripper=true", *SCRIPTED)
+    driver = OmegaConf.to_container(config.nodes.gripper.parameters.driver, resolve=True)
+    arm, where = arm_node(config, FAR), config.robot.namespace
+    hand = Running(GripperNode, where, {**driver, "namespace": where})
+    closing = np.zeros(7, np.float32)
+    closing[6] = 1.0
+    try:
+        env = make_env(config)
+        try:
+            env.reset(seed=3)
+            for _ in range(20):
+                closed = env.step(closing)[0]["state/gripper_position"]
+        finally:
+            env.close()
+        assert closed > 0.9
+        env = make_env(config)  # as a process that is started again has it
+        try:
+            staying = env.reset(seed=4)[0]["last_command"]
+            assert staying[6] == pytest.approx(2.0 * closed - 1.0, abs=0.05)
+            assert env.step(staying)[0]["state/gripper_position"] > 0.9
+        finally:
+            env.close()
+    finally:
+        hand.close()
+        arm.close()
 
 
 def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observation(cell):
