@@ -75,6 +75,7 @@ class TopicArm(ABC):
 
         Raises:
             DriverTimeout: Names the topic that is silent.
+            DriverError: Two publishers measure the same.
         """
         from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
         from sensor_msgs.msg import JointState
@@ -101,6 +102,7 @@ class TopicArm(ABC):
             self._arrived.wait_for(
                 lambda: self._topics.keys() <= self._newest.keys(), self._timeout
             )
+        self._check_sole_publishers()
         silent = [topic for name, topic in self._topics.items() if name not in self._newest]
         if silent:
             name = client.topic(silent[0])
@@ -196,12 +198,16 @@ class TopicArm(ABC):
 
         return pose_array(found["pose"]), to_nanoseconds(found["pose"].header.stamp)
 
+    def _is_doubtful(self, name: str) -> bool:
+        """Whether two measure the same; each controller may publish states of its own joints."""
+        made = self._subscriptions.get(name)  # None: the first message is earlier than `connect`
+        return name != "joints" and made is not None and made.get_publisher_count() > 1
+
     def _check_sole_publishers(self) -> None:
         from robot_rl.ros.client import publisher_names
 
-        for name, subscription in self._subscriptions.items():
-            # Each controller may publish the states of its own joints.
-            if name != "joints" and subscription.get_publisher_count() > 1:
+        for name in self._subscriptions:
+            if self._is_doubtful(name):
                 client = self._connected()
                 topic = client.topic(self._topics[name])
                 raise DriverError(
@@ -222,6 +228,8 @@ class TopicArm(ABC):
     def _take(self, name: str, message: Any) -> None:
         if name == "joints" and not set(self.joint_names) & set(message.name):
             return  # joint_states may come from several controllers, each with its own joints
+        if self._is_doubtful(name):
+            return  # `read` says so; what is kept is of before
         with self._arrived:
             self._newest[name] = message, time.monotonic()
             self._arrived.notify_all()

@@ -116,6 +116,7 @@ class Sensor:
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
         self._node = client.node
+        self._subscription: Any = None  # while a first message may come already
         self._subscription = client.node.create_subscription(
             kind, topic, self._receive, qos.sensor_subscription(depth)
         )
@@ -124,7 +125,7 @@ class Sensor:
         """Why the newest measurement cannot be used: late, doubtful, or of two publishers."""
         with self._lock:
             age, doubt = self._age(), self._doubt
-        if self._sole and self._subscription.get_publisher_count() > 1:
+        if self._is_doubtful():
             return MeasuredTwice(self.topic, publisher_names(self._node, self.topic))
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
@@ -179,6 +180,10 @@ class Sensor:
             if self._plausibility is not None:
                 self._plausibility.forget()
 
+    def _is_doubtful(self) -> bool:
+        made = self._subscription
+        return self._sole and made is not None and made.get_publisher_count() > 1
+
     def _age(self) -> float:
         return time.monotonic() - (self._kept[-1].received if self._kept else -float("inf"))
 
@@ -189,6 +194,8 @@ class Sensor:
         return SensorLate(self.topic, age, self.limit_s, why, self._without)
 
     def _receive(self, message: Any) -> None:
+        if self._is_doubtful():
+            return  # `trouble` says so; what is kept is of before
         stamp = to_nanoseconds(message.header.stamp) if self._stamped else time.time_ns()
         with self._lock:
             if self._kept and self._stamped:

@@ -95,6 +95,7 @@ def test_a_robot_that_is_not_simulated_does_not_explore_unless_it_is_asked_to():
         return config.observation.vision_training.exploration_episodes
 
     robot = ["robot=ur", "nodes.arm.parameters.driver.host=192.168.1.10"]
+    robot += ["nodes.arm.parameters.reset.pose=[0.4,0,0.3,1,0,0,0]"]
     assert (episodes(), episodes("robot=ros_sim"), episodes(*robot)) == (20, 20, 0)
     assert episodes(*robot, "observation.vision_training.exploration_episodes=5") == 5
 

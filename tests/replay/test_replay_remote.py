@@ -109,8 +109,9 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
         client.append_episode(make_episode(25, source=source))
     client.flush(10)
     with contextlib.closing(StoreReader(server.store)) as reader:
-        keys = row_keys(reader.episodes("reach")[-1])[:10]
-    client.annotate("reach", "score", 3, keys, np.arange(10, dtype=np.float32))
+        episodes = reader.episodes("reach")[-2:]  # of interventions, and of the policy
+        keys = [key for episode in episodes for key in row_keys(episode)[:10]]
+    client.annotate("reach", "score", 3, keys, np.arange(20, dtype=np.float32))
     changes = {
         "intervention_share": 0.25,
         "capacity_rows": 60,

@@ -244,7 +244,7 @@ class FaultyController:
     ("fault", "words"),
     [
         ("pose", "'z' is not finite"),
-        ("stamp", "stamp 0"),
+        ("stamp", "a stamp of zero means that the arm's controller sets none"),
         ("current_wrench", "no message on /faulty_current_wrench/current_wrench"),
         ("velocities", "no velocity of every joint"),
     ],
