@@ -110,8 +110,9 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
     client.flush(10)
     with contextlib.closing(StoreReader(server.store)) as reader:
         episodes = reader.episodes("reach")[-2:]  # of interventions, and of the policy
-        keys = np.concatenate([row_keys(episode)[:10] for episode in episodes])
-    client.annotate("reach", "score", 3, keys, np.arange(20, dtype=np.float32))
+        keys = [row_keys(episode)[:10] for episode in episodes]
+    for rows in keys:
+        client.annotate("reach", "score", 3, rows, np.arange(10, dtype=np.float32))
     changes = {
         "intervention_share": 0.25,
         "capacity_rows": 60,
