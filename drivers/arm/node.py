@@ -13,6 +13,7 @@ this node: one that begins anew is stopped until `clear_errors`. How the guard w
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -51,6 +52,9 @@ from robot_rl.safety import (
     refuse_stiff_contact,
 )
 
+# A reset that a client accompanies is given up when nothing has come from it for so long [s].
+_SILENCE_SECONDS = 0.5
+
 
 class ArmNode(DeviceNode):
     """See the module. A subclass for a simulated arm adds what only a simulation has.
@@ -86,9 +90,11 @@ class ArmNode(DeviceNode):
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
+        self._stops = self.guard.counts["stop"]  # that the driver has been told of
         self._resets = Resets(self.guard, self._settings.reset_options())
         self._reset_done: Future | None = None
-        self._reset_is_accompanied = False  # by somebody who can command the arm
+        self._heard = -math.inf  # when a command came last, on the steady clock [s]
+        self._reset_is_accompanied = False  # by somebody who goes on sending
         self._source = SoleSource(limits.command_deadline)
         self._last_refusal = ""
         sensors = qos.sensor_publisher(self.rate_hz)
@@ -121,9 +127,12 @@ class ArmNode(DeviceNode):
         self._rest.take(state)
         if self.freshness.is_new(state.stamp_ns):
             self.publish_state(state)
-        self._conclude_reset(self._resets.poll())
-        if self._resets.busy and self._reset_is_accompanied and not self._commanders():
-            self._forget("who commands this arm has left in the middle of its reset")
+        outcome = self._resets.poll()
+        self._heed_stop()
+        self._conclude_reset(outcome)
+        silence = time.monotonic() - self._heard
+        if self._resets.busy and self._reset_is_accompanied and silence > _SILENCE_SECONDS:
+            self._forget("who commands this arm fell silent in the middle of its reset")
 
     def publish_state(self, state: ArmState) -> None:
         """Publish a new measurement; a velocity and a wrench only where they are known."""
@@ -151,18 +160,30 @@ class ArmNode(DeviceNode):
             self._tell_mode()
             raise
         if driver.fault is not None:
-            guard.stop(driver.fault)
-        jumps = guard.counts["jump"]
-        target = guard.tick(time.monotonic(), state)
-        if guard.counts["jump"] > jumps:
-            self._stop_driver()
-        if target is not None:
-            try:
+            self._stop_guard(driver.fault)
+        try:
+            target = guard.tick(time.monotonic(), state)
+            if target is not None:
                 driver.command(target)
-            except DriverFault as fault:  # it came up since it was read
-                guard.stop(str(fault))
-        self._tell_mode()
+        except DriverFault as fault:  # it came up since it was read
+            self._stop_guard(str(fault))
+        finally:
+            self._heed_stop()
         return state
+
+    def _stop_guard(self, reason: str) -> None:
+        """Stop for a reason that the driver knows of."""
+        assert self.guard is not None
+        self.guard.stop(reason)
+        self._stops = self.guard.counts["stop"]
+
+    def _heed_stop(self) -> None:
+        """Tell the mode, and let the driver know of a stop that comes from the guard."""
+        assert self.guard is not None
+        self._tell_mode()
+        if self._stops != self.guard.counts["stop"]:
+            self._stops = self.guard.counts["stop"]
+            self._stop_driver()
 
     def _check_stamp(self, state: ArmState) -> None:
         assert self.guard is not None
@@ -206,6 +227,10 @@ class ArmNode(DeviceNode):
             self._report(f"{problem}: {', '.join(names)}")
             guard.refuse("publishers", problem)
             return
+        self._heard = now
+        if self._resets.busy:  # it shows that somebody is there
+            self._reset_is_accompanied = True
+            return
         stamp = to_nanoseconds(message.header.stamp)
         try:
             goal = guard.command(_numbers_of(message), stamp, now, time.time_ns())
@@ -225,7 +250,7 @@ class ArmNode(DeviceNode):
         """Stop the arm, and let it move again only after `clear_errors`."""
         assert self.guard is not None
         reason = "the service stop was called"
-        self.guard.stop(reason)
+        self._stop_guard(reason)
         with self._clearing.refused_by_stop():  # once the mode is told, who asks has heard of it
             self._tell_mode()  # which keeps the stop, whatever the driver does next
             self.get_logger().warning(f"stopped: {reason}")
@@ -295,7 +320,7 @@ class ArmNode(DeviceNode):
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
-        self._reset_is_accompanied = self._commanders() > 0
+        self._reset_is_accompanied = False
         self._reset_done = Future()
         outcome: ResetOutcome = await self._reset_done
         self._reset_done = None
@@ -323,17 +348,17 @@ class ArmNode(DeviceNode):
         """Nothing is known of the arm any more."""
         self._forget("the arm is not connected")
 
-    def _forget(self, reason: str) -> None:
-        """Hold where the arm is measured next, whatever it was doing."""
+    def _forget(self, reason: str, *, elsewhere: bool = False) -> None:
+        """Hold, whatever it was doing; see `ArmGuard.forget`."""
         assert self.guard is not None
         self._conclude_reset(self._resets.give_up(reason))
-        self.guard.forget(reason)
+        self.guard.forget(reason, elsewhere=elsewhere)
         self._rest.forget()
         self._tell_mode()
 
     def activating(self) -> None:
         """Hold where the arm is found."""
-        self._forget("activated")
+        self._forget("activated", elsewhere=True)
 
     def deactivated(self) -> None:
         """Hold: whether or not the arm answers, nothing more is sent to it."""

@@ -101,7 +101,7 @@ class SimArmNode(ArmNode):
             return answer
         seed = int(self.get_parameter("episode_seed").value)
         self.driver.reset(seed)
-        self.guard.forget("a new episode")
+        self.guard.forget("a new episode", elsewhere=True)
         self._publish_scene()
         answer.success, answer.message = True, f"episode {seed}"
         return answer

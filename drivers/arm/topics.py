@@ -5,7 +5,6 @@ The controller's topics must be in another namespace than the arm's node, or hav
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -15,17 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drivers.arm.base import ArmState, Vector
-from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale, check_ranges, require
-from robot_rl.errors import RobotRLError
+from drivers.errors import DriverError, DriverTimeout, Stale, check_ranges, require
 from robot_rl.safety import Compliance
 
 if TYPE_CHECKING:
     from robot_rl.ros.client import RosClient
 
 COMMAND_RATE_HZ = 100.0
-# An arm that is farther than this from its last target is not where it is measured to be, or is
-# being pushed: the target then stays [m].
-_FARTHEST_HOLD = 0.05
 
 
 class TopicArm(ABC):
@@ -67,8 +62,9 @@ class TopicArm(ABC):
         self._arrived = threading.Condition()
         self._newest: dict[str, tuple[Any, float]] = {}
         self._subscriptions: dict[str, Any] = {}
-        self._last_target: Vector | None = None
-        self._stopped = False
+        # Each controller may publish the states of its own joints, which nothing is derived from
+        # where the pose is measured.
+        self._sole = set(topics) - ({"joints"} if "pose" in topics else set())
 
     def connect(self) -> None:
         """Subscribe, and wait for the first message of each topic.
@@ -90,7 +86,7 @@ class TopicArm(ABC):
             "twist": TwistStamped,
             "wrench": WrenchStamped,
         }
-        self._newest, self._subscriptions, self._last_target = {}, {}, None
+        self._newest, self._subscriptions = {}, {}
         client = self._client = RosClient("arm_controller", self._namespace)
         for name, topic in self._topics.items():
             take = lambda message, name=name: self._take(name, message)  # noqa: E731
@@ -125,6 +121,7 @@ class TopicArm(ABC):
         self._connected().check()
         self._check_sole_publishers()
         found = {name: self._fresh(name) for name in self._topics}
+        self._check_stamps(found)
         try:
             wrench = messages.wrench_array(found["wrench"]) if "wrench" in found else _unknown()
             joints = messages.joint_positions(found["joints"], self.joint_names)
@@ -144,46 +141,19 @@ class TopicArm(ABC):
         """Publish a target.
 
         Raises:
-            DriverFault: Stopped, or the pose cannot be reached; nothing was sent.
+            DriverFault: The pose cannot be reached; nothing was sent.
         """
         self._connected()
-        if self._stopped:
-            raise DriverFault("the arm is stopped", hint="look at the arm, then clear_errors")
         self._send(target_pose)
-        self._last_target = target_pose.copy()
 
-    def hold(self) -> None:
-        """Publish the measured pose as the target, where it is near the last one."""
-        if self._client is None:
-            return
-        pose, last = self.read().tcp_pose, self._last_target
-        if last is None or math.dist(pose[:3], last[:3]) <= _FARTHEST_HOLD:
-            self._send(pose)
+    def hold(self) -> None:  # noqa: B027 - nothing to do is an answer
+        """Nothing: the controller keeps its last target, which leads the arm by a bounded way."""
 
-    def stop(self) -> None:
-        """Hold, and refuse motion until `clear_errors`: topics have no better stop.
+    def stop(self) -> None:  # noqa: B027 - nothing to do is an answer
+        """Nothing: topics have no stop. The guard sends what leads to a halt, and then no more."""
 
-        Raises:
-            DriverError: The controller could not be told to hold: it keeps its last target.
-        """
-        self._stopped = True
-        try:
-            self.hold()
-        except RobotRLError as error:
-            raise DriverError(
-                "the arm's controller was not told to hold, and keeps its last target",
-                got=error,
-                hint="nothing more is sent to it until clear_errors",
-            ) from error
-
-    def clear_errors(self) -> None:
-        """Allow motion again, from where the arm is.
-
-        Raises:
-            DriverError: It is not known where the arm is.
-        """
-        self.hold()
-        self._stopped = False
+    def clear_errors(self) -> None:  # noqa: B027 - nothing to do is an answer
+        """Nothing: the controller's faults are its own business."""
 
     def close(self) -> None:
         """Leave ROS; the controller keeps its last target."""
@@ -198,10 +168,23 @@ class TopicArm(ABC):
 
         return pose_array(found["pose"]), to_nanoseconds(found["pose"].header.stamp)
 
+    def _check_stamps(self, found: Mapping[str, Any]) -> None:
+        from robot_rl.ros.stamps import to_nanoseconds
+
+        stamps = {name: to_nanoseconds(message.header.stamp) for name, message in found.items()}
+        oldest, newest = min(stamps, key=stamps.__getitem__), max(stamps, key=stamps.__getitem__)
+        apart = 1e-9 * (stamps[newest] - stamps[oldest])
+        if apart > self._stale_after:
+            raise DriverError(
+                f"{self._topics[oldest]} and {self._topics[newest]} were not measured together",
+                got=f"{apart:.3f} s apart by their stamps",
+                expected=f"at most {self._stale_after:g} s",
+                hint="does the controller stamp all of them, by one clock?",
+            )
+
     def _is_doubtful(self, name: str) -> bool:
-        """Whether two measure the same; each controller may publish states of its own joints."""
         made = self._subscriptions.get(name)  # None: the first message is earlier than `connect`
-        return name != "joints" and made is not None and made.get_publisher_count() > 1
+        return name in self._sole and made is not None and made.get_publisher_count() > 1
 
     def _check_sole_publishers(self) -> None:
         from robot_rl.ros.client import publisher_names

@@ -144,7 +144,7 @@ class Intervention(RobotEnvWrapper):
             with self._faults_noted():
                 observation, info = super().reset(seed=seed, options=options)
         except PersonNeeded as problem:
-            self._waits_for[OperatorEvent.START] = str(problem)
+            self._wait_for_start(str(problem))
             raise self._halted() from problem
         self._observation = observation
         self._ask(lambda attendant: attendant.begin(0 if seed is None else seed))
@@ -286,12 +286,14 @@ class Intervention(RobotEnvWrapper):
             raise
         except RobotInterrupted as fault:
             if not self.robot.simulated:
-                # A `start` from before the fault is about something else.
-                said = self._inbox.poll().events
-                self._note_halts(said)
-                self._unread += said
-                self._waits_for[OperatorEvent.START] = str(fault)
+                self._wait_for_start(str(fault))
             raise
+
+    def _wait_for_start(self, why: str) -> None:
+        said = self._inbox.poll().events  # a `start` of before is about something else
+        self._note_halts(said)
+        self._unread += said
+        self._waits_for[OperatorEvent.START] = why
 
     def _halted(self) -> _Halted:
         """Why the robot does not move, and what to say."""

@@ -70,8 +70,9 @@ class SimulatedEpisodes:
 class ScriptedEpisodes:
     """Lets the arm's node perform its reset motion, then moves slowly to the episode's start.
 
-    Both are under the safety of the arm's node, and end when somebody stops the arm; the latter
-    when a measurement is late, too. What was cut is not gone on with: it all begins anew.
+    Both are under the safety of the arm's node, and end when somebody stops the arm, when a
+    measurement is late, and when this process is killed. What was cut is not gone on with: it all
+    begins anew.
 
     Args:
         service: Reset service of the arm's node.
@@ -109,7 +110,7 @@ class ScriptedEpisodes:
             ResetFailed: The arm did not arrive in two attempts; a person has to look.
         """
         for _ in range(_ATTEMPTS):
-            robot.client.trigger(self._service, self._timeout, robot.attend)
+            robot.client.trigger(self._service, self._timeout, robot.accompany)
             try:
                 left = self._approach(robot, start_pose)
             except RobotInterrupted:

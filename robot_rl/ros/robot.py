@@ -36,6 +36,10 @@ from robot_rl.safety import CartesianLimiter, Plausibility
 Vector = npt.NDArray[np.float64]
 
 
+# The arm's node gives up a reset when half a second passes without a sign of who asked for it [s].
+_SHOWN_SECONDS = 0.05
+
+
 class RosRobot:
     """One arm on topics.
 
@@ -112,6 +116,7 @@ class RosRobot:
         self.clamped = False
         self._mode = ArmMode(client)
         self._stops = 0  # of the arm, when the reset began
+        self._shown = 0.0  # when the arm's node was last shown that somebody is there [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
         task.attach(self)
@@ -255,6 +260,18 @@ class RosRobot:
         self.client.check()
         self._attend()
         self._mode.check(self._stops)
+
+    def accompany(self) -> None:
+        """As `attend`, and shows the arm's node that somebody is there during its own motion.
+
+        Raises:
+            RobotInterrupted: As `attend`, or the pose is late.
+        """
+        self.attend()
+        now = time.monotonic()
+        if now - self._shown > _SHOWN_SECONDS:
+            self._shown = now
+            self._target.publish(messages.pose_message(self.tcp_pose(), time.time_ns()))
 
     def move_target(self, target: Vector) -> None:
         """Publish a target (7,): for motion outside of episodes.

@@ -182,7 +182,10 @@ class Sensor:
 
     def _is_doubtful(self) -> bool:
         made = self._subscription
-        return self._sole and made is not None and made.get_publisher_count() > 1
+        if not self._sole or made is None or made.get_publisher_count() < 2:
+            return False
+        # One that was killed and is started again is listed twice for a while.
+        return len(set(publisher_names(self._node, self.topic))) > 1
 
     def _age(self) -> float:
         return time.monotonic() - (self._kept[-1].received if self._kept else -float("inf"))

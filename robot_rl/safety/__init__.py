@@ -1,7 +1,8 @@
 """Limits that hold whatever the policy asks for; the same module guards simulated and real arms."""
 
 from robot_rl.safety.arm_limits import ArmLimits, Compliance, refuse_stiff_contact
-from robot_rl.safety.guard import ArmGuard, CommandRefused, Mode
+from robot_rl.safety.commands import CommandRefused, Mode
+from robot_rl.safety.guard import ArmGuard
 from robot_rl.safety.limits import (
     ActionRefused,
     CartesianLimiter,

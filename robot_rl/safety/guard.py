@@ -7,60 +7,26 @@ control rate, and sends what `tick` returns. An owner that stops ticking sends n
 from __future__ import annotations
 
 import math
-from enum import Enum
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.env import rotations
-from robot_rl.errors import RobotRLError
 from robot_rl.safety.arm_limits import ArmLimits
+from robot_rl.safety.commands import ClientCommands, CommandRefused, Mode, Route
 from robot_rl.safety.limits import MeasurementRefused, Vector, within_angle
-from robot_rl.safety.measurement import Measured, Plausibility, check_measured, excesses
+from robot_rl.safety.measurement import (
+    NOISE,
+    NOISE_ANGLE,
+    Measured,
+    Plausibility,
+    check_measured,
+    excesses,
+)
 from robot_rl.safety.way_back import WayBack
 
 # A loop that was held up for longer than this moves the target as if it had been this long [s].
 LONGEST_TICK = 0.05
-
-
-class Mode(Enum):
-    """What the arm is doing."""
-
-    HOLD = "hold"
-    FOLLOW = "follow"
-    RESET = "reset"
-    STOPPED = "stopped"
-
-
-class CommandRefused(RobotRLError):
-    """A command that does not reach the arm, counted under `reason`; see `RobotRLError`."""
-
-    def __init__(
-        self,
-        reason: str,
-        problem: str,
-        *,
-        got: object = None,
-        expected: object = None,
-        hint: str | None = None,
-    ) -> None:
-        """See the class."""
-        super().__init__(problem, got=got, expected=expected, hint=hint)
-        self.reason = reason
-
-
-class Route(Protocol):
-    """Where a motion of the guard's own leads, one goal after another."""
-
-    speed_translation: float
-    speed_rotation: float
-
-    def goal(self, now: float, pose: Vector) -> Vector | None:
-        """The next goal (7,) for an arm at `pose` (7,), or None at the end."""
-
-    def obstructed(self, reason: str) -> bool:
-        """A limit has stopped the motion; returns whether it ends with that."""
 
 
 class ArmGuard:
@@ -92,6 +58,8 @@ class ArmGuard:
         self.target: Vector | None = None
         self.goal: Vector | None = None
         self._pose: Vector | None = None  # measured, once measurements agree
+        self._lost: Vector | None = None  # last target before measurements were forgotten
+        self._is_displaced = False
         self._plausibility = Plausibility(limits)
         self._way = WayBack(limits.max_lead_translation)
         self._asked: Vector = np.empty(7)  # the last command, before it was kept inside
@@ -99,7 +67,7 @@ class ArmGuard:
         self._route: Route | None = None
         self._ticked = -math.inf
         self._received = -math.inf
-        self._stamp_ns: int | None = None
+        self._clients = ClientCommands(limits.max_stamp_age)
         # One count per excursion or command, not one per tick.
         self._active: set[str] = set()
 
@@ -121,8 +89,8 @@ class ArmGuard:
             CommandRefused: It does not reach the arm; counted under its `reason`.
         """
         try:
-            pose = self._checked(target)
-            self._check_stamp(stamp_ns, system_ns)
+            pose = self._clients.pose(target)
+            self._clients.check_stamp(stamp_ns, system_ns)
             self._check_mode()
         except CommandRefused as refusal:
             self.counts[refusal.reason] += 1
@@ -150,31 +118,49 @@ class ArmGuard:
     def hold(self, reason: str) -> None:
         """Stay where the arm was measured last; commands are accepted again at once.
 
-        The target goes there no faster than to anywhere else.
+        The target goes there no faster than to anywhere else. An arm that holds already stays where
+        it holds: with each fault that passes it would sag a little further.
         """
         if self.mode is Mode.STOPPED:
             return
+        if self.mode is not Mode.HOLD:
+            self._stay()
         self.mode, self.reason = Mode.HOLD, reason
         self._route = None
-        self._stay()
 
     def stop(self, reason: str) -> None:
-        """Latch: nothing is sent until `clear`."""
+        """Latch: the target goes to where the arm is, then nothing is sent until `clear`."""
         if self.mode is not Mode.STOPPED:
             self.counts["stop"] += 1
             self.hold(reason)
+            self._stay()
             self.mode, self.reason = Mode.STOPPED, reason
 
     def clear(self, reason: str = "cleared by a person") -> None:
-        """End a stop, as a person asked; the arm holds where it is measured next."""
+        """End a stop, as a person asked; the arm holds where it is measured next.
+
+        Where that is far from its last target it stops once more, and says so.
+        """
         if self.mode is Mode.STOPPED:
             self.mode = Mode.HOLD
-            self.forget(reason)
+            self.forget(reason, elsewhere=self._is_displaced)
 
-    def forget(self, reason: str) -> None:
-        """The last measurements hold no more: hold where the next ones agree that the arm is."""
-        self._pose = self.target = None
+    def forget(self, reason: str, *, elsewhere: bool = False) -> None:
+        """The last measurements hold no more: go on holding once the next ones agree.
+
+        Args:
+            reason: Why, in words.
+            elsewhere: Whether it is known that the arm may be anywhere now. If not, one that is
+                then measured far from its last target stops.
+        """
+        if elsewhere:
+            self._lost = self.target = None
+        elif self.target is not None:
+            self._lost = self.target
+        self._pose = self.target = self.goal = None
+        self._is_displaced = False
         self._plausibility.forget()
+        self._way.forget()
         self.hold(reason)
 
     def follow_route(self, route: Route) -> None:
@@ -207,11 +193,12 @@ class ArmGuard:
         elapsed = min(max(now - self._ticked, 0.0), LONGEST_TICK)
         self._ticked = max(now, self._ticked)
         self._take(measured, now)
-        if self.mode is Mode.STOPPED or self._pose is None:
+        if self._pose is None:
             return None
-        if self.target is None:  # the first measurements, or the first after a stop
-            self.target = self._pose.copy()
-            self._stay()
+        if self.mode is Mode.STOPPED:
+            return self._come_to_rest(elapsed)
+        if self.target is None and not self._resumed(self._pose):
+            return None
         if self.mode is Mode.FOLLOW and now - self._received > self.limits.command_deadline:
             self.counts["deadline"] += 1
             self.hold(f"no command for {self.limits.command_deadline * 1e3:.0f} ms")
@@ -222,55 +209,6 @@ class ArmGuard:
         return self.target
 
     # -- how ------------------------------------------------------------------------------------
-
-    def _checked(self, target: npt.ArrayLike) -> Vector:
-        try:
-            pose = np.array(target, np.float64)
-        except (TypeError, ValueError) as error:
-            raise CommandRefused("malformed", "the target is no pose", got=target) from error
-        if pose.shape != (7,):
-            raise CommandRefused(
-                "malformed", "the target is no pose", got=pose.shape, expected="shape (7,)"
-            )
-        if not np.isfinite(pose).all():
-            raise CommandRefused(
-                "not_finite",
-                "the target is not finite",
-                got=pose.tolist(),
-                expected="finite numbers",
-                hint="nothing was sent; look at the policy",
-            )
-        # hypot neither overflows nor underflows, whatever the client wrote.
-        if not abs(math.hypot(*pose[3:]) - 1.0) < 1e-2:
-            raise CommandRefused(
-                "malformed",
-                "the target's orientation is not a rotation",
-                got=pose[3:].tolist(),
-                expected="a quaternion xyzw of length 1",
-            )
-        pose[3:] = rotations.normalize(pose[3:])
-        return pose
-
-    def _check_stamp(self, stamp_ns: int, system_ns: int) -> None:
-        """Refuse a command of another time; steady time alone decides when the arm holds."""
-        age = (system_ns - stamp_ns) * 1e-9
-        if abs(age) > self.limits.max_stamp_age:
-            raise CommandRefused(
-                "stale_stamp",
-                "the target's stamp is not of now",
-                got=f"{age:.3f} s before this machine's clock",
-                expected=f"within {self.limits.max_stamp_age} s",
-                hint="the client was held up, or two machines' clocks differ: synchronise them",
-            )
-        last, self._stamp_ns = self._stamp_ns, stamp_ns
-        if last is not None and stamp_ns <= last:
-            raise CommandRefused(
-                "clock_jump",
-                "the target's stamp is not newer than the one before",
-                got=f"{(last - stamp_ns) * 1e-9:.3f} s earlier",
-                hint="a clock was set back, or a message was sent twice; "
-                "the next command with a newer stamp is followed",
-            )
 
     def _check_mode(self) -> None:
         if self.mode is Mode.STOPPED:
@@ -283,6 +221,8 @@ class ArmGuard:
             raise CommandRefused("resetting", "a reset motion is under way", hint="wait or stop it")
         if self._pose is None:
             raise CommandRefused("measurement", "the arm has not been measured yet")
+        if "measurement" in self._active:
+            raise CommandRefused("measurement", "what is measured of the arm cannot be used now")
 
     def _take(self, measured: Measured, now: float) -> None:
         """Take a measurement that limits can be computed from, and stop at one that cannot be."""
@@ -299,10 +239,41 @@ class ArmGuard:
         if problem is not None and self._pose is None:
             self.hold(problem)  # nothing is sent before measurements agree
         elif problem is not None and self.mode is not Mode.STOPPED:
-            self.counts["jump"] += 1
-            self.stop(f"{problem}; look at what measures the pose, and at the arm")
+            self._disbelieve(f"{problem}; look at what measures the pose, and at the arm")
         if self._plausibility.settled:
             self._pose = pose
+
+    def _disbelieve(self, problem: str) -> None:
+        """Stop, and send nothing: where the arm is is not known."""
+        self.counts["jump"] += 1
+        self.stop(problem)
+        self.goal = self.target
+
+    def _resumed(self, pose: Vector) -> bool:
+        """Hold where the arm held before its measurements were lost; stop if it is not there."""
+        if self._lost is None:
+            self.target, self.goal = pose.copy(), pose.copy()
+            return True
+        target, _ = self.limits.led(self._lost, pose)
+        away = rotations.between(target, self._lost)
+        if math.hypot(*away[:3]) <= NOISE and math.hypot(*away[3:]) <= NOISE_ANGLE:
+            self.target, self.goal = target, target.copy()
+            return True
+        way = rotations.between(self._lost, pose)
+        self._disbelieve(
+            f"the arm is measured {1e3 * math.hypot(*way[:3]):.0f} mm and "
+            f"{math.degrees(math.hypot(*way[3:])):.0f} degrees from its last target ({self.reason})"
+            "; look whether it really is there, then call the service clear_errors"
+        )
+        self._is_displaced = True
+        return False
+
+    def _come_to_rest(self, elapsed: float) -> Vector | None:
+        """The rest of the way to where a stopped arm is; None at its end."""
+        if self.target is None or self.goal is None or np.array_equal(self.target, self.goal):
+            return None
+        self.target = self._advanced(elapsed)
+        return self.target
 
     def _yield_to(self, measured: Measured) -> None:
         """Hold where a force, a joint or a joint's speed is too large; a force may be left."""
@@ -325,6 +296,7 @@ class ArmGuard:
                 self._stay()
             elif is_news or self.mode is not Mode.HOLD:
                 self.hold(explanation)
+                self._stay()
 
     def _advance_route(self, now: float) -> None:
         assert self._route is not None
@@ -377,8 +349,12 @@ class ArmGuard:
             target, _ = limits.admitted(self.target, target)
         target[3:], _ = within_angle(target[3:], self.target[3:], turning * elapsed)
         target, pushed = limits.led(target, self._pose)
-        if pushed and self.mode is Mode.HOLD:
-            self.goal = target
+        if pushed:  # no faster than an arm can be
+            target[:3], _ = _towards(self.target[:3], target[:3], limits.max_arm_speed * elapsed)
+            longest = limits.max_arm_turning * elapsed
+            target[3:], _ = within_angle(target[3:], self.target[3:], longest)
+            if self.mode is not Mode.FOLLOW and self._route is None:
+                self.goal = target
         return target
 
     def _stay(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +15,14 @@ from robot_rl.safety.limits import MeasurementRefused, PoseLimits, Vector
 # Speed towards a joint limit that counts as motion [rad/s].
 _STILL = 0.01
 # What a measured pose may be off by although the arm stands [m, rad].
-_NOISE = 0.002
-_NOISE_ANGLE = 0.02
+NOISE = 0.002
+NOISE_ANGLE = 0.02
 # No more motion than in this time is believed at once, however long nothing was measured [s].
 _LONGEST_GAP = 0.05
+# Measurements may come in bunches, late by this [s].
+_JITTER = 0.02
+# Motion is also judged over this time [s].
+_WINDOW = 0.1
 # New measurements that must agree before an arm is believed to be where they say.
 _AGREEING = 3
 
@@ -60,6 +65,7 @@ class Plausibility:
         self._stamp_ns = 0
         self._taken = -math.inf
         self._agreeing = 0
+        self._past: deque[tuple[float, Vector]] = deque()
 
     @property
     def settled(self) -> bool:
@@ -69,6 +75,7 @@ class Plausibility:
     def forget(self) -> None:
         """What comes next need not be near what was measured before."""
         self._pose, self._agreeing = None, 0
+        self._past.clear()
 
     def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
         """Take a measured pose.
@@ -89,19 +96,26 @@ class Plausibility:
         elapsed = min(max(elapsed, 0.0), _LONGEST_GAP)
         self._pose, self._stamp_ns, self._taken = pose.copy(), stamp_ns, now
         found = None if last is None else self._jump(last, pose, elapsed)
+        while self._past and now - self._past[0][0] > _WINDOW:
+            self._past.popleft()
+        if found is None and self._past:  # many small jumps are a large one
+            found = self._jump(self._past[0][1], pose, now - self._past[0][0])
+        if found is not None:
+            self._past.clear()
+        self._past.append((now, self._pose))
         self._agreeing = self._agreeing + 1 if found is None else 1
         return found
 
     def _jump(self, last: Vector, pose: Vector, elapsed: float) -> str | None:
         way = rotations.between(last, pose)
         distance, angle = math.hypot(*way[:3]), math.hypot(*way[3:])
-        if distance > _NOISE + self._max_speed * elapsed:
+        if distance > NOISE + self._max_speed * (elapsed + _JITTER):
             return (
                 f"the measured position jumped by {1e3 * distance:.0f} mm in "
                 f"{1e3 * elapsed:.0f} ms, from {_shown(last[:3])} to {_shown(pose[:3])} m; an arm "
                 f"moves at {self._max_speed:g} m/s at most"
             )
-        if angle > _NOISE_ANGLE + self._max_turning * elapsed:
+        if angle > NOISE_ANGLE + self._max_turning * (elapsed + _JITTER):
             return (
                 f"the measured orientation jumped by {math.degrees(angle):.0f} degrees in "
                 f"{1e3 * elapsed:.0f} ms, from {_shown(last[3:])} to {_shown(pose[3:])}; an arm "

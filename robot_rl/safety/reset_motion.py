@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from robot_rl.env import rotations
-from robot_rl.safety.guard import ArmGuard, CommandRefused, Mode
+from robot_rl.safety.commands import CommandRefused, Mode
+from robot_rl.safety.guard import ArmGuard
 from robot_rl.safety.limits import Vector, check_positive
 
 ATTEMPTS = 2
@@ -67,6 +68,7 @@ class ResetMotion:
     Attributes:
         arrived: Whether the arm is at the pose.
         failure: What stopped the motion, None while nothing has.
+        may_be_repeated: Whether it may be tried once more by itself: not after it hit something.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ResetMotion:
         self.speed_rotation = options.speed_rotation
         self.arrived = False
         self.failure: str | None = None
+        self.may_be_repeated = True
         self._options = options
         self._guard = guard
         self._pose = pose
@@ -91,7 +94,11 @@ class ResetMotion:
         if now < self._begins:
             return pose
         if self._waypoints is None:
-            self._waypoints = [self._retracted(pose), self._retracted(self._pose), self._pose]
+            away = self._retracted(pose)
+            if _apart(pose, away)[0] < 0.5 * self._options.retract_distance:
+                self.failure, self.may_be_repeated = self._no_room(pose, away), False
+                return None
+            self._waypoints = [away, self._retracted(self._pose), self._pose]
             self._until = now + self._patience(pose)
         while self._waypoints and self._is_at(pose, self._waypoints[0]):
             self._waypoints.pop(0)
@@ -108,12 +115,19 @@ class ResetMotion:
     def obstructed(self, reason: str) -> bool:
         """A limit has stopped the motion; it ends unless it has not begun."""
         if self._waypoints is not None:
-            self.failure = reason
+            self.failure, self.may_be_repeated = reason, False
         return self._waypoints is not None
 
     def _retracted(self, pose: Vector) -> Vector:
         back = np.array([0.0, 0.0, -self._options.retract_distance, 0.0, 0.0, 0.0, 1.0])
         return self._guard.inside(rotations.compose(pose, back))
+
+    def _no_room(self, pose: Vector, away: Vector) -> str:
+        return (
+            f"only {1e3 * _apart(pose, away)[0]:.0f} of {1e3 * self._options.retract_distance:.0f}"
+            " mm fit into the workspace to draw the tool back by; move the arm, widen the workspace"
+            " or shorten reset.retract_distance"
+        )
 
     def _is_at(self, pose: Vector, waypoint: Vector) -> bool:
         distance, angle = _apart(pose, waypoint)
@@ -129,7 +143,7 @@ class ResetMotion:
 
 
 class Resets:
-    """Resets an arm, tries twice, then stops it and asks a person.
+    """Resets an arm; stops it and asks a person where it hit something or twice did not arrive.
 
     Args:
         guard: Of the arm.
@@ -182,12 +196,12 @@ class Resets:
             return ResetOutcome(False, f"the reset was given up: {guard.reason}")
         self._failures += 1
         assert self._pose is not None
-        if self._failures < ATTEMPTS:
+        if motion.may_be_repeated and self._failures < ATTEMPTS:
             self._motion = ResetMotion(self._pose, self._options, guard, _PAUSE_SECONDS)
             guard.follow_route(self._motion)
             return None
         message = (
-            f"the reset failed {ATTEMPTS} times, at last: {motion.failure}; "
+            f"the reset failed{' twice, at last' if self._failures > 1 else ''}: {motion.failure}; "
             "next: free the arm, then call the service clear_errors and reset again"
         )
         guard.stop(message)

@@ -41,6 +41,10 @@ class WayBack:
         """Whether the arm came from anywhere."""
         return bool(self._points)
 
+    def forget(self) -> None:
+        """It is not known any more how the arm came to where it is."""
+        self._points.clear()
+
     def came_by(self, pose: Vector) -> None:
         """The arm is at `pose` (7,), and its contact force is allowed."""
         if self._points:

@@ -299,16 +299,16 @@ def test_a_stop_ends_a_reset_at_once(cell):
     assert result.message == "the reset was given up: the service stop was called"
 
 
-def test_a_reset_ends_when_who_commands_the_arm_is_gone():
+def test_a_reset_ends_when_who_accompanies_it_falls_silent():
     cell = ArmCell(f"/left_{os.getpid()}", sim_arm())
     try:
         cell.stream(lambda _: HOME, 60.0, until=cell.following)
         reset = begin_reset(cell)
-        cell.commander.leave()
+        cell.stream(lambda _: HOME, 0.3)  # as a client that waits for its end does
         given_up = answer(cell, reset)
         assert not given_up.success
-        assert "has left in the middle of its reset" in given_up.message
-        cell.until_mode("hold: who commands this arm has left")
+        assert "fell silent in the middle of its reset" in given_up.message
+        cell.until_mode("hold: who commands this arm fell silent")
     finally:
         cell.close()
 

@@ -277,10 +277,10 @@ def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start():
 def test_a_reset_that_failed_is_the_reason_and_not_an_operator():
     cell = Resetting("/obstructed", **{"reset.tolerance_translation": 0.0005})
     try:
-        with pytest.raises(RobotInterrupted, match="the reset failed 2 times, at last: the arm"):
+        with pytest.raises(RobotInterrupted, match="the reset failed twice, at last: the arm"):
             cell.env.reset(seed=1)
         waiting = cell.waits()
-        assert "the reset failed 2 times" in waiting
+        assert "the reset failed twice" in waiting
         assert waiting.endswith("next: to go on say clear_errors")
         assert "the operator" not in waiting
     finally:

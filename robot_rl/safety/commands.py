@@ -1,0 +1,120 @@
+"""What an arm is asked to do: by clients, whose commands are checked, and by its own node."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.env import rotations
+from robot_rl.errors import RobotRLError
+from robot_rl.safety.limits import Vector
+
+
+class Mode(Enum):
+    """What the arm is doing."""
+
+    HOLD = "hold"
+    FOLLOW = "follow"
+    RESET = "reset"
+    STOPPED = "stopped"
+
+
+class CommandRefused(RobotRLError):
+    """A command that does not reach the arm, counted under `reason`; see `RobotRLError`."""
+
+    def __init__(
+        self,
+        reason: str,
+        problem: str,
+        *,
+        got: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        """See the class."""
+        super().__init__(problem, got=got, expected=expected, hint=hint)
+        self.reason = reason
+
+
+class Route(Protocol):
+    """Where a motion of the guard's own leads, one goal after another."""
+
+    speed_translation: float
+    speed_rotation: float
+
+    def goal(self, now: float, pose: Vector) -> Vector | None:
+        """The next goal (7,) for an arm at `pose` (7,), or None at the end."""
+
+    def obstructed(self, reason: str) -> bool:
+        """A limit has stopped the motion; returns whether it ends with that."""
+
+
+class ClientCommands:
+    """Checks what clients send before anything is made of it.
+
+    Args:
+        max_age: Difference between a command's stamp and the system clock [s].
+    """
+
+    def __init__(self, max_age: float) -> None:
+        """See the class."""
+        self._max_age = max_age
+        self._stamp_ns: int | None = None
+
+    def pose(self, target: npt.ArrayLike) -> Vector:
+        """The pose (7,) that a client asks for.
+
+        Raises:
+            CommandRefused: It is none.
+        """
+        try:
+            pose = np.array(target, np.float64)
+        except (TypeError, ValueError) as error:
+            raise CommandRefused("malformed", "the target is no pose", got=target) from error
+        if pose.shape != (7,):
+            raise CommandRefused(
+                "malformed", "the target is no pose", got=pose.shape, expected="shape (7,)"
+            )
+        if not np.isfinite(pose).all():
+            raise CommandRefused(
+                "not_finite",
+                "the target is not finite",
+                got=pose.tolist(),
+                expected="finite numbers",
+                hint="nothing was sent; look at the policy",
+            )
+        # hypot neither overflows nor underflows, whatever the client wrote.
+        if not abs(math.hypot(*pose[3:]) - 1.0) < 1e-2:
+            raise CommandRefused(
+                "malformed",
+                "the target's orientation is not a rotation",
+                got=pose[3:].tolist(),
+                expected="a quaternion xyzw of length 1",
+            )
+        pose[3:] = rotations.normalize(pose[3:])
+        return pose
+
+    def check_stamp(self, stamp_ns: int, system_ns: int) -> None:
+        """Refuse a command of another time; steady time alone decides when the arm holds."""
+        age = (system_ns - stamp_ns) * 1e-9
+        if abs(age) > self._max_age:
+            raise CommandRefused(
+                "stale_stamp",
+                "the target's stamp is not of now",
+                got=f"{age:.3f} s before this machine's clock",
+                expected=f"within {self._max_age} s",
+                hint="the client was held up, or two machines' clocks differ: synchronise them",
+            )
+        last, self._stamp_ns = self._stamp_ns, stamp_ns
+        if last is not None and stamp_ns <= last:
+            raise CommandRefused(
+                "clock_jump",
+                "the target's stamp is not newer than the one before",
+                got=f"{(last - stamp_ns) * 1e-9:.3f} s earlier",
+                hint="a clock was set back, or a message was sent twice; "
+                "the next command with a newer stamp is followed",
+            )
