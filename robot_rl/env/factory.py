@@ -69,15 +69,25 @@ def make_expert(
     Raises:
         RobotRLError: The task has none.
     """
-    if config["task"][part] is None:
-        raise RobotRLError(
-            f"the task {env.task.name!r} has no scripted expert",
-            got=f"task.{part}=null",
-            hint=f"name demonstrations with dataset=PATH, or an expert with task.{part}",
-        )
+    check_expert(config, part)
     task = getattr(env.robot, "simulated_task", None) or env.task
     expert: Expert = devices.make(config["task"][part], task=task, **replaced)
     return expert
+
+
+def check_expert(config: Mapping[str, Any], part: str = "expert") -> None:
+    """Check that the configured task has a scripted expert.
+
+    Raises:
+        RobotRLError: It has none.
+    """
+    if config["task"][part] is None:
+        raise RobotRLError(
+            f"the task {config['task']['name']!r} has no scripted expert on this robot",
+            got=f"task.{part}=null",
+            hint="demonstrate with teleop=keyboard, spacemouse or another of configs/teleop;"
+            " or name demonstrations with dataset=PATH",
+        )
 
 
 def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:

@@ -304,6 +304,7 @@ class Intervention(RobotEnvWrapper):
             )
         words = ", then ".join(sorted(self._waits_for))  # `start` after all others
         why, hint = "; ".join(dict.fromkeys(self._waits_for.values())), f"to go on say {words}"
+        hint += " (with the device, on the console, or by the service of that name)"
         if OperatorEvent.START in self._waits_for:
             return _Halted("a person has to look at the robot", got=why, hint=hint)
         return _Halted(why, hint=hint)

@@ -20,6 +20,12 @@ Camera = Mapping[str, Any]
 # Of an observed camera that does not say it, as in `robot_rl.env.sim.cameras.CameraOptions`.
 _SIZE = {"width": 128, "height": 128}
 
+# Where each is found, and how it is written.
+_EXAMPLES = {
+    "serial": ("as robot-rl doctor lists it", "SERIAL"),
+    "device": ("a path that stays the same", "/dev/v4l/by-id/NAME"),
+}
+
 
 class CameraNodeError(RobotRLError):
     """A camera that no node can serve as the configuration has it."""
@@ -70,7 +76,11 @@ def check_camera_nodes(
         for node in serving
         if "driver" in node.parameters  # the node itself says that it needs one
     ]
-    _check_serials([(n, d.get("serial")) for n, d in drivers if _has_serial(d)])
+    # Those without a serial number are told apart by the path of their device.
+    _check_devices([(n, d.get("serial")) for n, d in drivers if _has_serial(d)], "serial")
+    _check_devices(
+        [(n, d.get("device")) for n, d in drivers if devices.takes(d, "device")], "device"
+    )
     for node, driver in drivers:
         _check_topics(node, driver, resolved)
 
@@ -96,17 +106,17 @@ def _has_serial(driver: Mapping[str, Any]) -> bool:
     return devices.takes(driver, "serial") and not driver.get("recording")
 
 
-def _check_serials(known: Sequence[tuple[NodeDescription, Any]]) -> None:
-    """Two cameras of one kind are told apart by their serial numbers alone."""
-    given = [str(serial) for _, serial in known if serial is not None]
-    if len(known) > 1 and len(set(given)) < len(known):
-        told = [f"{node.process}: {serial or 'none'}" for node, serial in known]
-        doubtful = next(n for n, serial in known if serial is None or given.count(str(serial)) > 1)
+def _check_devices(known: Sequence[tuple[NodeDescription, Any]], key: str) -> None:
+    """Two nodes of one kind each open a device of their own."""
+    given = [str(value) for _, value in known if value is not None]
+    doubtful = [n for n, value in known if value is None or given.count(str(value)) > 1]
+    # The only RealSense is found without its serial number, a webcam is not without its path.
+    if doubtful and (len(known) > 1 or key == "device"):
         raise CameraNodeError(
-            "several cameras need a serial number each",
-            got=", ".join(told),
-            hint="give each its own, as robot-rl doctor lists them, for example"
-            f" \"++nodes.{doubtful.name}.parameters.driver.serial='SERIAL'\"",
+            f"each camera needs a {key} of its own",
+            got=", ".join(f"{node.process}: {value or 'none'}" for node, value in known),
+            hint=f"name it, {_EXAMPLES[key][0]}, for example"
+            f" \"++nodes.{doubtful[0].name}.parameters.driver.{key}='{_EXAMPLES[key][1]}'\"",
         )
 
 

@@ -14,7 +14,7 @@ from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.factory import make_expert
+from robot_rl.env.factory import check_expert, make_expert
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.progress import WorkProgress
@@ -56,6 +56,13 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
         return _collect_by_hand(config, run, progress)
     inner, hidden = make_watched_env(config, reward_cameras(config))
     env = RewardWrapper(inner, make_source(config), hidden=hidden)
+    if not inner.robot.simulated:
+        env.close()
+        raise RobotRLError(
+            "a scripted expert drives no robot that is not simulated",
+            got=f"robot={config.choices.robot} without a device of teleop",
+            hint="demonstrate with teleop=keyboard, spacemouse or another of configs/teleop",
+        )
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
     controller = ExpertController(make_expert(config, inner), env.schema.action_dimension)
     wanted = int(config.demonstrations)
@@ -101,7 +108,10 @@ def check_expert_is_judged(config: DictConfig) -> None:
 
     Raises:
         ConfigError: Nobody does.
+        RobotRLError: There is no expert, nor a person who demonstrates.
     """
+    if config.teleop.device is None:
+        check_expert(config)
     if config.teleop.device is None and make_source(config).version == HUMAN_VERSION:
         raise ConfigError(
             "nobody says whether the scripted expert has succeeded",

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from algorithm_examples import KEYS, SIZE, acts, batch, cloned, configuration, make
-from scenes import environment
 
 from policies.behaviour import Behaviour, Interface
 from robot_rl.algorithms.base import AlgorithmError
@@ -135,7 +134,7 @@ def test_a_task_without_a_gripper_is_refused():
 
 def commanded(opened_to):
     """Rows of pick_cube, closing for 15 steps and then opening, as far as the fingers can."""
-    env = environment("pick_cube")
+    env = make_env(compose(["task=pick_cube"]))
     seen = [env.reset(seed=0)[0]]
     actions = [[0.0, 1.0]] * 15 + [[0.0, -1.0]] * 15
     for _, told in actions:

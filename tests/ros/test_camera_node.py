@@ -125,6 +125,6 @@ def test_a_lens_that_is_known_late_or_of_no_known_model_ends_nothing(film, start
     listener = start("/late", film, intrinsics=known, _target_="late_lens.LateLens")
     infos = listener.heard["front/color/camera_info"]
     listener.reported("not supported")
-    assert not infos[0].k[0]
+    assert not listener.until(lambda: infos)[0].k[0]
     listener.until(lambda: infos[-1].k[0] == 50.0)
     listener.reported("running")

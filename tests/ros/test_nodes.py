@@ -326,7 +326,12 @@ def camera_node(camera, target, **driver):
     return f"+nodes.{camera}_camera={{{node}}}"
 
 
-FRANKA = ("robot=franka", "nodes.arm.parameters.driver.host=arm", "robot.namespace=left")
+FRANKA = (
+    "robot=franka",
+    "nodes.arm.parameters.driver.host=arm",
+    "nodes.arm.parameters.reset.pose=[0.4,0,0.3,1,0,0,0]",
+    "robot.namespace=left",
+)
 ONE = ("observation.cameras=[{name:front,width:640,height:480}]",)
 TWO = ("observation.cameras=[{name:front},{name:wrist}]",)
 REALSENSE, UVC, TOPICS = "realsense.RealSenseCamera", "uvc.UvcCamera", "topics.TopicsCamera"
@@ -354,8 +359,13 @@ FRONT_PICTURES = "/left/front/color/image_raw"
         ),
         (
             (*TWO, *(camera_node(n, REALSENSE, serial=7) for n in ("front", "wrist"))),
-            "a serial number each; got: left-front_camera: 7, left-wrist_camera: 7",
+            "needs a serial of its own; got: left-front_camera: 7, left-wrist_camera: 7",
         ),
+        (
+            (*TWO, *(camera_node(n, UVC, device="/dev/video0") for n in ("front", "wrist"))),
+            "needs a device of its own; got: left-front_camera: /dev/video0, left-wrist",
+        ),
+        ((*ONE, camera_node("front", UVC)), "front_camera: none; .*device='/dev/v4l/by-id/NAME'"),
     ],
 )  # fmt: skip
 def test_cameras_that_no_node_can_serve_are_refused_with_the_line_to_write(words, message):

@@ -116,6 +116,9 @@ def test_stopping_two_arms_leaves_their_grippers_as_they_were_told():
     action[[env.schema.action_names.index(f"{arm}/gripper") for arm in ARMS]] = 1.0, -1.0
     try:
         env.reset(seed=4)
+        person.until(lambda: all(told.values()))  # that the reset has opened them
+        for commands in told.values():
+            commands.clear()
         env.step(action)
         person.trigger("left/stop")
         steps, deadline = 2, time.monotonic() + 20.0
