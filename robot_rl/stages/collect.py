@@ -143,8 +143,8 @@ def _collect_by_hand(
 
 def run(config: DictConfig) -> None:
     """Collect into a new run directory, or go on in that of `run`."""
-    check_expert_is_judged(config)
     check_nodes(config)  # what cannot work is said before anything is made
+    check_expert_is_judged(config)
     if config.run:
         directory = RunDirectory.open(config.run, config.runs_directory)
     else:

@@ -345,7 +345,7 @@ FRONT_PICTURES = "/left/front/color/image_raw"
         ((PIXELS, camera_node("front", UVC, device="/dev/video0")), "observed of wrist"),
         ((*ONE, camera_node("front", TOPICS, topic=FRONT_PICTURES)), r"nodes\.front_camera publ"),
         (
-            (*ONE, camera_node("front", TOPICS, namespace="x", topic="front/color/image_raw")),
+            (*ONE, camera_node("front", TOPICS, namespace="/left", topic="front/color/image_raw")),
             rf"pictures that it reads; got: {FRONT_PICTURES}; .*\+nodes\.front_camera=null",
         ),
         (
