@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from robot_rl.compute import CPU, ComputeError, compute_device, explained_memory
+from policies.compute import CPU, ComputeError, compute_device, explained_memory
 from robot_rl.config import compose
 from robot_rl.config_overrides import ConfigError
 

@@ -8,8 +8,8 @@ import pytest
 from robot_rl.bench import _training
 from robot_rl.bench._training import training
 from robot_rl.config import compose
-from robot_rl.stages import processes
-from robot_rl.stages.processes import ProcessDied, ProcessGroup
+from robot_rl.processes import group as group_module
+from robot_rl.processes.group import ProcessDied, ProcessGroup
 
 DEAF = """
 import signal, time
@@ -36,7 +36,7 @@ time.sleep(600)
 
 
 def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(group_module, "_QUIET_SECONDS", 0.1)
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     notes = []

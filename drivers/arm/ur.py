@@ -26,8 +26,7 @@ from drivers.arm.base import ArmState, Vector
 from drivers.arm.impedance import Spring
 from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale, check_ranges, require
 from drivers.network import check_reachable
-from robot_rl.env import rotations
-from robot_rl.safety import Compliance
+from robot_rl.safety import Compliance, rotations
 
 _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2

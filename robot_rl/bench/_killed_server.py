@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from robot_rl.stages.processes import child_environment
+from robot_rl.processes.group import child_environment
 
 
 class KilledServer:

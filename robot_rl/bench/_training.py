@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.group import ProcessDied, ProcessGroup
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.collect import collect
-from robot_rl.stages.processes import ProcessDied, ProcessGroup
 
 START_SECONDS = 900.0  # the learner's first weights among them
 # Of `train`, whose own children have a minute, then its replay server, then the nodes.

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, open_dict
 
 from robot_rl.bench.loop import Measured, configured, measure
 from robot_rl.console.viewer import free_port
+from robot_rl.processes.group import ProcessGroup, child_environment
 from robot_rl.run import RunDirectory
-from robot_rl.stages.processes import ProcessGroup, child_environment
 
 RATE_HZ = 15.0
 CAMERAS = ("front", "wrist", "overview")

@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 from robot_rl.bench._cut_connection import CuttableConnection
 from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schema
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay import (
     ReplayClient,
     ReplaySampler,
@@ -36,7 +37,6 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.endpoint import parse_address
 from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.signals import StopEvent, stop_event
 
 TABLE = "faults"
 EPISODE_STEPS = 40

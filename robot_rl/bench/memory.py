@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from robot_rl.bench._topics import own_domain, shared_memory, training_run
 from robot_rl.bench._training import processes
-from robot_rl.stages.memory import resident_bytes
+from robot_rl.processes.machine import resident_bytes
 
 _SETTLING_SECONDS = 60.0
 _EVERY_SECONDS = 10.0

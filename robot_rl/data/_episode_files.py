@@ -21,7 +21,7 @@ from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.signals import deferred_signals
+from robot_rl.processes.signals import deferred_signals
 
 _FORMAT: Final = "robot_rl episodes"
 _CHUNK_BYTES: Final = 1 << 20

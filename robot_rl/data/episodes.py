@@ -50,7 +50,7 @@ from robot_rl.data._episode_files import (
     StorageFull,
 )
 from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
-from robot_rl.signals import deferred_signals
+from robot_rl.processes.signals import deferred_signals
 
 __all__ = [
     "DatasetBusy",

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from robot_rl.data.rows import Decision
 from robot_rl.data.schema import Observation
 from robot_rl.env.controllers import ControllerWrapper
+from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.env.robot import Action, gripper_columns
 from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Outcome
-from robot_rl.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.rewards.source import TASK_VERSION, RewardError
 
 TASK, OPERATOR = "task", "operator"

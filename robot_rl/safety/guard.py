@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 from robot_rl.safety.arm_limits import ArmLimits
 from robot_rl.safety.limits import MeasurementRefused, Vector, within_angle
 from robot_rl.safety.measurement import Measured, Plausibility, check_measured, excesses

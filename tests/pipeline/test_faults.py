@@ -222,8 +222,8 @@ def test_a_taken_port_ends_train_with_one_error(folder, start_train):
 
 def test_an_actor_refuses_weights_that_are_not_numbers(folder):
     from policies import checkpoint
+    from robot_rl.learning.weights import publish
     from robot_rl.replay import ReplayClient, wait_for_endpoint
-    from robot_rl.weights import publish
 
     run = (folder / "runs/latest").resolve()
     behaviour = checkpoint.load(run / "checkpoints/bc/policy")

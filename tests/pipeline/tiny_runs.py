@@ -17,10 +17,10 @@ import psutil
 from policies import checkpoint
 from robot_rl.actor import act
 from robot_rl.config import compose
+from robot_rl.learning.weights import publish
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import ReplayClient, wait_for_endpoint
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent
-from robot_rl.weights import publish
 
 TINY = (
     "task=reach",

@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl import devices
-from robot_rl.compute import compute_device
 from robot_rl.config_overrides import ConfigError
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.sim.task import SimTask
-from robot_rl.run import RunDirectory
-from robot_rl.run_policies import load_policy
+from robot_rl.run import RunDirectory, load_policy
 
 
 def make_reset(

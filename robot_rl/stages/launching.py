@@ -21,14 +21,18 @@ from launch.actions import (
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackagePrefix
+from omegaconf import DictConfig
 
 from launch import LaunchContext, LaunchDescription
-from robot_rl.cli import EXIT_INTERRUPTED, stage_config
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import EXIT_INTERRUPTED
 from robot_rl.ros.environment import ros_environment
-from robot_rl.ros.nodes import PACKAGE, NodeDescription, node_table
-from robot_rl.stages.table import STAGES
+from robot_rl.ros.node_description import NodeDescription
+from robot_rl.ros.nodes import PACKAGE, node_table
+from robot_rl.stages.table import STAGES, Stage
+
+StageConfig = Callable[[Stage, list[str]], DictConfig]
 
 _RESPAWN_SECONDS = 1.0
 _STOP_SECONDS = "60"
@@ -78,8 +82,8 @@ JOBS = {
 }
 
 
-def launch_description(name: str) -> LaunchDescription:
-    """The description of a job of `JOBS`.
+def launch_description(name: str, stage_config: StageConfig) -> LaunchDescription:
+    """The description of a job of `JOBS`; `stage_config` composes what a stage runs with.
 
     A node that is killed is started again. The stage is not, and its end is the end of all: it has
     then let the robot hold. So is an error of a node, such as an impossible parameter, which it
@@ -93,7 +97,9 @@ def launch_description(name: str) -> LaunchDescription:
         declared.append(
             DeclareLaunchArgument(argument, default_value=default, description=description)
         )
-    return LaunchDescription([*declared, OpaqueFunction(function=_actions, args=[job])])
+    return LaunchDescription(
+        [*declared, OpaqueFunction(function=_actions, args=[job, stage_config])]
+    )
 
 
 def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
@@ -114,7 +120,7 @@ def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
         ) from error
 
 
-def _actions(context: LaunchContext, job: Job) -> list[Any]:
+def _actions(context: LaunchContext, job: Job, stage_config: StageConfig) -> list[Any]:
     values = {name: LaunchConfiguration(name).perform(context) for name in job.arguments}
     overrides = overrides_of(job, values)
     try:

@@ -5,6 +5,7 @@ Features are derived: a demonstration does not hold them, and an export leaves t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from policies.instructions import (
 from policies.vision import ENCODER_ID, FEATURES
 from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.batches import Batch
 
 
 class WrongFeatures(RobotRLError):
@@ -65,7 +65,7 @@ def feature_columns(
     return added
 
 
-def check_features(batch: Batch, behaviour: Behaviour) -> None:
+def check_features(batch: Mapping[str, Array], behaviour: Behaviour) -> None:
     """Check that a batch's features, if it has any, are all of the behaviour's image encoder.
 
     Raises:

@@ -16,6 +16,8 @@ from types import FrameType
 
 # Set for the children of `train`: they end when their standard input closes.
 ENDS_WITH_INPUT = "ROBOT_RL_ENDS_WITH_INPUT"
+# Of a process that a person has asked to end, as of a shell's.
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 _TOGETHER_SECONDS = 1.0
 
 

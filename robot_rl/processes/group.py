@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import IO, Self
 
 from robot_rl.errors import RobotRLError
-from robot_rl.signals import ENDS_WITH_INPUT
+from robot_rl.processes.signals import ENDS_WITH_INPUT, EXIT_INTERRUPTED
 
 _END_SECONDS = 60.0
 # Of a child that needs longer to end the user is told [s].
 _QUIET_SECONDS = 3.0
-_ASKED_TO_END = (0, 130, -signal.SIGTERM)
+_ASKED_TO_END = (0, EXIT_INTERRUPTED, -signal.SIGTERM)
 # A child that is killed more often than this is not started again.
 _DEATHS, _DEATHS_WITHIN_SECONDS = 5, 60.0
 
@@ -239,7 +239,7 @@ class ProcessGroup:
         if problems and not isinstance(error, ProcessDied):
             if error is None:
                 raise problems[0]
-            print(f"robot-rl: {problems[0]}", file=sys.stderr)
+            sys.stderr.write(f"robot-rl: {problems[0]}\n")
 
     def _died(self, name: str, code: int) -> ProcessDied:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -10,12 +10,12 @@ from typing import Any, Self
 import numpy as np
 from omegaconf import DictConfig
 
+from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import KeysRefused, ServerUnreachable, StoreFull
 from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.sampling import Sampler, SamplerOptions
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent, Stopped
 
 STARTUP_SECONDS = 60.0
 PATIENCE_SECONDS = 30.0

@@ -51,7 +51,7 @@ def find_resource(relative: str | Path) -> Path:
 
 def _resource_roots() -> Iterator[Path]:
     """Yield the folders that may hold the resources, most specific first, each once."""
-    packages = Path(__file__).resolve().parent.parent
+    packages = Path(__file__).resolve().parents[2]
     candidates: list[Path] = []
     if (packages / "pyproject.toml").exists():
         candidates.append(packages)

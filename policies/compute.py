@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from omegaconf import DictConfig
 
-from robot_rl.errors import RobotRLError
+from policies.errors import RobotRLError
 
 CPU = torch.device("cpu")
 

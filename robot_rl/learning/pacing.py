@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from robot_rl.connection import flush
+from robot_rl.learning.weights import Published, WeightsPoller, WeightsReceiver
+from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.signals import StopEvent, Stopped
-from robot_rl.weights import Published, WeightsPoller, WeightsReceiver
+from robot_rl.replay.server_place import flush
 
 _WAIT_SECONDS = 0.5
 
