@@ -296,7 +296,9 @@ class ArmGuard:
         pose = np.array(measured.tcp_pose, np.float64)
         pose[3:] = rotations.normalize(pose[3:])
         problem = self._plausibility.problem(pose, measured.stamp_ns, now)
-        if problem is not None and self.mode is not Mode.STOPPED:
+        if problem is not None and self._pose is None:
+            self.hold(problem)  # nothing is sent before measurements agree
+        elif problem is not None and self.mode is not Mode.STOPPED:
             self.counts["jump"] += 1
             self.stop(f"{problem}; look at what measures the pose, and at the arm")
         if self._plausibility.settled:

@@ -88,9 +88,11 @@ class Plausibility:
         elapsed = max(now - self._taken, 1e-9 * (stamp_ns - self._stamp_ns))
         elapsed = min(max(elapsed, 0.0), _LONGEST_GAP)
         self._pose, self._stamp_ns, self._taken = pose.copy(), stamp_ns, now
-        self._agreeing += 1
-        if last is None:
-            return None
+        found = None if last is None else self._jump(last, pose, elapsed)
+        self._agreeing = self._agreeing + 1 if found is None else 1
+        return found
+
+    def _jump(self, last: Vector, pose: Vector, elapsed: float) -> str | None:
         way = rotations.between(last, pose)
         distance, angle = math.hypot(*way[:3]), math.hypot(*way[3:])
         if distance > _NOISE + self._max_speed * elapsed:

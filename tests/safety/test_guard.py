@@ -602,7 +602,12 @@ def test_nothing_is_sent_before_some_measurements_agree():
     assert guard.tick(1.00, arm) is None
     arm.stamp_ns, arm.tcp_pose = arm.stamp_ns + 1, START.copy()
     assert guard.tick(1.01, arm) is None
+    assert guard.mode is Mode.HOLD
     assert "jumped by 100 mm" in guard.reason
+    for tick in (2, 3):
+        arm.stamp_ns += 1
+        target = guard.tick(1.0 + 0.01 * tick, arm)
+    np.testing.assert_array_equal(target, START)
 
 
 def test_the_same_measurement_again_is_not_one_that_agrees():
