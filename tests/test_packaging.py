@@ -76,12 +76,13 @@ def test_installed_wheel_finds_its_own_resources(wheel: Path, tmp_path: Path, op
     root = tmp_path / "install"
     _pip("install", "--no-deps", "--no-index", option, root, "--ignore-installed", wheel)
     (package,) = root.rglob("robot_rl/processes/resources.py")
-    done = _python(_FIND.format(packages=str(package.parents[1])), tmp_path)
+    done = _python(_FIND.format(packages=str(package.parents[2])), tmp_path)
     assert done.stdout.strip() == str(root / "share/robot_rl/configs/config.yaml"), done.stderr
 
 
 def test_ros_prefix_is_searched(checkout: Path, tmp_path: Path):
-    shutil.copytree(checkout / "robot_rl", tmp_path / "packages/robot_rl")
+    for name in ("robot_rl", "policies"):
+        shutil.copytree(checkout / name, tmp_path / "packages" / name)
     share = tmp_path / "ros/share/robot_rl"
     shutil.copytree(checkout / "configs", share / "configs")
     code = _FIND.format(packages=str(tmp_path / "packages"))
