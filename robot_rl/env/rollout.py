@@ -317,6 +317,8 @@ def _emit(row: Row, result: EpisodeResult, on_row: RowListener | None) -> None:
 
 
 def _stacked(slots: Sequence[_Slot]) -> Observation:
+    if len(slots) == 1:  # a robot's pictures are not copied for it
+        return {name: value[None] for name, value in slots[0].observation.items()}
     filled = next(slot.observation for slot in slots if slot.observation)
     return {
         name: np.stack([slot.observation.get(name, filled[name]) for slot in slots])

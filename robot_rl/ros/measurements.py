@@ -255,7 +255,7 @@ class Measurements:
         for camera in cameras:
             for name, topic, shape, dtype in _pictures(camera):
                 decode = _picture_decoder(shape, dtype)
-                self._images[name] = sensor(Image, topic, limits.image_s, decode)
+                self._images[name] = sensor(Image, topic, limits.image_s, decode, keep=1)
         self._newest += self._images.values()
         self.objects: Sensor | None = None
         if objects:
