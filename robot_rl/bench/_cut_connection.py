@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from robot_rl.errors import RobotRLError
@@ -44,12 +43,7 @@ class CuttableConnection:
         """Return the connection."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close everything."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -8,7 +8,6 @@ import platform
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -74,12 +73,7 @@ class MemorySampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the thread."""
         self._stop.set()
         self._thread.join()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -67,12 +66,7 @@ class WorkProgress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the last state on the screen, also when the work was stopped."""
         if self._live is not None:
             self._live.stop()
