@@ -5,9 +5,6 @@ import shutil
 import psutil
 import pytest
 
-from robot_rl.bench import _training
-from robot_rl.bench._training import training
-from robot_rl.config import compose
 from robot_rl.processes import group as group_module
 from robot_rl.processes.group import ProcessDied, ProcessGroup
 
@@ -96,16 +93,3 @@ def test_a_child_that_does_not_end_is_killed_and_quoted(tmp_path, monkeypatch):
         leave()
     assert len(children) == 3
     assert not any(child.is_running() for child in children)
-
-
-def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(_training, "_END_SECONDS", 0.0)
-
-    def measure():
-        with training(compose(["task=reach"]), str(tmp_path), []) as check:
-            while "run directory" not in (tmp_path / "bench/train.log").read_text():
-                check()
-
-    with pytest.raises(ProcessDied, match="'train' did not end"):
-        measure()
-    assert "bench/train.log ends with:\n  run directory: " in capfd.readouterr().err

@@ -14,8 +14,7 @@ from omegaconf import DictConfig
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.bench._topics import NAMESPACE, over_topics
-from robot_rl.bench._training import demonstrated
+from robot_rl.bench._topics import NAMESPACE, demonstrated, over_topics
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env

@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import ENDS_WITH_INPUT, EXIT_INTERRUPTED
 
+COMMAND = "robot_rl.cli"
 _END_SECONDS = 60.0
 # Of a child that needs longer to end the user is told [s].
 _QUIET_SECONDS = 3.0
@@ -86,7 +87,7 @@ class ProcessGroup:
         self,
         name: str,
         arguments: Sequence[str],
-        module: str = "robot_rl.cli",
+        module: str = COMMAND,
         *,
         needed: bool = True,
     ) -> None:
@@ -183,12 +184,11 @@ class ProcessGroup:
     def _spawn(
         self, module: str, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]
     ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
+        return start_process(
+            arguments,
+            module,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=child_environment(),
             start_new_session=True,
             pass_fds=(*self._inherited, *(other.input_descriptor for other in others)),
         )
@@ -262,10 +262,20 @@ class ProcessGroup:
         return lines[-1].removeprefix("robot-rl: ") if lines else "it printed nothing"
 
 
-def child_environment() -> dict[str, str]:
-    """Environment variables of a process that a run, or a bench of one, starts."""
+def start_process(
+    arguments: Sequence[str], module: str = COMMAND, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE ARGUMENTS`, which ends when the pipe to its standard input closes.
+
+    Args:
+        arguments: The command line.
+        module: What runs.
+        **options: Of `subprocess.Popen`: where its output goes, for example.
+    """
     # One computing thread each: with several, processes that share cores stall one another.
-    return {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, **options)
 
 
 def _release(child: _Child) -> None:

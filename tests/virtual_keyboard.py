@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from robot_rl.bench._training import BenchFailed
+from robot_rl.bench._topics import BenchFailed
 
 _END_SECONDS = 20.0
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from omegaconf import DictConfig
-
-from robot_rl.bench._stored_actions import (
+from stored_actions import (
     Halt,
     Rows,
     StoredActions,
@@ -24,12 +23,13 @@ from robot_rl.bench._stored_actions import (
     halt_of_operator,
     was_ignored,
 )
-from robot_rl.bench._topics import NAMESPACE, own_domain
-from robot_rl.bench._training import BenchFailed, training
-from robot_rl.bench._virtual_keyboard import virtual_keyboard
+from training_runs import training
+from virtual_keyboard import virtual_keyboard
+
+from robot_rl.bench._topics import NAMESPACE, BenchFailed, own_domain
 
 if TYPE_CHECKING:
-    from robot_rl.bench._operator_topics import ArmStop
+    from operator_topics import ArmStop
 
 _Answer = TypeVar("_Answer")
 
@@ -164,7 +164,7 @@ def _in_simulation(config: DictConfig, rng: np.random.Generator) -> dict[str, ob
 
 def _over_topics(config: DictConfig, rng: np.random.Generator) -> dict[str, object]:
     # ROS is loaded where it is known to be there.
-    from robot_rl.bench._operator_topics import OperatorTopics
+    from operator_topics import OperatorTopics
 
     place = [f"{key}.namespace={NAMESPACE}" for key in ("robot", "teleop.device")]
     words = ["robot=ros_sim", "teleop=twist", *place]

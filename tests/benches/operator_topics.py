@@ -13,7 +13,8 @@ from geometry_msgs.msg import PoseStamped, TwistStamped
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from robot_rl.bench._training import BenchFailed
+from robot_rl.bench._topics import BenchFailed
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.stamps import to_nanoseconds
@@ -88,14 +89,14 @@ class OperatorTopics:
         Raises:
             BenchFailed: Nobody does.
         """
-        deadline = time.monotonic() + _WAIT_SECONDS
         services = self._services.values()
-        while not (
-            self._push.get_subscription_count() and all(s.service_is_ready() for s in services)
-        ):
-            if time.monotonic() > deadline:
-                raise BenchFailed("nobody listens to the operator on topics")
-            time.sleep(_POLL_SECONDS)
+
+        def heard() -> bool:
+            listened = self._push.get_subscription_count() > 0
+            return listened and all(s.service_is_ready() for s in services)
+
+        if not wait_until(heard, _WAIT_SECONDS, every_s=_POLL_SECONDS):
+            raise BenchFailed("nobody listens to the operator on topics")
 
     def push(self, velocity: Vector, seconds: float) -> int:
         """Publish a velocity (6,) [m/s, rad/s] for a while; returns when that began [ns]."""
@@ -111,14 +112,15 @@ class OperatorTopics:
         Raises:
             BenchFailed: It says no, or nothing.
         """
-        deadline = time.monotonic() + _WAIT_SECONDS
         called = time.time_ns()
         future: Any = self._services[name].call_async(Trigger.Request())  # rclpy types it in part
-        while not future.done():
+
+        def answered() -> bool:
             self._client.check()
-            if time.monotonic() > deadline:
-                raise BenchFailed(f"the service {name} does not answer")
-            time.sleep(_POLL_SECONDS)
+            return bool(future.done())
+
+        if not wait_until(answered, _WAIT_SECONDS, every_s=_POLL_SECONDS):
+            raise BenchFailed(f"the service {name} does not answer")
         answer = future.result()
         if not answer.success:
             raise BenchFailed(f"the service {name} was refused", got=answer.message)

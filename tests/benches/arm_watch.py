@@ -12,6 +12,7 @@ import numpy.typing as npt
 from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import String
 
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 
@@ -107,13 +108,11 @@ class ArmWatch:
             return next((at for at, mode in self._modes if at > moment and word in mode), None)
 
     def _wait(self, found: Callable[[], bool], timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while not found():
+        def asked() -> bool:
             self.check()
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
+            return found()
+
+        return wait_until(asked, timeout_s, every_s=_POLL_SECONDS)
 
     def _take_mode(self, message: String) -> None:
         with self._lock:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from omegaconf import DictConfig
 
-from robot_rl.config import compose
-from robot_rl.errors import RobotRLError
+from robot_rl.bench._topics import NAMESPACE, BenchFailed, chosen, demonstrated
 from robot_rl.processes.group import ProcessDied, ProcessGroup
-from robot_rl.processes.progress import WorkProgress
-from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
+from robot_rl.processes.waiting import wait_until
+
+if TYPE_CHECKING:
+    from arm_watch import ArmWatch
 
 START_SECONDS = 900.0  # the learner's first weights among them
 # Of `train`, whose own children have a minute, then its replay server, then the nodes.
 _END_SECONDS = 300.0
 _LAST_LINES = 5
-_DEMONSTRATIONS = 2
+_TWO_CAMERAS = "observation=state_and_cameras"
 _BRIEFLY_PREPARED = (
     "cloning.updates=100",
     "environment_steps=1000000",
@@ -29,36 +31,6 @@ _BRIEFLY_PREPARED = (
     "algorithm.schedule.critic_only_updates=10",
     "algorithm.schedule.updates_per_step=1",
 )
-
-
-class BenchFailed(RobotRLError):
-    """What was to be measured did not happen."""
-
-
-def chosen(config: DictConfig) -> list[str]:
-    """The overrides that what a bench starts takes over: the task and the seed."""
-    return [f"task={config.choices.task}", f"seed={config.seed}"]
-
-
-def demonstrated(
-    config: DictConfig, folder: str, *overrides: str
-) -> tuple[DictConfig, RunDirectory]:
-    """Record demonstrations in a simulation of this process, which needs no time to pass.
-
-    Args:
-        config: The configuration, whose task it is.
-        folder: Where the run directory is made.
-        *overrides: Further overrides.
-
-    Returns:
-        The configuration and the run directory that they are in.
-    """
-    place = [f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"]
-    settings = compose([*chosen(config), *overrides, *place])
-    run = RunDirectory.create(str(settings.task.name), folder)
-    with WorkProgress(_DEMONSTRATIONS, "demonstrations") as progress:
-        collect(settings, run, progress)
-    return settings, run
 
 
 @contextmanager
@@ -129,3 +101,35 @@ def _name(words: list[str]) -> str | None:
     if "robot_rl.cli" in words[:-1]:
         return words[words.index("robot_rl.cli") + 1]
     return None
+
+
+@contextmanager
+def training_run(config: DictConfig) -> Iterator[ArmWatch]:
+    """Run `robot-rl train` over topics, with two cameras, until the end of the context.
+
+    Yields:
+        What watches its arm, which the actor moves.
+
+    Raises:
+        BenchFailed: The actor does not begin to move it.
+    """
+    from arm_watch import ArmWatch  # not before `own_domain`
+
+    words = ["robot=ros_sim", f"robot.namespace={NAMESPACE}"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        training(config, folder, words, seen=[_TWO_CAMERAS]) as check,
+    ):
+        watch = ArmWatch(NAMESPACE)
+        watch.check = check
+        try:
+
+            def moves() -> bool:
+                watch.check()
+                return "actor" in processes() and watch.follows_for(1.0, 1.0)
+
+            if not wait_until(moves, START_SECONDS):
+                raise BenchFailed("the actor does not move the arm", got=watch.mode)
+            yield watch
+        finally:
+            watch.close()

@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from cut_connection import CuttableConnection
 from omegaconf import DictConfig
 
-from robot_rl.bench._cut_connection import CuttableConnection
 from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
+from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import (
     ReplayClient,
     ReplaySampler,
@@ -126,11 +127,12 @@ class _Torture:
         """Wait until all have got on after the last kill."""
         files = [self._folder / name for name in ("appended-1", "appended-2", "sampled")]
         before = [_counts(file).sum() for file in files]
-        deadline = time.monotonic() + _WORK_SECONDS
-        while any(_counts(file).sum() == old for file, old in zip(files, before, strict=True)):
-            if time.monotonic() > deadline:
-                raise FaultFound("the run did not go on after the last kill", got=before)
-            time.sleep(0.1)
+
+        def all_went_on() -> bool:
+            return all(_counts(f).sum() != old for f, old in zip(files, before, strict=True))
+
+        if not wait_until(all_went_on, _WORK_SECONDS, every_s=0.1):
+            raise FaultFound("the run did not go on after the last kill", got=before)
 
     def _end(self, name: str) -> None:
         process = self._processes[name]

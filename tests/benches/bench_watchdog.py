@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from omegaconf import DictConfig
+from training_runs import processes, training_run
 
-from robot_rl.bench._topics import own_domain, shared_memory, training_run
-from robot_rl.bench._training import BenchFailed, processes
+from robot_rl.bench._topics import BenchFailed, own_domain, shared_memory
 
 if TYPE_CHECKING:
-    from robot_rl.bench._arm_watch import ArmWatch
+    from arm_watch import ArmWatch
 
 # Victim → its process, and within which time the arm must hold [s].
 VICTIMS = {"actor": ("actor", 0.25), "camera": ("front_camera", 0.3)}

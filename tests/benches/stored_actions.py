@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from training_runs import START_SECONDS
 
-from robot_rl.bench._training import START_SECONDS, BenchFailed
+from robot_rl.bench._topics import BenchFailed
 from robot_rl.console.endpoint import endpoint_file
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.robot import ARM_ACTIONS
+from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.reader import StoreReader
 from robot_rl.run import LATEST, RunDirectory
 
@@ -80,12 +82,14 @@ class StoredActions:
         Raises:
             BenchFailed: It does not.
         """
-        began, deadline = time.time_ns(), time.monotonic() + START_SECONDS
-        while not any(_policy_acts(rows, began) for rows in self.newest()):
+        began = time.time_ns()
+
+        def acts() -> bool:
             self._check()
-            if time.monotonic() > deadline:
-                raise BenchFailed("the policy does not act", got=f"nothing for {START_SECONDS} s")
-            time.sleep(_POLL_SECONDS)
+            return any(_policy_acts(rows, began) for rows in self.newest())
+
+        if not wait_until(acts, START_SECONDS, every_s=_POLL_SECONDS):
+            raise BenchFailed("the policy does not act", got=f"nothing for {START_SECONDS} s")
 
 
 def first_of_operator(episodes: Sequence[Rows], told_ns: int) -> int | None:

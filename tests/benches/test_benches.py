@@ -1,11 +1,14 @@
-"""What `bench operator` makes of the rows that a run stores."""
+"""What the benches make of a run: of the rows that it stores, and of one that does not end."""
 
 import numpy as np
 import pytest
+import training_runs
+from stored_actions import first_of_operator, halt_of_operator, was_ignored
+from virtual_keyboard import virtual_keyboard
 
-from robot_rl.bench._stored_actions import first_of_operator, halt_of_operator, was_ignored
-from robot_rl.bench._training import BenchFailed
-from robot_rl.bench._virtual_keyboard import virtual_keyboard
+from robot_rl.bench._topics import BenchFailed
+from robot_rl.config import compose
+from robot_rl.processes.group import ProcessDied
 
 MS = 1_000_000
 START = 10**18
@@ -82,3 +85,16 @@ def test_without_a_virtual_display_it_says_what_to_install(monkeypatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BenchFailed, match=r"no Xvfb.*apt install xvfb"), virtual_keyboard():
         pass
+
+
+def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(training_runs, "_END_SECONDS", 0.0)
+
+    def measure():
+        with training_runs.training(compose(["task=reach"]), str(tmp_path), []) as check:
+            while "run directory" not in (tmp_path / "bench/train.log").read_text():
+                check()
+
+    with pytest.raises(ProcessDied, match="'train' did not end"):
+        measure()
+    assert "bench/train.log ends with:\n  run directory: " in capfd.readouterr().err

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, open_dict
 
 from robot_rl.bench.loop import Measured, configured, measure
 from robot_rl.console.viewer import free_port
-from robot_rl.processes.group import ProcessGroup, child_environment
+from robot_rl.processes.group import ProcessGroup, start_process
 from robot_rl.run import RunDirectory
 
 RATE_HZ = 15.0
@@ -90,14 +90,11 @@ def _figures(name: str, measured: Measured, budget: float) -> dict[str, object]:
 def _opened(run: RunDirectory, stops: int, pages: list[dict[str, Any]]) -> Iterator[None]:
     """Open a console and a page of it; what the page saw is added to `pages`."""
     port = free_port()
-    command = [sys.executable, "-m", "robot_rl.bench._console_page"]
     with ProcessGroup(run.path / "logs") as group:
         group.start("console", ["console", f"run={run.path}", f"console.port={port}"])
-        with subprocess.Popen(
-            [*command, f"http://127.0.0.1:{port}", str(stops)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=child_environment(),
+        words = [f"http://127.0.0.1:{port}", str(stops)]
+        with start_process(
+            words, "console_page", stdout=subprocess.PIPE, cwd=Path(__file__).parent
         ) as page:
             try:
                 yield
