@@ -25,7 +25,7 @@ from policies.vision import ENCODER_ID, FEATURES
 from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit, feature_columns, stored_schema
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, Row
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.blocks import Blocks
 from robot_rl.learning.weights import BEHAVIOUR, base_apart, publish
@@ -34,7 +34,8 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable, SpoolFull
+from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable
+from robot_rl.replay.importing import append_rest
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.replay.server_place import ServerPlace
@@ -44,7 +45,6 @@ from robot_rl.stages.demonstrations import open_demonstrations
 
 DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002
-_ROOM_SECONDS = 60.0
 _RETRY_SECONDS = 0.5
 # A checkpoint is saved at the latest so long after the last one, at the end of a block.
 _SAVE_SECONDS = 60.0
@@ -346,23 +346,9 @@ def insert_demonstrations(
             rows = [
                 {name: column[row] for name, column in columns.items()} for row in range(length)
             ]
-            _send(client, rows, max(0, present - start), facts)
+            append_rest(client, rows, max(0, present - start), facts)
         start += length
     client.flush()
-
-
-def _send(client: ReplayClient, rows: list[Row], begin: int, facts: dict[str, object]) -> None:
-    """Send an episode from row `begin` on, waiting for room."""
-    if begin == 0:
-        client.append_episode(rows, facts)
-        return
-    for row in rows[begin:]:  # the end of an episode in which an earlier try was interrupted
-        deadline = time.monotonic() + _ROOM_SECONDS
-        while not client.has_room(1):  # the whole episode may be more than fits at a time
-            if time.monotonic() > deadline:
-                raise client.problem or SpoolFull("the replay server takes no demonstrations")
-            time.sleep(_POLL_SECONDS)
-        client.append(row)
 
 
 def learn(config: DictConfig, run: RunDirectory, stop: StopEvent) -> int:

@@ -31,13 +31,12 @@ from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
 from robot_rl.replay.ring import RingSpool
 from robot_rl.replay.sessions import check_order, read_facts
 from robot_rl.replay.spool import (
-    MAXIMUM_EPISODE_METADATA,
     MemorySpool,
     OpenSession,
     Spool,
     metadata_bytes,
 )
-from robot_rl.replay.wire import Frame, Kind, Message, split
+from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA, Frame, Kind, Message, split
 
 LONG_POLL_SECONDS = 2.0
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient, publisher_names
 from robot_rl.ros.errors import BadMeasurement, MeasuredTwice, SensorLate, SensorsApart, SensorSlow
@@ -265,15 +266,18 @@ def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> 
         SensorLate: One is silent.
         SensorSlow: One has given fewer.
     """
-    waiting = list(sensors)
-    deadline = time.monotonic() + timeout_s
-    while waiting := [sensor for sensor in waiting if sensor.count < messages]:
-        if time.monotonic() > deadline:
-            first = waiting[0]
-            raise first.trouble() or SensorSlow(
-                f"{first.topic} gives measurements too slowly, or has only just begun to",
-                got=f"{first.count} in {timeout_s:g} s",
-                expected=f"{messages}",
-                hint="at which rate does its node publish? See /diagnostics",
-            )
-        time.sleep(0.005)
+    waiting = deque(sensors)
+
+    def all_have() -> bool:
+        while waiting and waiting[0].count >= messages:
+            waiting.popleft()
+        return not waiting
+
+    if not wait_until(all_have, timeout_s, every_s=0.005):
+        first = waiting[0]
+        raise first.trouble() or SensorSlow(
+            f"{first.topic} gives measurements too slowly, or has only just begun to",
+            got=f"{first.count} in {timeout_s:g} s",
+            expected=f"{messages}",
+            hint="at which rate does its node publish? See /diagnostics",
+        )

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from robot_rl.config import compose
-from robot_rl.errors import nearest
+from robot_rl.errors import RobotRLError, nearest
 from robot_rl.processes.machine import describe_machine
 
 PREFIX = "bench_"
@@ -26,7 +26,10 @@ def main(words: list[str]) -> None:
         close = nearest(words[0], names) if words else names[0]
         sys.exit(f"give one of {', '.join(names)}; did you mean {close}?")
     config, machine = compose(words[1:]), describe_machine()
-    result = importlib.import_module(f"{PREFIX}{words[0]}").run(config)
+    try:
+        result = importlib.import_module(f"{PREFIX}{words[0]}").run(config)
+    except RobotRLError as error:
+        sys.exit(f"{words[0]}: {error}")
     sys.stdout.write(json.dumps({"bench": words[0], **result, "machine": machine}) + "\n")
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from robot_rl.replay import OpenSession, SpoolDamaged, SpoolError, SpoolInUse, SpoolTooSmall
 from robot_rl.replay.ring import RingSpool, size_for
 from robot_rl.replay.ring_file import HEADER_BYTES
-from robot_rl.replay.spool import MAXIMUM_EPISODE_METADATA, MemorySpool
+from robot_rl.replay.spool import MemorySpool
+from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA
 
 ROW = 1000
 SIZE = size_for(4, ROW)
