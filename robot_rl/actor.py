@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 from rich.console import Console
@@ -18,7 +16,7 @@ from policies.runner import PolicyRunner
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit, stored_schema
-from robot_rl.data.rows import Decision, RowBuilder
+from robot_rl.data.rows import Active, Decision, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
@@ -79,21 +77,13 @@ class ActingController(ControllerWrapper[PolicyRunner]):
         return self._weights.run_steps(self.step)
 
     def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin an episode."""
         self._switch()
         super().reset(slots, seeds=seeds, instructions=instructions)
 
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Decision:
+    def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide one environment step."""
         self._switch()
         self.step += 1

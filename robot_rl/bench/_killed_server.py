@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from robot_rl.processes.group import start_process
@@ -36,12 +35,7 @@ class KilledServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """End the server well.
 
         Raises:
