@@ -1,4 +1,4 @@
-"""Children of a run that do not end when they are asked to."""
+"""Children of a run: what they print, how they end, and how they are waited for."""
 
 import shutil
 
@@ -7,6 +7,7 @@ import pytest
 
 from robot_rl.processes import group as group_module
 from robot_rl.processes.group import ProcessDied, ProcessGroup
+from robot_rl.processes.waiting import wait_until
 
 DEAF = """
 import signal, time
@@ -93,3 +94,18 @@ def test_a_child_that_does_not_end_is_killed_and_quoted(tmp_path, monkeypatch):
         leave()
     assert len(children) == 3
     assert not any(child.is_running() for child in children)
+
+
+def test_what_is_waited_for_is_asked_once_even_without_time():
+    assert wait_until(lambda: "found", 0.0) == "found"
+    asked = []
+    assert not wait_until(lambda: asked.append(1), 0.05, every_s=0.01)
+    assert len(asked) > 1
+
+
+def test_what_is_asked_may_end_the_waiting():
+    def ask():
+        raise ProcessDied("the process 'actor' has ended")
+
+    with pytest.raises(ProcessDied, match="actor"):
+        wait_until(ask, 60.0)
