@@ -21,12 +21,12 @@ def compute_device(config: DictConfig) -> torch.device:
     """The device of the configuration; "auto" takes a CUDA card where there is one.
 
     Args:
-        config: With `device`; one of a run from before there was that key means "auto".
+        config: With `device`: cpu, cuda or auto.
 
     Raises:
         ComputeError: `device=cuda`, and there is none.
     """
-    wanted = str(config.get("device", "auto"))
+    wanted = str(config.device)
     if wanted == "cpu":
         return CPU
     available = torch.cuda.is_available()

@@ -23,7 +23,7 @@ from robot_rl.run import RunDirectory, load_policy
 def make_reset(
     config: DictConfig, operated: Intervention, stopped: Callable[[], bool]
 ) -> RobotEnvWrapper:
-    """Wrap the environment in the configured reset; runs from before there was one are scripted.
+    """Wrap the environment in the configured reset.
 
     Args:
         config: The configuration.
@@ -34,8 +34,8 @@ def make_reset(
         ConfigError: The backward task does not undo the task, or not on this robot.
         PolicyError: The backward policy was made for another task, rate or observation.
     """
-    reset = config.get("reset")
-    if reset is None or reset.wrapper is None:
+    reset = config.reset
+    if reset.wrapper is None:
         return operated
     further: dict[str, Any] = {}
     if "backward" in reset:

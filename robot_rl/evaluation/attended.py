@@ -61,7 +61,7 @@ class AttendedRobot:
 def _without_simulation(config: DictConfig) -> DictConfig:
     """The configuration without what trains in simulation only: its operator and the way back."""
     replaced: dict[str, object] = {"operator": {"simulated": None}}
-    if "backward" in (config.get("reset") or {}):
+    if "backward" in config.reset:
         replaced["reset"] = {"wrapper": None}
     merged = OmegaConf.merge(config, replaced)
     assert isinstance(merged, DictConfig)

@@ -49,7 +49,7 @@ def untrained(
         identity=(FEATURES,) if FEATURES in keys else (),
     )
     assert isinstance(policy, ChunkPolicy)
-    if config.get("compile", False):
+    if config.compile:
         policy.compile()
     return policy.to(compute_device(config))
 
