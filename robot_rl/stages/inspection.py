@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +24,9 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run
 from robot_rl.replay.summary import TableSummary, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory
+
+if TYPE_CHECKING:
+    from robot_rl.data.lerobot.reader import LeRobotEpisodes
 
 Facts = dict[str, Any]
 
@@ -154,24 +157,23 @@ def _store_table(table: TableSummary) -> Facts:
 
 def _dataset(path: Path) -> Facts:
     dataset = EpisodeDataset(path)
-    return {
-        "schema": _schema(dataset.schema),
-        "metadata": dataset.metadata,
-        "episodes": len(dataset),
-        "steps": dataset.rows_total - len(dataset),
-        "successes": int(dataset.successes.sum()),
-        "sources": Counter(SOURCE_NAMES[int(source)] for source in dataset.sources),
-    }
+    steps, successes = dataset.rows_total - len(dataset), int(dataset.successes.sum())
+    sources = Counter(SOURCE_NAMES[int(source)] for source in dataset.sources)
+    return {**_episodes(dataset, steps, successes), "sources": sources}
 
 
 def _lerobot(path: Path) -> Facts:
     episodes = open_lerobot(path)
+    return _episodes(episodes, episodes.steps, episodes.successes)
+
+
+def _episodes(dataset: EpisodeDataset | LeRobotEpisodes, steps: int, successes: int) -> Facts:
     return {
-        "schema": _schema(episodes.schema),
-        "metadata": episodes.metadata,
-        "episodes": len(episodes),
-        "steps": episodes.steps,
-        "successes": episodes.successes,
+        "schema": _schema(dataset.schema),
+        "metadata": dataset.metadata,
+        "episodes": len(dataset),
+        "steps": steps,
+        "successes": successes,
     }
 
 
