@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from types import ModuleType
 
+from policies import extras
 from robot_rl.errors import RobotRLError
 
 
@@ -73,17 +73,4 @@ def require(module: str, extra: str) -> ModuleType:
     Raises:
         MissingExtra: Names the extra to install, or the library that the SDK itself lacks.
     """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"this driver needs {module!r}",
-            got=f"no module named {error.name!r}",
-            hint=f"pip install 'robot_rl[{extra}]'",
-        ) from error
-    except ImportError as error:  # it is there, but a shared library or another version is not
-        raise MissingExtra(
-            f"{module!r} is installed and does not load",
-            got=error,
-            hint=f"install the libraries that it names, or reinstall 'robot_rl[{extra}]'",
-        ) from error
+    return extras.require(module, extra, MissingExtra)

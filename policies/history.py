@@ -14,6 +14,11 @@ Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.intp]
 
 
+def of_rows(array: Array, rows: Rows) -> Array:
+    """What an array (slots, ...) has of some slots, in ascending order; no copy where it is all."""
+    return array if len(rows) == len(array) else np.asarray(array[rows])
+
+
 class ObservationHistory:
     """Keeps `steps` observations of each slot; before an episode's first, that one is repeated.
 
@@ -60,7 +65,10 @@ class ObservationHistory:
         """
         windows = {}
         for name in self._names:
-            new = self._checked(name, observation)[rows]
+            new = of_rows(self._checked(name, observation), rows)
+            if self.steps == 1:
+                windows[name] = new[:, None]
+                continue
             if name not in self._values:
                 windows[name] = np.repeat(new[:, None], self.steps, 1)
                 continue

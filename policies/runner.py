@@ -23,7 +23,7 @@ from policies.acting import (
 )
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
-from policies.history import ObservationHistory, Rows, episode_windows
+from policies.history import ObservationHistory, Rows, episode_windows, of_rows
 from policies.instructions import (
     INSTRUCTION_FEATURES,
     INSTRUCTION_WIDTH,
@@ -240,7 +240,9 @@ class PolicyRunner:
         features = np.zeros((self.slots, vision.features), np.float16)
         seen = {name: observation[name] for name in vision.cameras if name in observation}
         if len(rows):
-            features[rows] = vision.encode({name: image[rows] for name, image in seen.items()})
+            features[rows] = vision.encode(
+                {name: of_rows(image, rows) for name, image in seen.items()}
+            )
         identifiers = np.full(self.slots, self._latest.encoder_id, np.int64)
         return {FEATURES: features, ENCODER_ID: identifiers}
 

@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 from rich.console import Console
 
+from policies.compute import CPU, compute_device
 from policies.runner import PolicyRunner
-from robot_rl.blocks import ScheduleError
-from robot_rl.compute import CPU, compute_device
-from robot_rl.connection import ServerPlace, flush
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
-from robot_rl.data.rows import Decision, RowBuilder
+from robot_rl.data.policy_columns import check_fit, stored_schema
+from robot_rl.data.rows import Active, Decision, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
+from robot_rl.env.reset_factory import make_reset
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
-from robot_rl.features import check_fit, stored_schema
-from robot_rl.pacing import (
+from robot_rl.learning.blocks import ScheduleError
+from robot_rl.learning.pacing import (
     RealtimeWeights,
     SharedWeights,
     SteppedWeights,
     WeightSource,
     online_steps,
 )
-from robot_rl.progress import WorkProgress
+from robot_rl.learning.weights import Published, WeightsReceiver
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable, StoreFull
 from robot_rl.replay.ring import check_size
-from robot_rl.resets import make_reset
+from robot_rl.replay.server_place import ServerPlace, flush
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.labels import LateLabels
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent, Stopped, stop_event
-from robot_rl.weights import Published, WeightsReceiver
 
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
@@ -79,21 +77,13 @@ class ActingController(ControllerWrapper[PolicyRunner]):
         return self._weights.run_steps(self.step)
 
     def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin an episode."""
         self._switch()
         super().reset(slots, seeds=seeds, instructions=instructions)
 
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Decision:
+    def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide one environment step."""
         self._switch()
         self.step += 1

@@ -13,15 +13,15 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from policies.errors import PolicyError
-from robot_rl.errors import RobotRLError, described
-from robot_rl.signals import (
+from robot_rl.errors import RobotRLError, described, nearest
+from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
+    EXIT_INTERRUPTED,
     Interruption,
     end_at_once,
     end_with_input,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 _NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         end_with_input()
     try:
         return _run(words, interrupted)
-    except (RobotRLError, PolicyError) as error:
+    except RobotRLError as error:
         return _fail(str(error))
     except BrokenPipeError:  # `robot-rl inspect RUN | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str], interrupted: Interruption) -> int:
     try:
         return _dispatch(words)
-    except (RobotRLError, PolicyError):
+    except RobotRLError:
         raise
     except Exception as error:
         if not interrupted.heard:
@@ -110,7 +109,7 @@ def _dispatch(words: list[str]) -> int:
         raise UsageError(
             f"unknown stage {name!r}",
             expected=f"one of {', '.join(STAGES)}",
-            hint=f"did you mean robot-rl {_nearest(name, STAGES)}? See robot-rl --help",
+            hint=f"did you mean robot-rl {nearest(name, STAGES)}? See robot-rl --help",
         )
     stage = STAGES[name]
     if any(word in ("-h", "--help") for word in rest):
@@ -153,13 +152,13 @@ def _split(name: str, stage: Stage, words: list[str]) -> tuple[list[str], dict[s
             raise UsageError(
                 f"{name} has no option {key!r}",
                 expected=f"one of {', '.join(options)}" if options else "no options",
-                hint=f"did you mean {_nearest(key, options)}?" if options else None,
+                hint=f"did you mean {nearest(key, options)}?" if options else None,
             )
         elif choices[key] and value not in choices[key]:
             raise UsageError(
                 f"{key}={value} is not possible",
                 expected=f"one of {', '.join(choices[key])}",
-                hint=f"did you mean {key}={_nearest(value, choices[key])}?",
+                hint=f"did you mean {key}={nearest(value, choices[key])}?",
             )
         else:
             options[key] = value
@@ -180,10 +179,10 @@ def _run_bench(words: list[str]) -> int:
         raise UsageError(
             f"unknown bench {got!r}" if words else "bench needs a NAME",
             expected=f"one of {', '.join(names)}",
-            hint=f"did you mean robot-rl bench {_nearest(got, names)}?",
+            hint=f"did you mean robot-rl bench {nearest(got, names)}?",
         )
     from robot_rl.config import compose
-    from robot_rl.machine import describe_machine
+    from robot_rl.processes.machine import describe_machine
 
     config = compose(words[1:])
     machine = describe_machine()  # before the measurement, as it notes the load
@@ -217,12 +216,6 @@ def _load(target: str) -> Callable[..., Any]:
     module, _, function = target.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
-
-
-def _nearest(name: str, choices: Iterable[str]) -> str | None:
-    from robot_rl.config_overrides import nearest
-
-    return nearest(name, choices)
 
 
 def _fail(message: str) -> int:

@@ -28,8 +28,8 @@ from robot_rl.config_overrides import (
     parse,
     text_of,
 )
-from robot_rl.files import replace_text
-from robot_rl.resources import find_resource
+from robot_rl.processes.files import replace_text
+from robot_rl.processes.resources import find_resource
 
 CONFIG_NAME = "config.yaml"
 # A run may be continued or evaluated with other values of these; all else made it what it is.

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, nearest
 
 
 class ConfigError(RobotRLError):
     """An override, a configuration file or a run's configuration that cannot be used."""
-
-
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is spelled most like a name; None without choices."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
-    return close[0] if close else None
 
 
 def parse(text: str) -> Override:

@@ -18,34 +18,33 @@ from torch import Tensor
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
+from policies.compute import compute_device, explained_memory
 from policies.policy import Policy
 from policies.runner import PolicyRunner
 from policies.vision import ENCODER_ID, FEATURES
 from robot_rl.algorithms.factory import make_algorithm
-from robot_rl.blocks import Blocks
-from robot_rl.compute import compute_device, explained_memory
-from robot_rl.connection import ServerPlace
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, Row
+from robot_rl.data.policy_columns import check_features, check_fit, feature_columns, stored_schema
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.errors import RobotRLError
-from robot_rl.features import check_features, check_fit, feature_columns, stored_schema
-from robot_rl.machine import yield_to_control_loop
-from robot_rl.progress import WorkProgress
+from robot_rl.learning.blocks import Blocks
+from robot_rl.learning.weights import BEHAVIOUR, base_apart, publish
+from robot_rl.processes.machine import yield_to_control_loop
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable, SpoolFull
+from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable
+from robot_rl.replay.importing import append_rest
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
-from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.run_policies import STATE_FILE, load_cloned
-from robot_rl.signals import StopEvent, Stopped, stop_event
+from robot_rl.replay.server_place import ServerPlace
+from robot_rl.run import CLONED, LAST, STATE_FILE, RunDirectory, load_cloned
 from robot_rl.stages.annotate import waits_for_annotation
 from robot_rl.stages.demonstrations import open_demonstrations
-from robot_rl.weights import BEHAVIOUR, base_apart, publish
 
 DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002
-_ROOM_SECONDS = 60.0
 _RETRY_SECONDS = 0.5
 # A checkpoint is saved at the latest so long after the last one, at the end of a block.
 _SAVE_SECONDS = 60.0
@@ -65,7 +64,7 @@ class Learner:
     """Trains in blocks of environment steps, each with its exact number of updates.
 
     On the stepped clock, block j's weights are published when block j + 1 is complete, and act
-    in block j + 2; see `robot_rl.blocks`.
+    in block j + 2; see `robot_rl.learning.blocks`.
 
     Args:
         config: The configuration.
@@ -347,23 +346,9 @@ def insert_demonstrations(
             rows = [
                 {name: column[row] for name, column in columns.items()} for row in range(length)
             ]
-            _send(client, rows, max(0, present - start), facts)
+            append_rest(client, rows, max(0, present - start), facts)
         start += length
     client.flush()
-
-
-def _send(client: ReplayClient, rows: list[Row], begin: int, facts: dict[str, object]) -> None:
-    """Send an episode from row `begin` on, waiting for room."""
-    if begin == 0:
-        client.append_episode(rows, facts)
-        return
-    for row in rows[begin:]:  # the end of an episode in which an earlier try was interrupted
-        deadline = time.monotonic() + _ROOM_SECONDS
-        while not client.has_room(1):  # the whole episode may be more than fits at a time
-            if time.monotonic() > deadline:
-                raise client.problem or SpoolFull("the replay server takes no demonstrations")
-            time.sleep(_POLL_SECONDS)
-        client.append(row)
 
 
 def learn(config: DictConfig, run: RunDirectory, stop: StopEvent) -> int:

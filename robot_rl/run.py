@@ -16,31 +16,36 @@
         summary.json  report.html
 
 Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.
-Folders likewise, see `robot_rl.run.RunDirectory.atomic_folder`. Nothing here loads torch.
+Folders likewise, see `robot_rl.run.RunDirectory.atomic_folder`. Torch is loaded where a policy
+is, not before.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from robot_rl._checkpoint_files import check_manifest, write_manifest
 from robot_rl.errors import RobotRLError
-from robot_rl.files import flush_to_disk, replace_text
+from robot_rl.processes.files import replace_text
+from robot_rl.processes.folders import check_manifest, newest_folder, point, switched_folder
+from robot_rl.processes.locks import locked
+from robot_rl.processes.waiting import wait_until
+
+if TYPE_CHECKING:
+    from policies.behaviour import Behaviour
 
 LATEST = "latest"
 CLONED = "checkpoints/bc"
 LAST = "checkpoints/last"
 REWARD = "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
+STATE_FILE = "state.json"
+DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
 
 
 class RunError(RobotRLError):
@@ -85,7 +90,7 @@ class RunDirectory:
                     break
                 except FileExistsError:
                     number += 1
-            _point(runs / LATEST, path.relative_to(runs))
+            point(runs / LATEST, path.relative_to(runs))
         return cls(path)
 
     @classmethod
@@ -193,14 +198,11 @@ class RunDirectory:
         with _reported(f"{path} cannot be written"):
             file = path.open("wb")
         with file:
-            deadline = time.monotonic() + wait_seconds
-            while not _locked(file.fileno()):
-                if time.monotonic() > deadline:
-                    raise RunError(
-                        f"another {role} is at work in {self.path}",
-                        hint="wait for it to end, or stop it with Ctrl-C",
-                    )
-                time.sleep(0.1)
+            if not wait_until(lambda: locked(file.fileno()), wait_seconds, every_s=0.1):
+                raise RunError(
+                    f"another {role} is at work in {self.path}",
+                    hint="wait for it to end, or stop it with Ctrl-C",
+                )
             yield file.fileno()
 
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
@@ -265,13 +267,7 @@ class RunDirectory:
 
     @contextmanager
     def atomic_folder(self, name: str) -> Iterator[Path]:
-        """Write a folder that is there whole or not at all.
-
-        The caller fills the temporary folder that it is given. On leaving, sizes and SHA-256 sums
-        of all files are noted in `manifest.json`, everything is flushed to the disk, and `<name>`,
-        a symbolic link to the newest generation, is switched to it in one step: at each moment
-        `<name>` is a complete folder. The generation before stays, since another process may be
-        reading it; older ones are removed. On an exception the old folder stays as it is.
+        """Write a folder that is there whole or not at all, as `switched_folder` does.
 
         Args:
             name: Relative path below the run, for example `checkpoints/last`.
@@ -280,29 +276,9 @@ class RunDirectory:
             RunError: The disk is full or the folder cannot be written.
         """
         link = self.path / name
-        number = max(_generations(link), default=0) + 1
-        resolved_copy = link.is_dir() and not link.is_symlink()  # as scp -r makes of a run
-        if resolved_copy:
-            number += 1
-        partial = link.with_name(f".{link.name}-{number:08d}.partial")
-        with _reported(f"{link} cannot be written; the one before is kept"):
-            link.parent.mkdir(parents=True, exist_ok=True)
-            for rest in link.parent.glob(f".{link.name}-*.partial"):
-                shutil.rmtree(rest)
-            partial.mkdir()
-            try:
-                yield partial
-                write_manifest(partial)
-                generation = partial.with_suffix("")
-                partial.rename(generation)
-            except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
-            if resolved_copy:
-                link.rename(link.with_name(f".{link.name}-{number - 1:08d}"))
-            _point(link, Path(generation.name))
-            for old in sorted(_generations(link).items())[:-2]:
-                shutil.rmtree(old[1])
+        problem = f"{link} cannot be written; the one before is kept"
+        with _reported(problem), switched_folder(link) as partial:
+            yield partial
 
     def complete_folder(self, name: str) -> Path:
         """Return the folder that `atomic_folder` wrote last, after checking its files.
@@ -312,20 +288,63 @@ class RunDirectory:
         Raises:
             CheckpointError: There is none, or a file of it is missing, cut or changed.
         """
-        link = self.path / name
-        if not link.exists():
-            generations = _generations(link)
-            # The link is missing only after a stop between the two renames of a resolved copy.
-            link = generations[max(generations)] if generations else link
-        return check_manifest(link.resolve())
+        return check_manifest(newest_folder(self.path / name))
 
     def has_folder(self, name: str) -> bool:
         """Return whether `atomic_folder` has written this folder before."""
-        link = self.path / name
-        return link.exists() or bool(_generations(link))
+        return newest_folder(self.path / name).exists()
 
     def _jsonl(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
+
+
+def load_cloned(run: RunDirectory) -> Behaviour:
+    """Load the cloned policy of a run.
+
+    Raises:
+        CheckpointError: There is none, or a file of it is damaged.
+    """
+    from policies import checkpoint  # late: loads torch
+
+    return checkpoint.load(run.complete_folder(CLONED) / "policy")
+
+
+def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
+    """Load a policy of a run, and the environment steps behind it: none behind the cloned one.
+
+    Args:
+        run: The run directory.
+        which: One of `POLICIES`. The deployed one is what `train` has decided for at its end; until
+            then the newest.
+
+    Raises:
+        CheckpointError: There is none, or a file of it is damaged.
+    """
+    if which == CLONED_POLICY or (which == DEPLOYED and _deploys_cloned(run)):
+        return load_cloned(run), 0
+    from policies import checkpoint  # late: loads torch
+
+    folder = run.complete_folder(LAST)
+    return checkpoint.load(folder / "policy"), _steps_of(folder)
+
+
+def _deploys_cloned(run: RunDirectory) -> bool:
+    if not run.has_folder(LAST):
+        return True
+    decided = run.read_summary()
+    # A run that went on learning since has decided nothing yet.
+    current = decided.get("environment_steps") == learned_steps(run)
+    return current and decided.get("deployed") == CLONED_POLICY
+
+
+def learned_steps(run: RunDirectory) -> int:
+    """Environment steps behind a run's last checkpoint; 0 without one."""
+    return _steps_of(run.complete_folder(LAST)) if run.has_folder(LAST) else 0
+
+
+def _steps_of(folder: Path) -> int:
+    state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    return int(state["environment_steps"])
 
 
 _FREE = "free some space, and give the command again, with this run"
@@ -338,29 +357,6 @@ def _reported(problem: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(problem, got=error, hint=_FREE if error.errno == 28 else None) from error
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _point(link: Path, target: Path) -> None:
-    """Make or switch a symbolic link in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.link")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    temporary.replace(link)
-    flush_to_disk(link.parent)
-
-
-def _generations(link: Path) -> dict[int, Path]:
-    """Return the complete generations of a folder by number."""
-    found = link.parent.glob(f".{link.name}-" + "[0-9]" * 8)
-    return {int(path.name[-8:]): path for path in found}
 
 
 def _recent_runs(runs: Path) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before anything imports torch or NumPy: several processes share two cores in the tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,6 +76,38 @@ def robot_rl_command(tmp_path: Path) -> Command:
         )
 
     return run
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a file system of so much, such as `24m`: a tmpfs, which needs root."""
+    place = tmp_path / "disk"
+
+    def mount(size: str) -> Path:
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("mounting a tmpfs needs root")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def connected() -> Iterator[Callable[[Any], Any]]:
+    """Connects drivers; they are closed at the end."""
+    devices: list[Any] = []
+
+    def connect(device: Any) -> Any:
+        devices.append(device)
+        device.connect()
+        return device
+
+    yield connect
+    for device in devices:
+        device.close()
 
 
 _LONGEST = ("test_learning.py", "test_train.py")

@@ -27,8 +27,8 @@ from robot_rl.config import (
 from robot_rl.config_overrides import ConfigError
 from robot_rl.devices import DeviceError, make
 from robot_rl.errors import RobotRLError
-from robot_rl.machine import describe_machine
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.machine import describe_machine
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.table import STAGES, Stage
 

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from robot_rl import cli, signals
+from robot_rl import cli
+from robot_rl.processes import signals
 from robot_rl.stages.table import STAGES, Stage
 
 pytestmark = pytest.mark.usefixtures("default_signals")
@@ -98,7 +99,7 @@ def test_the_same_error_without_a_signal_is_shown_whole(stage):
 SHOWING = """
 import signal, sys, time
 from robot_rl import cli
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.stages.table import STAGES, Stage
 
 def work():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from robot_rl.compute import CPU, ComputeError, compute_device, explained_memory
+from policies.compute import CPU, ComputeError, compute_device, explained_memory
 from robot_rl.config import compose
 from robot_rl.config_overrides import ConfigError
 
@@ -17,14 +16,6 @@ def test_auto_takes_a_card_only_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert compute_device(compose([])) == torch.device("cuda")
     assert compute_device(compose(["device=cpu"])) == CPU
-
-
-def test_a_run_from_before_there_was_a_device_goes_on():
-    values = dict(compose([]))
-    del values["device"]
-    old = OmegaConf.create(values)
-    OmegaConf.set_struct(old, True)
-    assert compute_device(old) == compute_device(compose([]))
 
 
 def test_a_card_that_is_not_there_is_named(monkeypatch):

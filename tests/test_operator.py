@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from robot_rl.operator import NOTHING, OperatorError, OperatorEvent, OperatorInbox
+from robot_rl.env.operator import NOTHING, OperatorError, OperatorEvent, OperatorInbox
 
 RIGHT = (0.0, -0.5, 0.0, 0.0, 0.0, 0.0)
 UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
@@ -161,7 +161,7 @@ def test_nothing_is_lost_while_several_threads_write():
 
 
 def test_it_loads_no_heavy_package():
-    code = "import sys, robot_rl.operator; print(*sys.modules)"
+    code = "import sys, robot_rl.env.operator; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.resources import RESOURCE_FOLDERS, ResourceNotFound, find_resource
+from robot_rl.processes.resources import RESOURCE_FOLDERS, ResourceNotFound, find_resource
 
 _FIND = (
     "import sys; sys.path.insert(0, {packages!r})\n"
-    "import robot_rl; from robot_rl.resources import find_resource\n"
+    "import robot_rl; from robot_rl.processes.resources import find_resource\n"
     "assert robot_rl.__file__.startswith({packages!r}), robot_rl.__file__\n"
     "print(find_resource('configs/config.yaml'))"
 )
@@ -75,13 +75,14 @@ def test_wheel_carries_every_module_and_every_resource(wheel: Path, source_tree:
 def test_installed_wheel_finds_its_own_resources(wheel: Path, tmp_path: Path, option: str):
     root = tmp_path / "install"
     _pip("install", "--no-deps", "--no-index", option, root, "--ignore-installed", wheel)
-    (package,) = root.rglob("robot_rl/resources.py")
-    done = _python(_FIND.format(packages=str(package.parents[1])), tmp_path)
+    (package,) = root.rglob("robot_rl/processes/resources.py")
+    done = _python(_FIND.format(packages=str(package.parents[2])), tmp_path)
     assert done.stdout.strip() == str(root / "share/robot_rl/configs/config.yaml"), done.stderr
 
 
 def test_ros_prefix_is_searched(checkout: Path, tmp_path: Path):
-    shutil.copytree(checkout / "robot_rl", tmp_path / "packages/robot_rl")
+    for name in ("robot_rl", "policies"):
+        shutil.copytree(checkout / name, tmp_path / "packages" / name)
     share = tmp_path / "ros/share/robot_rl"
     shutil.copytree(checkout / "configs", share / "configs")
     code = _FIND.format(packages=str(tmp_path / "packages"))

@@ -1,15 +1,13 @@
-"""Children of a run that do not end when they are asked to."""
+"""Children of a run: what they print, how they end, and how they are waited for."""
 
 import shutil
 
 import psutil
 import pytest
 
-from robot_rl.bench import _training
-from robot_rl.bench._training import training
-from robot_rl.config import compose
-from robot_rl.stages import processes
-from robot_rl.stages.processes import ProcessDied, ProcessGroup
+from robot_rl.processes import group as group_module
+from robot_rl.processes.group import ProcessDied, ProcessGroup
+from robot_rl.processes.waiting import wait_until
 
 DEAF = """
 import signal, time
@@ -36,7 +34,7 @@ time.sleep(600)
 
 
 def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(group_module, "_QUIET_SECONDS", 0.1)
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     notes = []
@@ -98,14 +96,16 @@ def test_a_child_that_does_not_end_is_killed_and_quoted(tmp_path, monkeypatch):
     assert not any(child.is_running() for child in children)
 
 
-def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(_training, "_END_SECONDS", 0.0)
+def test_what_is_waited_for_is_asked_once_even_without_time():
+    assert wait_until(lambda: "found", 0.0) == "found"
+    asked = []
+    assert not wait_until(lambda: asked.append(1), 0.05, every_s=0.01)
+    assert len(asked) > 1
 
-    def measure():
-        with training(compose(["task=reach"]), str(tmp_path), []) as check:
-            while "run directory" not in (tmp_path / "bench/train.log").read_text():
-                check()
 
-    with pytest.raises(ProcessDied, match="'train' did not end"):
-        measure()
-    assert "bench/train.log ends with:\n  run directory: " in capfd.readouterr().err
+def test_what_is_asked_may_end_the_waiting():
+    def ask():
+        raise ProcessDied("the process 'actor' has ended")
+
+    with pytest.raises(ProcessDied, match="actor"):
+        wait_until(ask, 60.0)

@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from robot_rl.signals import StopEvent, deferred_signals
+from robot_rl.processes.signals import StopEvent, deferred_signals
 
 ROUNDS = 1000
 WAITS = f"""
-from robot_rl.signals import stop_event
+from robot_rl.processes.signals import stop_event
 
 for number in range({ROUNDS}):
     with stop_event() as stop:

@@ -9,7 +9,7 @@ import numpy as np
 
 from drivers.arm.base import Vector
 from drivers.errors import DriverError
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from drivers.arm.base import Vector
 from drivers.arm.topics import COMMAND_RATE_HZ, TopicArm, named
 from drivers.errors import DriverError, DriverFault, check_ranges
 from robot_rl.errors import RobotRLError
-from robot_rl.resources import find_resource
+from robot_rl.processes.resources import find_resource
 from robot_rl.safety import Compliance
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from drivers.arm.base import ArmState, Vector
 from drivers.arm.impedance import Spring
 from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale, check_ranges, require
 from drivers.network import check_reachable
-from robot_rl.env import rotations
-from robot_rl.safety import Compliance
+from robot_rl.processes.waiting import wait_until
+from robot_rl.safety import Compliance, rotations
 
 _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2
@@ -367,17 +367,14 @@ class UrArm:
             raise DriverFault("the UR arm's program cannot be started", got=error) from error
 
     def _await(self, true: Callable[[], bool], problem: str) -> None:
-        deadline = time.monotonic() + _CHANGE_SECONDS
-        while not true():
-            if time.monotonic() > deadline:
-                robot, safety = self._receive.getRobotMode(), self._receive.getSafetyMode()
-                raise DriverFault(
-                    problem,
-                    got=f"robot mode {robot}, safety mode {safety}",
-                    expected=f"robot mode {_ROBOT_RUNS}, safety mode 1 or 2",
-                    hint="see what the pendant says, then clear_errors",
-                )
-            time.sleep(0.01)
+        if not wait_until(true, _CHANGE_SECONDS, every_s=0.01):
+            robot, safety = self._receive.getRobotMode(), self._receive.getSafetyMode()
+            raise DriverFault(
+                problem,
+                got=f"robot mode {robot}, safety mode {safety}",
+                expected=f"robot mode {_ROBOT_RUNS}, safety mode 1 or 2",
+                hint="see what the pendant says, then clear_errors",
+            )
 
 
 def _part(control: Any, receive: Any, ended: bool) -> None:

@@ -22,8 +22,7 @@ from drivers.arm.base import ArmState, Vector
 from drivers.arm.impedance import at_most
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
 from drivers.network import check_reachable
-from robot_rl.env import rotations
-from robot_rl.safety import Compliance
+from robot_rl.safety import Compliance, rotations
 
 WATCHDOG_SECONDS = 0.15
 _PORT = 502

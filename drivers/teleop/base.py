@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivers.errors import DriverError
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 
@@ -45,7 +45,8 @@ class TeleopDevice(Protocol):
     """A device that an operator moves a robot with.
 
     Attributes:
-        events: What its buttons say: name of a button → one of `robot_rl.operator.OperatorEvent`.
+        events: What its buttons say: name of a button → one of
+            `robot_rl.env.operator.OperatorEvent`.
     """
 
     events: Mapping[str, str]

@@ -18,7 +18,7 @@ from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
 
 from drivers.teleop.base import TeleopState, Vector
-from robot_rl.operator import OperatorEvent
+from robot_rl.env.operator import OperatorEvent
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import MessageError, pose_array, twist_message

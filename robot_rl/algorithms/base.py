@@ -70,7 +70,7 @@ class Schedule:
     warmup_noise: float
 
     def __post_init__(self) -> None:
-        """Check the range of values; counts of steps and updates are `robot_rl.blocks`' business.
+        """Check the range of values; `robot_rl.learning.blocks` checks counts of steps and updates.
 
         Raises:
             AlgorithmError: Names the setting.

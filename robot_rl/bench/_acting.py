@@ -12,16 +12,15 @@ from geometry_msgs.msg import PoseStamped
 from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
+from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.bench._topics import NAMESPACE, over_topics
-from robot_rl.bench._training import demonstrated
-from robot_rl.compute import compute_device
+from robot_rl.bench._topics import NAMESPACE, demonstrated, over_topics
+from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import rollout
-from robot_rl.features import check_fit
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.robot import RosRobot

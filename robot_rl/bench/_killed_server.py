@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
-from robot_rl.stages.processes import child_environment
+from robot_rl.processes.group import start_process
 
 
 class KilledServer:
@@ -26,7 +24,7 @@ class KilledServer:
     def __init__(self, arguments: Sequence[str], every_seconds: float) -> None:
         """See the class."""
         self.kills = 0
-        self._command = [sys.executable, "-m", "robot_rl.cli", *arguments]
+        self._arguments = arguments
         self._every = every_seconds
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -37,12 +35,7 @@ class KilledServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """End the server well.
 
         Raises:
@@ -62,9 +55,7 @@ class KilledServer:
 
     def _killed_once(self) -> bool:
         """Run the server until it is killed; return whether it was to end instead."""
-        with subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=child_environment()
-        ) as process:
+        with start_process(self._arguments, stdout=subprocess.DEVNULL) as process:
             ends = self._stop.wait(self._every)
             process.terminate() if ends else process.kill()
         return ends

@@ -10,8 +10,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from sensor_msgs.msg import Image
 
-from robot_rl.bench._topics import NAMESPACE, over_topics
-from robot_rl.bench._training import BenchFailed
+from robot_rl.bench._topics import NAMESPACE, BenchFailed, over_topics
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.messages import image_array

@@ -1,20 +1,18 @@
-"""What the benches over ROS 2 topics share: a domain of their own, and a run to look at."""
+"""What the benches over ROS 2 topics share: a domain of their own, and demonstrations."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from robot_rl.bench._training import START_SECONDS, BenchFailed, chosen, processes, training
 from robot_rl.config import compose
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.ros.environment import DISCOVERY, prepare_environment
 from robot_rl.ros.errors import RosUnavailable
 from robot_rl.ros.shared_memory import (
@@ -22,14 +20,22 @@ from robot_rl.ros.shared_memory import (
     is_owned,
     remove_abandoned_segments,
 )
-
-if TYPE_CHECKING:
-    from robot_rl.bench._arm_watch import ArmWatch
+from robot_rl.run import RunDirectory
+from robot_rl.stages.collect import collect
 
 NAMESPACE = "/bench"
-_TWO_CAMERAS = "observation=state_and_cameras"
+_DEMONSTRATIONS = 2
 # Of these ROS makes ports that Linux gives to nobody else.
 _DOMAINS = 101
+
+
+class BenchFailed(RobotRLError):
+    """What was to be measured did not happen."""
+
+
+def chosen(config: DictConfig) -> list[str]:
+    """The overrides that what a bench starts takes over: the task and the seed."""
+    return [f"task={config.choices.task}", f"seed={config.seed}"]
 
 
 @contextmanager
@@ -60,6 +66,27 @@ def over_topics(config: DictConfig, *overrides: str) -> DictConfig:
     return compose([*place, *chosen(config), *overrides])
 
 
+def demonstrated(
+    config: DictConfig, folder: str, *overrides: str
+) -> tuple[DictConfig, RunDirectory]:
+    """Record demonstrations in a simulation of this process, which needs no time to pass.
+
+    Args:
+        config: The configuration, whose task it is.
+        folder: Where the run directory is made.
+        *overrides: Further overrides.
+
+    Returns:
+        The configuration and the run directory that they are in.
+    """
+    place = [f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"]
+    settings = compose([*chosen(config), *overrides, *place])
+    run = RunDirectory.create(str(settings.task.name), folder)
+    with WorkProgress(_DEMONSTRATIONS, "demonstrations") as progress:
+        collect(settings, run, progress)
+    return settings, run
+
+
 def shared_memory() -> dict[str, float]:
     """Number and size [MiB] of Fast DDS's files of shared memory."""
     sizes = []
@@ -69,36 +96,6 @@ def shared_memory() -> dict[str, float]:
         except FileNotFoundError:
             continue
     return {"files": len(sizes), "mib": sum(sizes) / 2**20}
-
-
-@contextmanager
-def training_run(config: DictConfig) -> Iterator[ArmWatch]:
-    """Run `robot-rl train` over topics, with two cameras, until the end of the context.
-
-    Yields:
-        What watches its arm, which the actor moves.
-
-    Raises:
-        BenchFailed: The actor does not begin to move it.
-    """
-    from robot_rl.bench._arm_watch import ArmWatch  # not before `own_domain`
-
-    words = ["robot=ros_sim", f"robot.namespace={NAMESPACE}"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        training(config, folder, words, seen=[_TWO_CAMERAS]) as check,
-    ):
-        watch = ArmWatch(NAMESPACE)
-        watch.check = check
-        try:
-            deadline = time.monotonic() + START_SECONDS
-            while "actor" not in processes() or not watch.follows_for(1.0, 1.0):
-                watch.check()
-                if time.monotonic() > deadline:
-                    raise BenchFailed("the actor does not move the arm", got=watch.mode)
-            yield watch
-        finally:
-            watch.close()
 
 
 def _segments() -> list[Path]:

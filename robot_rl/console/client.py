@@ -25,7 +25,7 @@ from robot_rl.console.link import (
     TAKEN,
 )
 from robot_rl.console.snapshot import Snapshot
-from robot_rl.operator import OperatorEvent
+from robot_rl.env.operator import OperatorEvent
 
 _HELLO_SECONDS = LEASE_SECONDS / 4
 # After so much silence the loop counts as gone [s].

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.files import replace_text
 from robot_rl.run import RunDirectory
 
 _FOLDER = "console"
@@ -44,14 +44,9 @@ def write_endpoint(path: Path, endpoint: LoopEndpoint) -> None:
     Raises:
         ConsoleError: The folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{endpoint.pid}")
     try:
         path.parent.mkdir(exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            json.dump(vars(endpoint), file)
-        temporary.replace(path)
+        replace_text(path, json.dumps(vars(endpoint)), mode=0o600)
     except OSError as error:
         raise ConsoleError(f"{path} cannot be written", got=error) from error
 

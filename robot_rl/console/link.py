@@ -25,8 +25,8 @@ import zmq
 
 from robot_rl.console.endpoint import ConsoleError, LoopEndpoint, endpoint_file, write_endpoint
 from robot_rl.console.snapshot import Snapshot
+from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorEvent, OperatorInbox
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import JOG_TIMEOUT_S, OperatorEvent, OperatorInbox
 from robot_rl.run import RunDirectory
 
 Frame = bytes | memoryview

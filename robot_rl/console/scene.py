@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Observation
-from robot_rl.env import rotations
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import FINGERS
+from robot_rl.safety import rotations
 
 if TYPE_CHECKING:
     import viser

@@ -13,10 +13,10 @@ from robot_rl.console.link import ConsoleLink
 from robot_rl.console.snapshot import Activity, InControl, Situation, Snapshot
 from robot_rl.data.schema import Observation
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorEvent
 
 _LOOK_SECONDS = 0.1
 

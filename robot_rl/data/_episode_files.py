@@ -21,7 +21,9 @@ from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.signals import deferred_signals
+from robot_rl.processes.folders import new_folder
+from robot_rl.processes.locks import locked
+from robot_rl.processes.signals import deferred_signals
 
 _FORMAT: Final = "robot_rl episodes"
 _CHUNK_BYTES: Final = 1 << 20
@@ -77,20 +79,21 @@ def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
         if path.exists() and not is_empty_directory(path):
             return
         shutil.rmtree(temporary, ignore_errors=True)
-        attributes = {"format": _FORMAT, "schema": schema.to_json(), "metadata": metadata}
-        group = zarr.create_group(LocalStore(temporary), attributes=attributes)
-        for name, dtype in META:
-            _create_array(group, name, dtype, (), _META_CHUNK)
-        for column in schema.fields:
-            row_bytes = max(1, np.dtype(column.dtype).itemsize * int(np.prod(column.shape)))
-            rows = min(max(1, _CHUNK_BYTES // row_bytes), _CHUNK_ROWS)
-            _create_array(group, f"data/{column.name}", column.dtype, column.shape, rows)
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        with new_folder(path, temporary):
+            _fill(temporary, schema, metadata)
     finally:
         os.close(parent)
+
+
+def _fill(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
+    attributes = {"format": _FORMAT, "schema": schema.to_json(), "metadata": metadata}
+    group = zarr.create_group(LocalStore(path), attributes=attributes)
+    for name, dtype in META:
+        _create_array(group, name, dtype, (), _META_CHUNK)
+    for column in schema.fields:
+        row_bytes = max(1, np.dtype(column.dtype).itemsize * int(np.prod(column.shape)))
+        rows = min(max(1, _CHUNK_BYTES // row_bytes), _CHUNK_ROWS)
+        _create_array(group, f"data/{column.name}", column.dtype, column.shape, rows)
 
 
 def _create_array(
@@ -162,15 +165,13 @@ def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
 def lock(path: Path) -> int:
     """Lock the directory for one writer; the lock ends with the descriptor or the process."""
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise DatasetBusy(
-            f"another writer has {path} open",
-            hint="wait until that recording ends, or record to another path",
-        ) from error
-    return descriptor
+    if locked(descriptor):
+        return descriptor
+    os.close(descriptor)
+    raise DatasetBusy(
+        f"another writer has {path} open",
+        hint="wait until that recording ends, or record to another path",
+    )
 
 
 def remove_leftovers(path: Path) -> None:

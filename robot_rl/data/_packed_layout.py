@@ -11,19 +11,25 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from robot_rl.data.schema import Field
 
 _FEW_NUMBERS = 256
 _LARGE_BYTES = 2048
 
 Packed = bytes | memoryview
 _Numbers = tuple[float, ...] | npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named column: ``shape`` without the time axis, ``dtype`` as NumPy's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ from robot_rl.data._episode_files import (
     StorageFull,
 )
 from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
-from robot_rl.signals import deferred_signals
+from robot_rl.processes.signals import deferred_signals
 
 __all__ = [
     "DatasetBusy",
@@ -165,12 +164,7 @@ class EpisodeWriter:
         """Return the writer."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the writer."""
         self.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,14 @@ from robot_rl.data.schema import (
     Row,
     RowSchema,
 )
+
+# Of episodes side by side (slots): which ones (None: all), what was said to each, observations
+# name → (slots, ...), which slots are active, and actions (slots given, d).
+Slots = Sequence[int] | None
+Instructions = Sequence[str] | None
+Seen = Mapping[str, npt.NDArray[Any]]
+Active = npt.NDArray[np.bool_] | None
+Executed = npt.NDArray[np.float32]
 
 
 class Decision(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data._packed_layout import Field as Field
 from robot_rl.data._packed_layout import Packed, PackedLayout
 from robot_rl.errors import RobotRLError
 
@@ -37,15 +38,6 @@ SOURCE_NAMES = ("demo", "policy", "intervention")
 
 class SchemaMismatch(RobotRLError):
     """Data whose task, fields, shapes, rate or schema version are not the expected ones."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One named column: ``shape`` without the time axis, ``dtype`` as NumPy's name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] = ()
 
 
 # Written by every actor and recorder, whatever the robot and the task (DESIGN, "Words and shapes").

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
+from robot_rl.processes.folders import new_folder
 
 Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 
@@ -238,15 +238,10 @@ def new_directory(path: Path) -> Iterator[Path]:
     if not parent.is_dir():
         raise DatasetError(f"the directory {parent} does not exist", hint="make it first")
     partial = parent / f".{path.name}.{secrets.token_hex(4)}.partial"
-    try:
-        partial.mkdir()
+    with new_folder(path, partial):
         yield partial
         if os.path.lexists(path):  # made by somebody else since
             raise taken
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None:

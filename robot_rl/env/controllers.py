@@ -14,7 +14,15 @@ from robot_rl.env.robot import gripper_columns
 from robot_rl.env.task import Expert
 
 if TYPE_CHECKING:
-    from robot_rl.data.rows import Conclusion, Decision
+    from robot_rl.data.rows import (
+        Active,
+        Conclusion,
+        Decision,
+        Executed,
+        Instructions,
+        Seen,
+        Slots,
+    )
     from robot_rl.env.rollout import Controller
 
 _Wrapped = TypeVar("_Wrapped", bound="Controller")
@@ -51,35 +59,21 @@ class ExpertController:
         self._zero = np.zeros((1, action_dimension), np.float32)
 
     def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin an episode; the expert knows the goal without an instruction."""
         self._rng = np.random.default_rng(seeds[0])
         self._expert.reset(self._rng)
 
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> ExpertDecision:
+    def act(self, observation: Seen, active: Active = None) -> ExpertDecision:
         """Decide from the true state; the observation is not needed."""
         return ExpertDecision.of(self._expert.act(self._rng)[None])
 
-    def conclude(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> ExpertDecision:
+    def conclude(self, observation: Seen, active: Active = None) -> ExpertDecision:
         """Nothing: an expert has no base."""
         return ExpertDecision.of(self._zero)
 
-    def observe_override(
-        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
-    ) -> None:
+    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
         """Nothing: an expert looks at the true state anew at every step."""
 
 
@@ -96,34 +90,20 @@ class IdleController:
         self._gripper_columns = gripper_columns(self._names)
 
     def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Nothing: what was told last is in the observation."""
 
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> ExpertDecision:
+    def act(self, observation: Seen, active: Active = None) -> ExpertDecision:
         """Hold still."""
         return self.conclude(observation, active)
 
-    def conclude(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> ExpertDecision:
+    def conclude(self, observation: Seen, active: Active = None) -> ExpertDecision:
         """There is no base."""
         grippers = observation[LAST_COMMAND][0, self._gripper_columns]
         return ExpertDecision.of(action_of_motion(self._names, np.zeros(6), grippers)[None])
 
-    def observe_override(
-        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
-    ) -> None:
+    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
         """Nothing: what was told last is in the observation."""
 
 
@@ -139,33 +119,19 @@ class ControllerWrapper(Generic[_Wrapped]):
         self._controller = controller
 
     def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin the other's episodes."""
         self._controller.reset(slots, seeds=seeds, instructions=instructions)
 
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Decision:
+    def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide as the other does."""
         return self._controller.act(observation, active)
 
-    def conclude(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Conclusion:
+    def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
         """What the other concludes."""
         return self._controller.conclude(observation, active)
 
-    def observe_override(
-        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
-    ) -> None:
+    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
         """Let the other hear of it."""
         self._controller.observe_override(executed, slots)

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Observation
-from robot_rl.env import rotations
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorInbox
+from robot_rl.safety import rotations
 
 _SOURCE = "device"
 _POSE = "state/tcp_pose"

@@ -19,11 +19,11 @@ from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import Action
 from robot_rl.env.sim.gl import choose_backend
 from robot_rl.env.task import Outcome, Task, refuse_resume
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 # What environments call success in their info; the first that is there counts.
 SUCCESS_KEYS = ("success", "is_success", "succeed")

@@ -12,6 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import LAST_COMMAND, Observation
+from robot_rl.env.operator import (
+    Motion,
+    OperatorEvent,
+    OperatorInbox,
+    OperatorInput,
+)
 from robot_rl.env.robot import (
     ARM_ACTIONS,
     GRIPPER_ACTION,
@@ -21,12 +27,6 @@ from robot_rl.env.robot import (
     gripper_columns,
 )
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
-from robot_rl.operator import (
-    Motion,
-    OperatorEvent,
-    OperatorInbox,
-    OperatorInput,
-)
 
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
 # What ends an episode with the robot holding still, and lets none begin before the other is said.

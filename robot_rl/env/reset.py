@@ -13,11 +13,11 @@ import numpy as np
 
 from robot_rl.data.schema import Observation
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE, RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Task
-from robot_rl.operator import OperatorEvent
 
 _SEED_STREAM = 7
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorInbox
 
 Action = npt.NDArray[np.float32]
 

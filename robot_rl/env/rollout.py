@@ -11,9 +11,17 @@ from enum import IntEnum, unique
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from robot_rl.data.rows import Conclusion, Decision, RowBuilder
+from robot_rl.data.rows import (
+    Active,
+    Conclusion,
+    Decision,
+    Executed,
+    Instructions,
+    RowBuilder,
+    Seen,
+    Slots,
+)
 from robot_rl.data.schema import Observation, Row
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import EpisodeEnv
@@ -41,31 +49,17 @@ class Controller(Protocol):
     """Who decides: a policy runner, or a scripted expert. Slots are episodes side by side."""
 
     def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin episodes in `slots` with one seed and one instruction each."""
 
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Decision:
+    def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide one step from observations (slots, …); inactive slots are not read."""
 
-    def conclude(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Conclusion:
+    def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
         """What belongs to final observations (slots, …), which are not acted on."""
 
-    def observe_override(
-        self, executed: npt.NDArray[np.float32], slots: Sequence[int] | None = None
-    ) -> None:
+    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
         """Hear that an operator's actions (slots given, d) were executed in place of its own."""
 
 
@@ -317,6 +311,8 @@ def _emit(row: Row, result: EpisodeResult, on_row: RowListener | None) -> None:
 
 
 def _stacked(slots: Sequence[_Slot]) -> Observation:
+    if len(slots) == 1:  # a robot's pictures are not copied for it
+        return {name: value[None] for name, value in slots[0].observation.items()}
     filled = next(slot.observation for slot in slots if slot.observation)
     return {
         name: np.stack([slot.observation.get(name, filled[name]) for slot in slots])

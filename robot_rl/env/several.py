@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import Action, OperatorServer, Robot, Stoppable
 from robot_rl.env.task import Outcome, Task
-from robot_rl.operator import OperatorInbox
 
 Vector = npt.NDArray[np.float64]
 _POSE = 7

@@ -8,9 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorEvent
+from robot_rl.env.reset_factory import make_reset
 from robot_rl.env.rollout import EpisodeResult
-from robot_rl.operator import OperatorEvent
-from robot_rl.resets import make_reset
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.source import TaskReward
 from robot_rl.rewards.wrapper import RewardWrapper
@@ -61,7 +61,7 @@ class AttendedRobot:
 def _without_simulation(config: DictConfig) -> DictConfig:
     """The configuration without what trains in simulation only: its operator and the way back."""
     replaced: dict[str, object] = {"operator": {"simulated": None}}
-    if "backward" in (config.get("reset") or {}):
+    if "backward" in config.reset:
         replaced["reset"] = {"wrapper": None}
     merged = OmegaConf.merge(config, replaced)
     assert isinstance(merged, DictConfig)

@@ -12,19 +12,19 @@ import numpy as np
 from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
+from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.compute import compute_device
 from robot_rl.config import on_stepped_clock
 from robot_rl.config_overrides import ConfigError
+from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.attended import AttendedRobot, succeeded
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.features import check_fit
+from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.rewards.wrapper import RewardWrapper
-from robot_rl.signals import StopEvent, Stopped
 
 SeedSet = Literal["periodic", "final"]
 # A robot that cuts the same episode so often in a row cannot do it.

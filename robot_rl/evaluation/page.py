@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from robot_rl.files import replace_text
+from robot_rl.processes.files import replace_text
 
 _STYLE_PACKAGE = "robot_rl.evaluation"
 

@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from robot_rl.data.intervals import StatisticsError
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.statistics import EvaluationResult, StatisticsError
+from robot_rl.evaluation.statistics import EvaluationResult
 
 Record = dict[str, Any]
 

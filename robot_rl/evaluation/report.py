@@ -18,6 +18,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from robot_rl.data.intervals import clopper_pearson
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Learning, Series
 from robot_rl.evaluation.page import write_page
@@ -32,7 +33,6 @@ from robot_rl.evaluation.records import (
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
     EvaluationResult,
-    clopper_pearson,
     first_confirmed,
     worse_than_cloned,
 )

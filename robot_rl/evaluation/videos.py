@@ -20,7 +20,7 @@ from policies.runner import PolicyRunner
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import Controller, rollout
 from robot_rl.evaluation.records import CLIPS
-from robot_rl.files import replace_text
+from robot_rl.processes.files import replace_text
 
 Picture = npt.NDArray[np.uint8]
 

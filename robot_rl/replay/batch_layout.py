@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.schema import LAST_COMMAND, Field, RowSchema
+from robot_rl.errors import did_you_mean
 from robot_rl.replay.annotations import AnnotationField
 from robot_rl.replay.batches import Batch, allocate, checked
 from robot_rl.replay.errors import ReplayError, StoreError
@@ -121,7 +121,7 @@ def _known(schema: RowSchema, name: str) -> Field:
             "the table has no such field",
             got=name,
             expected=sorted(columns),
-            hint=_suggestion(name, columns),
+            hint=did_you_mean(name, columns),
         )
     return columns[name]
 
@@ -132,11 +132,6 @@ def _annotation(known: Mapping[str, AnnotationField], name: str) -> AnnotationFi
             "no row of the table has such an annotation",
             got=name,
             expected=sorted(known),
-            hint=_suggestion(name, known),
+            hint=did_you_mean(name, known),
         )
     return known[name]
-
-
-def _suggestion(name: str, known: Mapping[str, object]) -> str | None:
-    nearest = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {nearest[0]!r}?" if nearest else None

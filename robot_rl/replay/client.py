@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from robot_rl.data.schema import Array, Row, RowSchema
@@ -32,13 +31,12 @@ from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
 from robot_rl.replay.ring import RingSpool
 from robot_rl.replay.sessions import check_order, read_facts
 from robot_rl.replay.spool import (
-    MAXIMUM_EPISODE_METADATA,
     MemorySpool,
     OpenSession,
     Spool,
     metadata_bytes,
 )
-from robot_rl.replay.wire import Frame, Kind, Message, split
+from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA, Frame, Kind, Message, split
 
 LONG_POLL_SECONDS = 2.0
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
@@ -345,12 +343,7 @@ class ReplayClient:
         """Return the client."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the client."""
         self.close()
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from robot_rl.files import replace_text
+from robot_rl.processes.files import replace_text
 from robot_rl.replay.errors import AddressRefused, ServerUnreachable
 
 ENDPOINT_FILE = "endpoint.json"

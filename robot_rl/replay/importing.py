@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import ANNOTATION, RowSchema
+from robot_rl.data.schema import ANNOTATION, Row, RowSchema
 from robot_rl.data.transfer import Episode, EpisodeSource
+from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable
 from robot_rl.replay.records import ROW_KEY_DTYPE
@@ -66,7 +66,8 @@ def import_episodes(
             metadata = dict(source.metadata)
             opened = client.open_session(table, schema, actor, owner=token, metadata=metadata)
         there = min(max(opened.next_sequence - following, 0), len(episode.rows))
-        _send(client, schema, episode, there)
+        if there < len(episode.rows):
+            _send(client, schema, episode, there)
         done.episodes += 1
         done.new_episodes += there == 0
         done.new_rows += len(episode.rows) - there
@@ -82,19 +83,35 @@ def import_episodes(
 
 
 def _send(client: ReplayClient, schema: RowSchema, episode: Episode, there: int) -> None:
-    """Append the rows of an episode that are not there yet."""
     names = [field.name for field in schema.fields]
-    rows = [{name: row[name] for name in names} for row in episode.rows[there:]]
+    rows = [{name: row[name] for name in names} for row in episode.rows]
     facts = {"task": schema.task, "seed": episode.seed, "instruction": episode.instruction}
-    if rows and there == 0:
+    append_rest(client, rows, there, facts)
+
+
+def append_rest(
+    client: ReplayClient, rows: Sequence[Row], there: int, facts: Mapping[str, object]
+) -> None:
+    """Append the rows of an episode that an earlier, interrupted try has not put there.
+
+    Args:
+        client: With the session that goes on.
+        rows: All rows of the episode.
+        there: How many of them are stored.
+        facts: The episode's ``task``, ``seed`` and ``instruction``.
+
+    Raises:
+        ServerUnreachable: No row got through in time.
+        StoreFull: The store has no room, and none came in time.
+    """
+    if there == 0:
         client.append_episode(rows, facts, _ROOM_SECONDS)
         return
-    for row in rows:  # the end of an episode in which an earlier try was interrupted
-        deadline = time.monotonic() + _ROOM_SECONDS
-        while not client.has_room(1):
-            if time.monotonic() > deadline:
-                raise ServerUnreachable("no row gets through to the replay server")
-            time.sleep(0.01)
+    for row in rows[there:]:
+        # The whole episode may be more than fits at a time.
+        if not wait_until(lambda: client.has_room(1), _ROOM_SECONDS):
+            problem = client.problem or ServerUnreachable("the replay server does not answer")
+            raise problem
         client.append(row)
 
 

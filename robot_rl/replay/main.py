@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from robot_rl.processes.signals import stop_event
 from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
-from robot_rl.signals import stop_event
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -18,9 +18,15 @@ from robot_rl.replay.errors import WireError
 from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.row_ring import Stretch
 from robot_rl.replay.spool import OpenSession
-from robot_rl.replay.wire import REQUEST_LIMIT, Frame, Kind, Message, encode
+from robot_rl.replay.wire import (
+    MAXIMUM_EPISODE_METADATA,
+    REQUEST_LIMIT,
+    Frame,
+    Kind,
+    Message,
+    encode,
+)
 
-MAXIMUM_EPISODE_METADATA = 1 << 14
 MAXIMUM_ANNOTATED_ROWS = 4096
 MAXIMUM_ANNOTATION_AXES = 8
 MAXIMUM_GAP_BYTES = 256
@@ -81,11 +87,12 @@ def parse_episodes(message: Message) -> dict[int, Mapping[str, object]]:
     for key, value in message.mapping("episodes").items():
         if not key.isdecimal() or len(key) > 19 or not isinstance(value, dict):
             raise WireError("episode metadata is not an object by sequence", got=key[:40])
-        if len(repr(value)) > MAXIMUM_EPISODE_METADATA:
+        size = len(json.dumps(value))
+        if size > MAXIMUM_EPISODE_METADATA:
             raise WireError(
                 "episode metadata is too large",
-                got=len(repr(value)),
-                expected=f"<= {MAXIMUM_EPISODE_METADATA} characters",
+                got=size,
+                expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
             )
         episodes[int(key)] = value
     return episodes

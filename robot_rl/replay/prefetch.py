@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from types import TracebackType
 from typing import Self
 
 from robot_rl.replay.batches import Batch
@@ -96,12 +95,7 @@ class Prefetcher:
         """Return the prefetcher."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the thread."""
         self.close()
 

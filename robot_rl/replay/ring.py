@@ -15,8 +15,8 @@ from pathlib import Path
 from robot_rl.replay.errors import SpoolTooSmall
 from robot_rl.replay.ring_file import HEAD, HEADER_BYTES, TAIL, RingFile
 from robot_rl.replay.row_ring import RowRing, Stretch
-from robot_rl.replay.spool import MAXIMUM_EPISODE_METADATA, OpenSession
-from robot_rl.replay.wire import Frame
+from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA, Frame
 
 DEFAULT_SPOOL_BYTES = 64 << 20
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from robot_rl.data.schema import RowSchema, SchemaMismatch
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay.endpoint import (
     ENDPOINT_FILE,
     Endpoint,
@@ -47,7 +48,6 @@ from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import DEFAULT_MAP_SIZE, NO_LIMIT, Fsync, StoreWriter
 from robot_rl.replay.wire import DEFAULT_MESSAGE_BYTES, Frame, Kind, Message, decode, encode
-from robot_rl.signals import StopEvent, stop_event
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())

@@ -10,9 +10,13 @@ from typing import Protocol
 
 from robot_rl.replay.errors import RowRefused, WireError
 from robot_rl.replay.row_ring import RowRing, Stretch
-from robot_rl.replay.wire import MAXIMUM_HEADER_DEPTH, Frame, check_depth
+from robot_rl.replay.wire import (
+    MAXIMUM_EPISODE_METADATA,
+    MAXIMUM_HEADER_DEPTH,
+    Frame,
+    check_depth,
+)
 
-MAXIMUM_EPISODE_METADATA = 1 << 13
 _METADATA_DEPTH = MAXIMUM_HEADER_DEPTH - 2  # in the header they are an object of objects
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.evaluation.statistics import clopper_pearson
+from robot_rl.data.intervals import clopper_pearson
 from robot_rl.rewards.classifier import Decision
 from robot_rl.rewards.examples import FrameLabels
 

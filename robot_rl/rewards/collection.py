@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from robot_rl.data.rows import Decision
+from robot_rl.data.rows import Active, Decision, Instructions, Seen, Slots
 from robot_rl.data.schema import Observation
 from robot_rl.env.controllers import ControllerWrapper
+from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.env.robot import Action, gripper_columns
 from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Outcome
-from robot_rl.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.rewards.source import TASK_VERSION, RewardError
 
 TASK, OPERATOR = "task", "operator"
@@ -154,22 +153,14 @@ class StallingController(ControllerWrapper[Controller]):
         self._rng = np.random.default_rng(0)
 
     def reset(
-        self,
-        slots: Sequence[int] | None = None,
-        *,
-        seeds: Sequence[int],
-        instructions: Sequence[str] | None = None,
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin an episode."""
         super().reset(slots, seeds=seeds, instructions=instructions)
         self._step = 0
         self._rng = np.random.default_rng(seeds[0])
 
-    def act(
-        self,
-        observation: Mapping[str, npt.NDArray[Any]],
-        active: npt.NDArray[np.bool_] | None = None,
-    ) -> Decision:
+    def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide as the other does, or hardly move."""
         decision = super().act(observation, active)
         self._step += 1

@@ -8,28 +8,24 @@ from typing import Any
 from robot_rl import devices
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.rewards.source import RewardSource, TaskReward
+from robot_rl.rewards.source import RewardSource
 
 Config = Mapping[str, Any]
 
 
 def make_source(config: Config) -> RewardSource:
-    """Make the configured source; the task's own detector for runs from before there was one.
+    """Make the configured source.
 
     Raises:
         RewardError: Its model cannot be read.
     """
-    reward = config.get("reward")
-    if reward is None:
-        return TaskReward()
-    source: RewardSource = devices.make(reward["source"])
+    source: RewardSource = devices.make(config["reward"]["source"])
     return source
 
 
 def reward_cameras(config: Config) -> list[Mapping[str, Any]]:
     """Cameras that the configured source needs, as `observation.cameras` describes cameras."""
-    reward = config.get("reward")
-    return [] if reward is None else list(reward["cameras"])
+    return list(config["reward"]["cameras"])
 
 
 def make_watched_env(

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.connection import ServerPlace
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import AnnotationRefused, ServerUnreachable, StoreFull
 from robot_rl.replay.records import ROW_KEY_DTYPE
+from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.windows import LABELS
 

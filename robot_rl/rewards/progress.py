@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.annotations import row_keys
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
@@ -29,7 +30,6 @@ from robot_rl.rewards.progress_wire import (
     decode_answer,
     encode_request,
 )
-from robot_rl.signals import StopEvent
 
 PROGRESS, CONFIDENCE, DONE_PROBABILITY = "progress", "progress_confidence", "done"
 

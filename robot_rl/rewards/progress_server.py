@@ -18,6 +18,7 @@ import zmq
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.rewards.progress import Comparison, Images, ProgressModel, Values
 from robot_rl.rewards.progress_wire import (
     COMPARE,
@@ -30,7 +31,6 @@ from robot_rl.rewards.progress_wire import (
     encode_answer,
     encode_error,
 )
-from robot_rl.signals import StopEvent, stop_event
 
 _POLL_MILLISECONDS = 100
 

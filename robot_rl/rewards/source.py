@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from robot_rl.data.schema import Observation
-from robot_rl.env import rotations
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 # `reward_version` of a row: these for sources without a model, a model's own from FIRST_MODEL on.
 TASK_VERSION, HUMAN_VERSION, POSE_VERSION = 0, 1, 2

@@ -9,10 +9,10 @@ from typing import Any, cast
 from gymnasium import spaces
 
 from robot_rl.data.schema import Observation, RowSchema
+from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.task import Outcome
-from robot_rl.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardSource, check_observed
 
 

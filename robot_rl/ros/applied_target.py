@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from geometry_msgs.msg import PoseStamped
 
-from robot_rl.env import rotations
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.sensors import Sensor
+from robot_rl.safety import rotations
 
 # A tenth of what an action of 1 does. Where both keep the same lead, theirs differs by as much as
 # the arm has moved between the two measurements: 0.03 mm at most in a simulated insertion.

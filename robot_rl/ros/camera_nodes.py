@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from robot_rl import devices
 from robot_rl.errors import RobotRLError
-
-if TYPE_CHECKING:
-    from robot_rl.ros.nodes import NodeDescription
+from robot_rl.ros.node_description import NodeDescription
 
 Camera = Mapping[str, Any]
 # Of an observed camera that does not say it, as in `robot_rl.env.sim.cameras.CameraOptions`.

@@ -18,6 +18,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros.errors import RosUnavailable, ServiceFailed
 from robot_rl.ros.executors import light_executor
 
@@ -100,17 +101,20 @@ class RosClient:
         Raises:
             ServiceFailed: Nobody does within `timeout_s` [s].
         """
-        deadline = time.monotonic() + timeout_s
-        while not server.service_is_ready():
+
+        def served() -> bool:
+            if server.service_is_ready():
+                return True
             self.check()
-            if time.monotonic() > deadline:
-                raise ServiceFailed(
-                    f"nobody serves {server.service_name}",
-                    hint="start the arm's node, or list it in `nodes`: docs/topics.md, section An"
-                    " arm of your own",
-                )
             meanwhile()
-            time.sleep(_POLL_SECONDS)
+            return False
+
+        if not wait_until(served, timeout_s, every_s=_POLL_SECONDS):
+            raise ServiceFailed(
+                f"nobody serves {server.service_name}",
+                hint="start the arm's node, or list it in `nodes`: docs/topics.md, section An arm"
+                " of your own",
+            )
 
     def call(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from robot_rl.resources import find_resource
+from robot_rl.processes.resources import find_resource
 
 PROFILE = "FASTRTPS_DEFAULT_PROFILES_FILE"
 DISCOVERY = "ROS_AUTOMATIC_DISCOVERY_RANGE"

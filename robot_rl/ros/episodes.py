@@ -11,9 +11,9 @@ import numpy.typing as npt
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 
-from robot_rl.env import rotations
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.errors import ResetFailed, ServiceFailed
+from robot_rl.safety import rotations
 
 if TYPE_CHECKING:
     from robot_rl.ros.robot import RosRobot

@@ -15,13 +15,12 @@ from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Bool
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.phase import best_moment
 from robot_rl.ros.sensors import NodeHealth, Received, Sensor, together, wait_for_all
-from robot_rl.safety import Plausibility
+from robot_rl.safety import Plausibility, rotations
 
 Vector = npt.NDArray[np.float64]
 
@@ -256,7 +255,7 @@ class Measurements:
         for camera in cameras:
             for name, topic, shape, dtype in _pictures(camera):
                 decode = _picture_decoder(shape, dtype)
-                self._images[name] = sensor(Image, topic, limits.image_s, decode)
+                self._images[name] = sensor(Image, topic, limits.image_s, decode, keep=1)
         self._newest += self._images.values()
         self.objects: Sensor | None = None
         if objects:

@@ -17,7 +17,7 @@ from rclpy.exceptions import InvalidHandle
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
-from robot_rl.operator import OperatorError, OperatorEvent, OperatorInbox
+from robot_rl.env.operator import OperatorError, OperatorEvent, OperatorInbox
 from robot_rl.ros.arm_mode import ArmMode
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.stop_call import StopCall

@@ -17,10 +17,10 @@ from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import Float64
 
 from robot_rl.data.schema import Observation
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
-from robot_rl.operator import OperatorInbox
 from robot_rl.ros import messages, qos
 from robot_rl.ros.applied_target import AppliedTarget
 from robot_rl.ros.arm_mode import ArmMode

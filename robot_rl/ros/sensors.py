@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient, publisher_names
 from robot_rl.ros.errors import BadMeasurement, MeasuredTwice, SensorLate, SensorsApart, SensorSlow
@@ -19,7 +20,7 @@ from robot_rl.ros.phase import Arrival
 from robot_rl.ros.stamps import to_nanoseconds
 from robot_rl.safety import Plausibility
 
-# Fast topics are matched with slow ones: this much of the past is kept [messages].
+# Fast topics are matched with slow ones, and phases are estimated: from so many messages.
 _KEPT = 64
 
 
@@ -74,6 +75,8 @@ class Sensor:
         limit_s: Age at which the newest message is too old [s].
         decode: Turns a message into what `value` returns.
         stamped: Whether messages have a header.
+        keep: Messages that are kept to be matched with those of other topics. Of pictures only the
+            newest is read; when the others came is known all the same.
         depth: Of the subscription's queue.
         health: Tells why the topic is silent.
         sole: Whether nobody knows what is right as soon as there are two publishers.
@@ -96,6 +99,7 @@ class Sensor:
         decode: Callable[[Any], Any],
         *,
         stamped: bool = True,
+        keep: int = _KEPT,
         depth: int = 1,
         health: NodeHealth | None = None,
         sole: bool = False,
@@ -114,7 +118,8 @@ class Sensor:
         self._sole, self._plausibility = sole, plausibility
         self._doubt: str | None = None
         self._lock = threading.Lock()
-        self._kept: deque[Received] = deque(maxlen=_KEPT if stamped else 1)
+        self._kept: deque[Received] = deque(maxlen=keep if stamped else 1)
+        self._times: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # as in `Received`
         self._node = client.node
         self._subscription: Any = None  # while a first message may come already
         self._subscription = client.node.create_subscription(
@@ -135,7 +140,8 @@ class Sensor:
         """The newest measurements, oldest first."""
         since_steady = 1e-9 * time.time_ns() - time.monotonic()
         with self._lock:
-            return [Arrival(1e-9 * one.stamp_ns - since_steady, one.received) for one in self._kept]
+            times = list(self._times)
+        return [Arrival(1e-9 * stamp_ns - since_steady, came) for stamp_ns, came in times]
 
     def newest(self) -> Received:
         """The newest measurement.
@@ -175,7 +181,7 @@ class Sensor:
     def forget(self) -> None:
         """Forget what was received, so that only later measurements count."""
         with self._lock:
-            self._kept.clear()
+            self._clear()
             self.count, self._doubt = 0, None
             if self._plausibility is not None:
                 self._plausibility.forget()
@@ -207,12 +213,17 @@ class Sensor:
                     self._repeated = time.monotonic()
                     return
                 if stamp < last:
-                    self._kept.clear()
+                    self._clear()
             received = Received(message, stamp, time.monotonic())
             self._kept.append(received)
+            self._times.append((stamp, received.received))
             self.count += 1
             if self._doubt is None:
                 self._doubt = self._doubt_of(received)
+
+    def _clear(self) -> None:
+        self._kept.clear()
+        self._times.clear()
 
     def _doubt_of(self, received: Received) -> str | None:
         if self._plausibility is None:
@@ -265,15 +276,18 @@ def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> 
         SensorLate: One is silent.
         SensorSlow: One has given fewer.
     """
-    waiting = list(sensors)
-    deadline = time.monotonic() + timeout_s
-    while waiting := [sensor for sensor in waiting if sensor.count < messages]:
-        if time.monotonic() > deadline:
-            first = waiting[0]
-            raise first.trouble() or SensorSlow(
-                f"{first.topic} gives measurements too slowly, or has only just begun to",
-                got=f"{first.count} in {timeout_s:g} s",
-                expected=f"{messages}",
-                hint="at which rate does its node publish? See /diagnostics",
-            )
-        time.sleep(0.005)
+    waiting = deque(sensors)
+
+    def all_have() -> bool:
+        while waiting and waiting[0].count >= messages:
+            waiting.popleft()
+        return not waiting
+
+    if not wait_until(all_have, timeout_s, every_s=0.005):
+        first = waiting[0]
+        raise first.trouble() or SensorSlow(
+            f"{first.topic} gives measurements too slowly, or has only just begun to",
+            got=f"{first.count} in {timeout_s:g} s",
+            expected=f"{messages}",
+            hint="at which rate does its node publish? See /diagnostics",
+        )

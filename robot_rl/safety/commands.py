@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 from robot_rl.safety.limits import Vector
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 from robot_rl.safety.arm_limits import ArmLimits
 from robot_rl.safety.commands import ClientCommands, CommandRefused, Mode, Route
 from robot_rl.safety.limits import MeasurementRefused, Vector, within_angle

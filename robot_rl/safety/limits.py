@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 from robot_rl.safety.way_back import WayBack
 
 Vector = npt.NDArray[np.float64]

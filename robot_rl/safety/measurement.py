@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 from robot_rl.safety.arm_limits import ArmLimits
 from robot_rl.safety.limits import MeasurementRefused, PoseLimits, Vector
 

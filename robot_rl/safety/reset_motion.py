@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 from robot_rl.safety.commands import CommandRefused, Mode
 from robot_rl.safety.guard import ArmGuard
 from robot_rl.safety.limits import Vector, check_positive

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 

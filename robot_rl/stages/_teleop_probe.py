@@ -17,9 +17,9 @@ import numpy as np
 
 from robot_rl import devices
 from robot_rl.config import compose
-from robot_rl.env import rotations
 from robot_rl.env.device_attendant import Device
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 _PERIOD = 0.05
 _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")

@@ -7,11 +7,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import stop_event
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
-from robot_rl.signals import stop_event
 
 
 def run(store: str, address: str, *, table: str | None) -> None:

@@ -21,8 +21,8 @@ from robot_rl.calibration.hand_eye import HandEye, View, solve
 from robot_rl.calibration.intrinsics import Intrinsics
 from robot_rl.calibration.lens import estimate
 from robot_rl.calibration.views import ViewFolder
-from robot_rl.env import rotations
-from robot_rl.files import replace_text
+from robot_rl.processes.files import replace_text
+from robot_rl.safety import rotations
 
 _DOTS_PER_METRE = 300 / 0.0254
 _PICTURE_S = 2.0

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from omegaconf import DictConfig
 
+from policies.compute import compute_device
 from policies.policy import ChunkPolicy
 from policies.vision import FEATURES
 from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import Metrics
-from robot_rl.compute import compute_device
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.windows import WindowSampler
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 
 
 def windows(
@@ -49,7 +49,7 @@ def untrained(
         identity=(FEATURES,) if FEATURES in keys else (),
     )
     assert isinstance(policy, ChunkPolicy)
-    if config.get("compile", False):
+    if config.compile:
         policy.compile()
     return policy.to(compute_device(config))
 

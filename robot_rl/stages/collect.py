@@ -17,7 +17,7 @@ from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import check_expert, make_expert
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.source import HUMAN_VERSION
 from robot_rl.rewards.wrapper import RewardWrapper

@@ -20,10 +20,10 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorInbox
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.collection import (
     OPERATOR,
     CollectionOptions,
@@ -35,8 +35,7 @@ from robot_rl.rewards.examples import REACTION_FRAMES
 from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
-from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.run_policies import load_policy
+from robot_rl.run import CLONED, LAST, RunDirectory, load_policy
 from robot_rl.stages.resumable import resumable, same_command
 
 _MOST_VAIN = 200

@@ -14,10 +14,10 @@ from robot_rl import devices
 from robot_rl.console.endpoint import ConsoleError, endpoint_file
 from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.env.sim.task import SimTask
-from robot_rl.machine import yield_to_control_loop
-from robot_rl.resources import find_resource
+from robot_rl.processes.machine import yield_to_control_loop
+from robot_rl.processes.resources import find_resource
+from robot_rl.processes.signals import ending_signals
 from robot_rl.run import RunDirectory
-from robot_rl.signals import ending_signals
 
 
 def run(config: DictConfig) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from robot_rl.errors import RobotRLError
-from robot_rl.machine import describe_machine
+from robot_rl.processes.machine import describe_machine
 
 _SECONDS = 60.0
 _PROBES = "robot_rl.stages._doctor_probes"

@@ -12,8 +12,7 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
-from robot_rl.blocks import Blocks
-from robot_rl.compute import compute_device
+from policies.compute import compute_device
 from robot_rl.config import on_stepped_clock
 from robot_rl.config_overrides import check_value
 from robot_rl.env.factory import make_env
@@ -22,16 +21,19 @@ from robot_rl.env.sim.cameras import CameraError
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.records import VIDEOS
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.machine import yield_to_control_loop
-from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.run_policies import (
+from robot_rl.learning.blocks import Blocks
+from robot_rl.processes.machine import yield_to_control_loop
+from robot_rl.processes.signals import StopEvent, Stopped, stop_event
+from robot_rl.run import (
+    CLONED,
     CLONED_POLICY,
+    LAST,
     LEARNED_POLICY,
     POLICIES,
+    RunDirectory,
     learned_steps,
     load_policy,
 )
-from robot_rl.signals import StopEvent, Stopped, stop_event
 from robot_rl.stages.nodes import robot_nodes
 
 RECORDS = "evaluations"

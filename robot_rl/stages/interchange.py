@@ -19,12 +19,12 @@ from robot_rl.data.transfer import (
     write_episodes,
 )
 from robot_rl.errors import RobotRLError
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import stop_event
 from robot_rl.replay import ReplayClient, StoreReader, wait_for_endpoint
 from robot_rl.replay.export import StoreEpisodes, only_table
 from robot_rl.replay.importing import import_episodes
 from robot_rl.run import CONFIG_FILE, RunDirectory
-from robot_rl.signals import stop_event
 
 _SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
 _OUTCOMES = {"true": True, "false": False, "all": None}

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from robot_rl.processes.group import ProcessGroup
+from robot_rl.processes.signals import ask_to_end
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.nodes import NodeDescription, node_table
-from robot_rl.signals import ask_to_end
-from robot_rl.stages.processes import ProcessGroup
+from robot_rl.ros.node_description import NodeDescription
+from robot_rl.ros.nodes import node_table
 
 _POLL_SECONDS = 0.1
 

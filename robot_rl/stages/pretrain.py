@@ -13,16 +13,16 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
+from policies.compute import explained_memory
 from policies.policy import INSTRUCTION
 from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import train
-from robot_rl.compute import explained_memory
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import observed_widths
 from robot_rl.errors import RobotRLError
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.reader import StoreReader
 from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory

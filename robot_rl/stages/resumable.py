@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from robot_rl.processes.group import ProcessDied
 from robot_rl.run import RunDirectory
-from robot_rl.stages.processes import ProcessDied
 
 
 @contextmanager

@@ -145,7 +145,7 @@ STAGES: dict[str, Stage] = {
         any_robot=True,
     ),
     "inspect": Stage(
-        "robot_rl.inspection:run",
+        "robot_rl.stages.inspection:run",
         "Say what a dataset, store, checkpoint or run directory holds.",
         "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
         " changed.",

@@ -12,12 +12,12 @@ from robot_rl.data.episodes import EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
 from robot_rl.env.controllers import IdleController
+from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import EpisodeResult, rollout
-from robot_rl.operator import OperatorEvent
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import RunDirectory
-from robot_rl.signals import deferred_signals
 from robot_rl.stages.driven import make_driven_env
 
 _POLL_SECONDS = 0.02

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl.actor import NOTE
 from robot_rl.algorithms.encoding import trains_on
 from robot_rl.algorithms.factory import check_algorithm
-from robot_rl.blocks import Blocks
 from robot_rl.config import save_resolved
 from robot_rl.config_overrides import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
@@ -24,10 +23,20 @@ from robot_rl.evaluation.statistics import (
     first_confirmed,
     worse_than_cloned,
 )
-from robot_rl.machine import describe_machine
-from robot_rl.progress import RECENT_EPISODES, WorkProgress
-from robot_rl.run import CLONED, LAST, RunDirectory, RunError
-from robot_rl.run_policies import CLONED_POLICY, LEARNED_POLICY, learned_steps, load_policy
+from robot_rl.learning.blocks import Blocks
+from robot_rl.processes.group import ProcessGroup
+from robot_rl.processes.machine import MemorySampler, describe_machine
+from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
+from robot_rl.run import (
+    CLONED,
+    CLONED_POLICY,
+    LAST,
+    LEARNED_POLICY,
+    RunDirectory,
+    RunError,
+    learned_steps,
+    load_policy,
+)
 from robot_rl.stages.annotate import waits_for_annotation
 from robot_rl.stages.collect import check_expert_is_judged, collect
 from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
@@ -39,10 +48,8 @@ from robot_rl.stages.evaluate import (
     save_final,
     unevaluated,
 )
-from robot_rl.stages.memory import MemorySampler
 from robot_rl.stages.nodes import check_nodes, robot_nodes
 from robot_rl.stages.pretrain import create_run, pretrain
-from robot_rl.stages.processes import ProcessGroup
 from robot_rl.stages.resumable import resumable
 from robot_rl.stages.vision import exploration_steps
 

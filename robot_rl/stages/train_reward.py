@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from policies.compute import compute_device, explained_memory
 from robot_rl import devices
-from robot_rl.compute import compute_device, explained_memory
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.errors import RobotRLError
-from robot_rl.progress import WorkProgress
+from robot_rl.evaluation.reward_report import RewardRecord, write_reward_report
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.calibration import Limits, Scored, calibrate
 from robot_rl.rewards.classifier import SuccessClassifier, TrainedClassifier
 from robot_rl.rewards.examples import Examples
-from robot_rl.rewards.report import RewardRecord, write_reward_report
 from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score_all
 from robot_rl.rewards.validation import validate, weaknesses
 from robot_rl.run import REWARD, RunDirectory

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour, Interface
+from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder, observed_keys
 from robot_rl import devices
@@ -21,15 +22,14 @@ from robot_rl.algorithms.visual_cloning import (
     VisionTraining,
     remaining_motion,
 )
-from robot_rl.compute import compute_device
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, RowSchema
 from robot_rl.data.windows import WindowSampler
+from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.rollout import Seeds, SeedStream, rollout, training_seed
-from robot_rl.operator import OperatorEvent
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 from robot_rl.stages.driven import make_attended_env, once_free

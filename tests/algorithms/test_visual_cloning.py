@@ -10,7 +10,7 @@ import torch
 
 from policies.networks import seeded
 from robot_rl.algorithms.visual_cloning import Explored, remaining_motion
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 
 ENDS = np.array([4, 9])
 

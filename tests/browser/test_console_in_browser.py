@@ -20,6 +20,7 @@ pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
 from playwright.sync_api import Page, expect, sync_playwright
 
 from robot_rl.console.endpoint import endpoint_file, read_endpoint
+from robot_rl.processes.waiting import wait_until
 from robot_rl.run import RunDirectory
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -74,11 +75,11 @@ class Training:
         return "".join(path.read_text() for path in self.folder.rglob("*.log"))
 
     def wait_until(self, reached: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not reached():
+        def asked() -> Any:
             assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.1)
+            return reached()
+
+        assert wait_until(asked, WAIT_SECONDS, every_s=0.1), self.output
 
     def end(self) -> None:
         self.process.terminate()

@@ -21,7 +21,7 @@ from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.console.pages import Pages
 from robot_rl.console.player import EpisodePlayer
 from robot_rl.console.requests import Requests
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server import ReplayServer
 from robot_rl.stages.collect import collect

@@ -23,7 +23,7 @@ from robot_rl.console.endpoint import (
 )
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.snapshot import Activity, BadSnapshot, InControl, Situation, Snapshot
-from robot_rl.operator import OperatorEvent, OperatorInbox
+from robot_rl.env.operator import OperatorEvent, OperatorInbox
 
 SEEN = {
     "images/front": np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3),

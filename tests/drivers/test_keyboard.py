@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
+from virtual_keyboard import virtual_keyboard
 
 from drivers.errors import DriverError
-from robot_rl.bench._virtual_keyboard import virtual_keyboard
 
 if importlib.util.find_spec("pynput") is None:  # it cannot be imported without a display
     pytest.skip("needs the extra keyboard", allow_module_level=True)
@@ -22,7 +22,7 @@ import os
 import time
 from drivers.teleop.base import Shaping
 from drivers.teleop.keyboard import Keyboard
-from robot_rl.bench._virtual_keyboard import VirtualKeyboard
+from virtual_keyboard import VirtualKeyboard
 
 keyboard = Keyboard(Shaping(dead_zone=0.0, gripper_button="space"))
 keyboard.connect()
@@ -63,7 +63,7 @@ import os
 import time
 from drivers.teleop.base import Shaping
 from drivers.teleop.keyboard import Keyboard
-from robot_rl.bench._virtual_keyboard import VirtualKeyboard
+from virtual_keyboard import VirtualKeyboard
 
 keyboard = Keyboard(Shaping(dead_zone=0.0))
 keyboard.connect()
@@ -96,7 +96,7 @@ def display():
 def ran(program, display, *arguments):
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env={**os.environ, "DISPLAY": display},
+        env={**os.environ, "DISPLAY": display, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,

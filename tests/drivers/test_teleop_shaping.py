@@ -10,7 +10,7 @@ from scripted_device import ScriptedDevice
 
 from drivers.errors import DriverError
 from drivers.teleop.base import Shaping
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 
 FRONT = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 HALF_UP = (0.0, 0.0, 0.5, 0.0, 0.0, 0.0)

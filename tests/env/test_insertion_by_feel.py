@@ -5,10 +5,10 @@ import pytest
 from scenes import configuration
 
 from robot_rl import devices
-from robot_rl.env import rotations
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.rewards.source import TaskReward
 from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.safety import rotations
 
 SURFACE = 0.0005  # m, where the tip is when it stands on the socket
 STILL = np.zeros(6)

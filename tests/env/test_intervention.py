@@ -16,10 +16,10 @@ from robot_rl.env.controllers import ExpertDecision
 from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.factory import make_env, make_intervention
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorError, OperatorInbox
 
 UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 WANTED = 0.25

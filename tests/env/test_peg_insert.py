@@ -5,12 +5,12 @@ import pytest
 from scenes import PERFECT, configuration, environment, expert_episodes, successes
 from scipy.spatial.transform import Rotation
 
-from robot_rl.env import rotations
 from robot_rl.env.sim.tasks.peg_insert import (
     PEG_WIDTH,
     SOCKET_CENTRE,
     PegInsert,
 )
+from robot_rl.safety import rotations
 
 SEEDS = range(40)
 TASKS = ("peg_insert", "peg_insert_hard")

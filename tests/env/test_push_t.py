@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scenes import PERFECT, configuration, environment, expert_episodes, successes
 
-from robot_rl.env import rotations
 from robot_rl.env.sim.tasks.push_t import BAR, GOAL, STEM
+from robot_rl.safety import rotations
 
 FORWARD = np.array([1, 0], np.float32)
 

@@ -6,7 +6,7 @@ from scenes import PERFECT, configuration, environment, expert_episode
 
 from robot_rl.env.factory import make_expert
 from robot_rl.errors import RobotRLError
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.collect import collect
 from robot_rl.stages.pretrain import pretrain

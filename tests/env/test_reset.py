@@ -11,11 +11,11 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_expert, make_intervention
+from robot_rl.env.operator import OperatorInbox
+from robot_rl.env.reset_factory import make_reset
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorInbox
-from robot_rl.resets import make_reset
 
 _EXACT = "reset.backward.environment.tolerance=0.00001"
 

@@ -166,3 +166,21 @@ def test_training_seeds_are_reproducible_distinct_and_never_those_of_evaluation(
     assert len(set(seeds)) == len(seeds)
     assert min(seeds) >= 1 << 31
     assert training_seed(1, 1, 7) == training_seed(1, 1, 7)
+
+
+def test_the_observation_of_one_robot_reaches_the_controller_uncopied():
+    seen = []
+
+    class Watching(Servo):
+        def act(self, observation, active=None):
+            seen.append(observation)
+            return super().act(observation, active)
+
+    env = environment("reach")
+    recorder = RowBuilder(env.schema, SOURCE_POLICY)
+    (result,) = rollout([env], Watching(1), iter([100]), recorder=recorder)
+    env.close()
+    name = "state/tcp_pose"
+    for observation, row in zip(seen, result.rows, strict=False):
+        assert observation[name].shape == (1, 7)
+        assert np.shares_memory(observation[name], row[name])

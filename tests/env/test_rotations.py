@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from robot_rl.env import rotations
+from robot_rl.safety import rotations
 
 finite = st.floats(-10.0, 10.0)
 vectors = st.tuples(finite, finite, finite).map(np.array)

@@ -8,11 +8,11 @@ from scenes import environment
 
 from robot_rl.env.controllers import IdleController
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.reset import NoReset
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.several import SeveralArms, SeveralTasks
 from robot_rl.errors import RobotRLError
-from robot_rl.operator import OperatorError, OperatorInbox
 
 ARMS = ("left", "right")
 

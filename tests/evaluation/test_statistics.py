@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from robot_rl.data.intervals import clopper_pearson
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
     Comparison,
     EvaluationResult,
     StatisticsError,
-    clopper_pearson,
     first_confirmed,
     longest_run,
     pool,

@@ -10,9 +10,9 @@ from tiny_runs import TINY, ServerProcess, publish_cloned
 from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.env.sim.robot import SimRobot
-from robot_rl.pacing import SteppedWeights
+from robot_rl.learning.pacing import SteppedWeights
+from robot_rl.processes.signals import StopEvent
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent
 
 
 class LinkFailed(Exception):

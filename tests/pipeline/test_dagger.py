@@ -14,8 +14,8 @@ from robot_rl.config import compose, save_resolved
 from robot_rl.config_overrides import ConfigError
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import make_env
-from robot_rl.operator import OperatorInbox
-from robot_rl.progress import WorkProgress
+from robot_rl.env.operator import OperatorInbox
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import CLONED, RunDirectory
 from robot_rl.stages import dagger, driven
 from robot_rl.stages.collect import collect

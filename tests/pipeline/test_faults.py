@@ -168,26 +168,13 @@ def test_an_actor_killed_between_the_last_step_and_its_observation(folder, start
     _finish(train)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 24 MB (a tmpfs, which needs root)."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(folder, small_disk, start_train):
-    shutil.copytree(folder / "runs", small_disk / "runs", symlinks=True)
-    runs = f"runs_directory={small_disk}/runs"
+    disk = small_disk("24m")
+    shutil.copytree(folder / "runs", disk / "runs", symlinks=True)
+    runs = f"runs_directory={disk}/runs"
     train = start_train(folder, "resume=latest", STEPS, runs, "replay.spool_bytes=1048576")
     train.wait_until(lambda: train.learned() >= 100)
-    filling = small_disk / "filling"
+    filling = disk / "filling"
     with filling.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -222,8 +209,8 @@ def test_a_taken_port_ends_train_with_one_error(folder, start_train):
 
 def test_an_actor_refuses_weights_that_are_not_numbers(folder):
     from policies import checkpoint
+    from robot_rl.learning.weights import publish
     from robot_rl.replay import ReplayClient, wait_for_endpoint
-    from robot_rl.weights import publish
 
     run = (folder / "runs/latest").resolve()
     behaviour = checkpoint.load(run / "checkpoints/bc/policy")

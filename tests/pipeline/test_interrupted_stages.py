@@ -9,7 +9,7 @@ from tiny_runs import TINY, Command, starting
 
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 from robot_rl.stages.collect import collect
 

@@ -13,11 +13,10 @@ from tiny_runs import TINY, ServerProcess, act_for
 from robot_rl import learner as learning
 from robot_rl.config import compose
 from robot_rl.learner import Learner
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayClient
-from robot_rl.run import LAST, RunDirectory
-from robot_rl.run_policies import STATE_FILE
-from robot_rl.signals import StopEvent, Stopped
+from robot_rl.run import LAST, STATE_FILE, RunDirectory
 
 STEPS = 100
 

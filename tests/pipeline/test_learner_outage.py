@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,11 @@ from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, act_for, lines
 
 from robot_rl.config import compose
 from robot_rl.learner import Learner
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import StopEvent, Stopped
+from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import ReplayClient, client
-from robot_rl.run import LAST, RunDirectory
-from robot_rl.run_policies import STATE_FILE
-from robot_rl.signals import StopEvent, Stopped
+from robot_rl.run import LAST, STATE_FILE, RunDirectory
 
 pytestmark = pytest.mark.faults
 
@@ -48,13 +46,6 @@ class KillingProgress(WorkProgress):
             self._server.kill()
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     run: RunDirectory,
     server: ServerProcess,
@@ -68,7 +59,7 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     def wait_for_note() -> None:
         capsys.readouterr()
         note = "learner: waiting with new weights"
-        wait_until(lambda: note in capsys.readouterr().out or bool(ends))
+        assert wait_until(lambda: note in capsys.readouterr().out or bool(ends), WAIT_SECONDS)
 
     with ReplayClient(run.store, request_seconds=0.5) as sender:
         learner = Learner(configured(), run, sender, stop)
@@ -83,7 +74,9 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         learning.start()
         wait_for_note()
         server.start()
-        wait_until(lambda: len(lines(run.path / "learner.jsonl")) == 4 or bool(ends))
+        assert wait_until(
+            lambda: len(lines(run.path / "learner.jsonl")) == 4 or bool(ends), WAIT_SECONDS
+        )
         wait_for_note()
         stop.set()
         learning.join()

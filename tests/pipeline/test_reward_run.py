@@ -15,11 +15,11 @@ from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learner import Learner
-from robot_rl.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import ReplayClient, StoreReader, row_keys
 from robot_rl.rewards.classifier import TrainedClassifier
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
 SMALL = (

@@ -18,11 +18,11 @@ from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
+from robot_rl.learning.weights import publish
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import ReplayClient, ReplayServer
 from robot_rl.replay.errors import SpoolTooSmall
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent
-from robot_rl.weights import publish
 
 OPTIONS = "_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24"
 CAMERAS = f"observation.cameras=[{{{OPTIONS}}}]"

@@ -17,9 +17,9 @@ from robot_rl.config import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learner import insert_demonstrations
+from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayClient, StoreReader
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent, Stopped
 
 Command = Callable[..., CompletedProcess[str]]
 

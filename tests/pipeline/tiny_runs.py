@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,10 +16,11 @@ import psutil
 from policies import checkpoint
 from robot_rl.actor import act
 from robot_rl.config import compose
+from robot_rl.learning.weights import publish
+from robot_rl.processes.signals import StopEvent
+from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import ReplayClient, wait_for_endpoint
 from robot_rl.run import RunDirectory
-from robot_rl.signals import StopEvent
-from robot_rl.weights import publish
 
 TINY = (
     "task=reach",
@@ -67,11 +67,13 @@ class Command:
         return self.output.read_text()
 
     def wait_until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not reached():
+        def asked() -> bool:
+            if reached():
+                return True
             assert self.process.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.02)
+            return False
+
+        assert wait_until(asked, WAIT_SECONDS), self.text
 
     def interrupt(self) -> int:
         self.process.send_signal(signal.SIGINT)
@@ -132,10 +134,7 @@ class Train(Command):
 
     def end(self) -> int:
         code = super().end()
-        deadline = time.monotonic() + 20
-        while left := processes_of(self.run):
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.05)
+        assert wait_until(lambda: not processes_of(self.run), 20, every_s=0.05), "left behind"
         return code
 
 
@@ -150,8 +149,9 @@ class ServerProcess:
         words = [sys.executable, "-m", "robot_rl.cli", "replay", f"run={self.run}"]
         self.process = subprocess.Popen(words)
         try:
-            while wait_for_endpoint(self.run / "store", WAIT_SECONDS).pid != self.process.pid:
-                time.sleep(0.02)
+            place, process = self.run / "store", self.process
+            own = lambda: wait_for_endpoint(place, WAIT_SECONDS).pid == process.pid  # noqa: E731
+            assert wait_until(own, WAIT_SECONDS)
         except BaseException:
             self.kill()
             raise

@@ -16,12 +16,13 @@ from policy_examples import (
 )
 
 from policies.errors import PolicyError
+from policies.history import ObservationHistory
 from policies.instructions import INSTRUCTION_FEATURES, instruction_features
 from policies.runner import PolicyRunner
 from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose
+from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.features import stored_schema
 
 EXECUTE = 4
 
@@ -333,3 +334,17 @@ def test_misuse_is_explained():
     wrong = {**observations(2), "state/relative": np.zeros((2, 4), "f4")}
     with pytest.raises(PolicyError, match=r"expected: \(2, 3\)"):
         runner.act(wrong)
+
+
+def test_a_policy_that_sees_one_step_is_shown_what_was_observed_uncopied():
+    history = ObservationHistory(1)
+    history.require(["images/front"], 1)
+    picture = {"images/front": np.zeros((1, 8, 8, 3), np.uint8)}
+    windows = history.shifted(picture, np.arange(1))
+    assert windows["images/front"].shape == (1, 1, 8, 8, 3)
+    assert np.shares_memory(windows["images/front"], picture["images/front"])
+    history.keep(windows, np.arange(1))
+    picture["images/front"] += 1  # the camera's next picture, in the same memory
+    history.require(["images/front"], 2)
+    later = history.shifted({"images/front": picture["images/front"].copy()}, np.arange(1))
+    assert later["images/front"][0, :, 0, 0, 0].tolist() == [0, 1]

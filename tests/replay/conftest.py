@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
+from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import ReplayClient, wait_for_endpoint
 
 START_SECONDS = 120  # a busy machine may take long to import everything
@@ -62,11 +62,11 @@ class ServerProcess:
                 raise
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while wait_for_endpoint(self.store, START_SECONDS).pid != self.process.pid:
+        def answers() -> bool:
             assert self.process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+            return wait_for_endpoint(self.store, START_SECONDS).pid == self.process.pid
+
+        assert wait_until(answers, START_SECONDS)
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)

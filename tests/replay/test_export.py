@@ -19,11 +19,11 @@ from robot_rl import cli
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import Field, RowSchema, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Episode, Selection
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import ReplayClient, ReplayServer, StoreReader, row_keys
 from robot_rl.replay.export import StoreEpisodes
 from robot_rl.replay.importing import import_episodes
 from robot_rl.replay.records import EPISODE_KEY, ROW_KEY, EpisodeRecord
-from robot_rl.signals import StopEvent
 
 
 def run(*words: object) -> int:

@@ -7,12 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from robot_rl.pacing import RealtimeWeights
+from robot_rl.learning.pacing import RealtimeWeights
+from robot_rl.learning.weights import WeightsReceiver
 from robot_rl.replay import ReplayClient
 from robot_rl.replay.errors import ReplayError
 from robot_rl.replay.rate_limiter import RateLimiter
 from robot_rl.run import RunDirectory
-from robot_rl.weights import WeightsReceiver
 
 
 def test_nothing_is_sampled_before_the_minimum():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from store_writing import sampler_of
 
-from robot_rl.connection import ServerPlace
 from robot_rl.replay import StoreReader, row_keys
+from robot_rl.replay.server_place import ServerPlace
 from robot_rl.rewards.labels import LateLabels
 
 

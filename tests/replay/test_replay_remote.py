@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
     LinkOptions,
     NotEnoughData,
@@ -29,7 +30,6 @@ from robot_rl.replay import (
 from robot_rl.replay.sampling_queue import MAXIMUM_WAITING, SamplingQueue, SamplingRequest
 from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind, decode, encode
-from robot_rl.signals import StopEvent
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 FAST = LinkOptions(resend_seconds=0.1)

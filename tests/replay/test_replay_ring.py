@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from robot_rl.replay import OpenSession, SpoolDamaged, SpoolError, SpoolInUse, SpoolTooSmall
 from robot_rl.replay.ring import RingSpool, size_for
 from robot_rl.replay.ring_file import HEADER_BYTES
-from robot_rl.replay.spool import MAXIMUM_EPISODE_METADATA, MemorySpool
+from robot_rl.replay.spool import MemorySpool
+from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA
 
 ROW = 1000
 SIZE = size_for(4, ROW)
@@ -304,27 +305,14 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(path):
         RingSpool(path, SIZE)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 2 MB (a tmpfs, which needs root)."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_a_full_disk_is_found_at_the_start_and_not_in_the_loop(small_disk):
-    path = small_disk / "actor-1.ring"
+    disk = small_disk("2m")
+    path = disk / "actor-1.ring"
     with pytest.raises(SpoolError, match=r"no room.*actor-1\.ring.*got: \d+ bytes free.*4194304"):
         RingSpool(path, 4 << 20)
     ring = RingSpool(path, 1 << 20)
     ring.begin(session())
-    with (small_disk / "filling").open("wb", buffering=0) as file, suppress(OSError):
+    with (disk / "filling").open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
     while ring.has_room(1, ROW):  # a page without a block would end this process with SIGBUS

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
     AddressInUse,
     AddressRefused,
@@ -28,7 +29,6 @@ from robot_rl.replay import (
     WeightsRefused,
     read_endpoint,
 )
-from robot_rl.signals import StopEvent
 
 FAST = LinkOptions(resend_seconds=0.1)
 

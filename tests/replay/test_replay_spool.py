@@ -26,6 +26,7 @@ from spool_writer import (
 )
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
     LinkOptions,
     ReplayClient,
@@ -39,7 +40,6 @@ from robot_rl.replay import (
     StoreReplaced,
 )
 from robot_rl.replay.ring import size_for
-from robot_rl.signals import StopEvent
 
 HERE = Path(__file__).parent
 SCHEMA = camera_schema()

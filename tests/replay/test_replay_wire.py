@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robot_rl.replay import ReplayClient, RowRefused, WireError, read_endpoint
-from robot_rl.replay.wire import MAGIC, PREFIX, WIRE_VERSION, Kind, decode, encode
+from robot_rl.replay.messages import parse_episodes
+from robot_rl.replay.spool import metadata_bytes
+from robot_rl.replay.wire import (
+    MAGIC,
+    MAXIMUM_EPISODE_METADATA,
+    PREFIX,
+    WIRE_VERSION,
+    Kind,
+    decode,
+    encode,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -210,3 +220,19 @@ def test_metadata_that_the_server_would_refuse_are_refused_before_they_are_queue
             client.append(make_episode(1)[0], metadata)
     client.append_episode(make_episode(2), {"a": deep, "b": "[{" * 20})
     client.flush(10)
+
+
+def test_client_and_server_have_one_limit_for_the_metadata_of_an_episode():
+    def both(length):
+        metadata = {"a": "x" * length}
+        size = len(metadata_bytes(metadata))
+        parse_episodes(decode(encode(Kind.APPEND, {"episodes": {"0": metadata}})))
+        return size
+
+    most = MAXIMUM_EPISODE_METADATA - len('{"a": ""}')
+    assert both(most) == MAXIMUM_EPISODE_METADATA
+    longer = {"a": "x" * (most + 1)}
+    with pytest.raises(RowRefused, match="too large"):
+        metadata_bytes(longer)
+    with pytest.raises(WireError, match="too large"):
+        parse_episodes(decode(encode(Kind.APPEND, {"episodes": {"0": longer}})))

@@ -5,8 +5,8 @@ import numpy as np
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.task import Outcome
-from robot_rl.operator import OperatorInbox
 from robot_rl.rewards.source import sparse
 from robot_rl.rewards.wrapper import RewardWrapper
 

@@ -11,6 +11,7 @@ import zmq
 
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
+from robot_rl.processes.signals import StopEvent
 from robot_rl.rewards.progress import Comparison, RemoteProgressModel, judge_episode
 from robot_rl.rewards.progress_server import GoalImages, serve_progress
 from robot_rl.rewards.progress_wire import (
@@ -20,7 +21,6 @@ from robot_rl.rewards.progress_wire import (
     decode_request,
     encode_request,
 )
-from robot_rl.signals import StopEvent
 
 BRIGHT, DARK = 200, 10
 

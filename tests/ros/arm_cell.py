@@ -189,7 +189,7 @@ class ArmCell:
                 return
             self.commander.send(target_of(elapsed), age)
             time.sleep(0.02)
-        assert until is None, self.listener.heard["/diagnostics"][-1:]
+        assert until is None, (self.mode(), self.listener.heard["/diagnostics"][-1:])
 
     def facts(self, **expected):
         """The next diagnostics that hold these values."""

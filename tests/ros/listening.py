@@ -18,6 +18,7 @@ from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import Trigger
 
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 
@@ -111,10 +112,8 @@ class Listener:
 
     def until(self, found, seconds=60.0):
         """Wait until `found()` is true, and return what it returns."""
-        deadline = time.monotonic() + seconds
-        while not (result := found()):
-            assert time.monotonic() < deadline, self.heard["/diagnostics"][-1:]
-            time.sleep(0.01)
+        result = wait_until(found, seconds)
+        assert result, self.heard["/diagnostics"][-1:]
         return result
 
     def reported(self, words, seconds=60.0):

@@ -27,10 +27,10 @@ from std_srvs.srv import Trigger
 
 from drivers.arm.sim_node import SimArmNode
 from drivers.errors import DriverError
-from robot_rl.env import rotations
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.safety import rotations
 
 HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
 

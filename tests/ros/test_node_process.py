@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from robot_rl.processes.waiting import wait_until
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
@@ -67,20 +68,17 @@ def test_whole_numbers_serve_where_a_node_takes_floats():
 
 @contextlib.contextmanager
 def silent_camera(path):
-    """A device file whose opening never ends; yields a wait until somebody opens it."""
+    """A device file whose opening never ends; yields what tells whether somebody has."""
     os.mkfifo(path)
     held = []
 
-    def wait_until_opened():
-        deadline = time.monotonic() + 60.0
-        while not held:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-            with contextlib.suppress(OSError):  # nobody is there to read
-                held.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    def opened():
+        with contextlib.suppress(OSError):  # nobody is there to read
+            held.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        return held
 
     try:
-        yield wait_until_opened
+        yield opened
     finally:
         for descriptor in held:
             os.close(descriptor)
@@ -93,11 +91,11 @@ def test_a_device_whose_opening_hangs_does_not_keep_the_node_from_ending(tmp_pat
     words = ["--ros-args", "-p", f"driver:={json.dumps(driver)}"]
     command = [sys.executable, "-m", "drivers.camera.node", *words]
     with (
-        silent_camera(path) as wait_until_opened,
+        silent_camera(path) as opened,
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as node,
     ):
         try:
-            wait_until_opened()
+            assert wait_until(opened, 60.0, every_s=0.05)
             node.send_signal(signal.SIGTERM)
             _, log = node.communicate(timeout=60.0)
         finally:

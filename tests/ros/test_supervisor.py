@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.processes.group import ProcessDied
 from robot_rl.stages.nodes import robot_nodes
-from robot_rl.stages.processes import ProcessDied
 
 WAIT_SECONDS = 90.0
 

@@ -31,20 +31,6 @@ def listener():
     made.close()
 
 
-@pytest.fixture
-def connected():
-    devices = []
-
-    def connect(device):
-        devices.append(device)
-        device.connect()
-        return device
-
-    yield connect
-    for device in devices:
-        device.close()
-
-
 def test_a_joy_topic_moves_and_comes_to_rest_when_it_falls_silent(listener, connected):
     device = connected(JoyTopic(Shaping(gripper_button="button_0"), namespace=NAMESPACE))
     assert not device.read().moving

@@ -66,21 +66,6 @@ def publisher(request):
     made.close()
 
 
-@pytest.fixture
-def connected():
-    """Connect drivers; they are closed at the end."""
-    made = []
-
-    def connect(driver):
-        made.append(driver)
-        driver.connect()
-        return driver
-
-    yield connect
-    for driver in made:
-        driver.close()
-
-
 def color(stamp, encoding="rgb8"):
     image = np.full((HEIGHT, WIDTH, 3), (10, 20, 30), np.uint8)
     message = messages.image_message(image, stamp, "frame")

@@ -8,8 +8,8 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env import rotations
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 

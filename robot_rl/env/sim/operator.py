@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from robot_rl.data.schema import Observation
+from robot_rl.env.operator import Motion, OperatorEvent, OperatorInbox
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.task import ScriptedExpert
-from robot_rl.operator import Motion, OperatorEvent, OperatorInbox
 
 _SEED_STREAM = 6
 _SOURCE = "simulated operator"

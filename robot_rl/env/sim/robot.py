@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
 from robot_rl.env.sim.gripper import GripperMotor
 from robot_rl.env.sim.scene import make_world, simulated
 from robot_rl.env.sim.world import World
 from robot_rl.env.task import Task
-from robot_rl.safety import CartesianLimiter, CartesianLimits
+from robot_rl.safety import CartesianLimiter, CartesianLimits, rotations
 
 FINGER_STROKE = 0.08
 

@@ -13,7 +13,7 @@ from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import Vector, World
 from robot_rl.env.task import Task
 from robot_rl.errors import RobotRLError
-from robot_rl.resources import find_resource
+from robot_rl.processes.resources import find_resource
 
 
 def simulated(task: Task) -> SimTask:

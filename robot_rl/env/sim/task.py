@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.env.sim.world import World
 from robot_rl.env.task import Outcome, TaskView, refuse_resume
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.env import rotations
 from robot_rl.env.sim.task import Vector
 from robot_rl.env.sim.tasks.peg_insert import PEG_WIDTH, PegInsert, TipExpert
 from robot_rl.env.sim.tasks.pick_insert import PickFirst
+from robot_rl.safety import rotations
 
 
 class _Phase(Enum):

@@ -9,9 +9,9 @@ import mujoco
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.env.sim.task import Imperfections, ScriptedExpert, SimTask, Vector
+from robot_rl.safety import rotations
 
 PEG_WIDTH = 0.02
 PEG_LENGTH = 0.07

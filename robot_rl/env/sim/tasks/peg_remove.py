@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.sim.task import ScriptedExpert, Vector
 from robot_rl.env.sim.tasks.peg_insert import (
     PEG_BELOW_TCP,
@@ -15,6 +14,7 @@ from robot_rl.env.sim.tasks.peg_insert import (
     PegInsert,
     PegInsertView,
 )
+from robot_rl.safety import rotations
 
 # Tip over the socket's upper face at which it moves sideways [m].
 _FREE_HEIGHT = 0.01

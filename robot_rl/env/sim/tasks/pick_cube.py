@@ -8,7 +8,6 @@ import mujoco
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.grasping import TopGrasp
 from robot_rl.env.sim.task import (
@@ -17,6 +16,7 @@ from robot_rl.env.sim.task import (
     SimTask,
     Vector,
 )
+from robot_rl.safety import rotations
 
 CUBE_WIDTH = 0.04
 TABLE_CENTRE = np.array([0.45, 0.0, 0.0])

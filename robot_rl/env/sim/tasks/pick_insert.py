@@ -8,7 +8,6 @@ import mujoco
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.grasping import TopGrasp
 from robot_rl.env.sim.task import Vector
@@ -27,6 +26,7 @@ from robot_rl.env.sim.tasks.peg_insert import (
     peg_geom,
 )
 from robot_rl.env.task import refuse_resume
+from robot_rl.safety import rotations
 
 # Beside the socket wherever that is.
 HOLDER_CENTRE = np.array([0.45, 0.16, SOCKET_HEIGHT])

@@ -6,8 +6,8 @@ import mujoco
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.sim.task import Imperfections, ScriptedExpert, SimTask, Vector
+from robot_rl.safety import rotations
 
 BAR = (0.03, 0.12)
 STEM = (0.09, 0.03)

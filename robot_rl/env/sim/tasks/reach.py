@@ -6,9 +6,9 @@ import mujoco
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector
+from robot_rl.safety import rotations
 
 HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
 

@@ -8,12 +8,12 @@ import mujoco
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env import rotations
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.env.sim.task import SimTask, Vector
 from robot_rl.env.sim.tasks.reach import HOME
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 _MARKERS = 2
 

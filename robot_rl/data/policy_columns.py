@@ -1,0 +1,83 @@
+"""What a policy needs of a row, and what it made of it, kept in the store's row beside the rest.
+
+Features are derived: a demonstration does not hold them, and an export leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from policies.behaviour import Behaviour
+from policies.instructions import (
+    INSTRUCTION_FEATURES,
+    INSTRUCTION_WIDTH,
+    instruction_features,
+)
+from policies.vision import ENCODER_ID, FEATURES
+from robot_rl.data.schema import Array, Field, RowSchema
+from robot_rl.errors import RobotRLError
+
+
+class WrongFeatures(RobotRLError):
+    """Rows whose features come from another image encoder than the policy's."""
+
+
+def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
+    """Check that a policy was made for an environment, or for rows, of this schema.
+
+    Raises:
+        PolicyError: Names the field that differs, with got and expected.
+    """
+    widths = {f.name: int(np.prod(f.shape)) for f in schema.fields}
+    behaviour.expect(
+        task=schema.task,
+        control_rate_hz=schema.control_rate_hz,
+        action_names=schema.action_names,
+        observation={name: widths[name] for name in schema.observation_names},
+    )
+
+
+def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
+    """The schema of the store's rows: the environment's, and the features that the policy adds."""
+    added = []
+    if behaviour.vision is not None:
+        width = behaviour.vision.features
+        added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (width,))]
+    if behaviour.tells_instruction:
+        added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
+    return schema.with_fields(added) if added else schema
+
+
+def feature_columns(
+    columns: dict[str, Array], behaviour: Behaviour, instruction: str
+) -> dict[str, Array]:
+    """The columns that `stored_schema` adds, for an episode's columns (T + 1, ...)."""
+    rows = len(columns["action"])
+    added: dict[str, Array] = {}
+    if behaviour.vision is not None:
+        added[FEATURES] = behaviour.vision.encode(columns)
+        added[ENCODER_ID] = np.full(rows, behaviour.encoder_id, np.int64)
+    if behaviour.tells_instruction:
+        added[INSTRUCTION_FEATURES] = np.repeat(instruction_features([instruction]), rows, 0)
+    return added
+
+
+def check_features(batch: Mapping[str, Array], behaviour: Behaviour) -> None:
+    """Check that a batch's features, if it has any, are all of the behaviour's image encoder.
+
+    Raises:
+        WrongFeatures: Some are not.
+    """
+    if ENCODER_ID not in batch:
+        return
+    others: Any = batch[ENCODER_ID] != behaviour.encoder_id
+    if others.any():
+        raise WrongFeatures(
+            "rows in the store have features of another image encoder",
+            got=f"{int(others.sum())} of {len(others)} rows of a batch",
+            expected=f"encoder_id {behaviour.encoder_id}",
+            hint="go on with the cloned policy of those rows, or start a new run",
+        )

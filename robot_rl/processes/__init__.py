@@ -1,0 +1,1 @@
+"""How a process is started, watched, ended and waited for; its files, locks and machine."""

@@ -1,0 +1,116 @@
+"""The machine that a measurement was made on, a process's place on it, and a run's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+_NICENESS = 10
+_INTERVAL_SECONDS = 1.0
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what a reader needs to judge a figure; imports no torch.
+
+    Returns:
+        `cpu` (model), `cores` (usable by this process), `memory_bytes`, `python`, `torch`,
+        `platform`, and `load_average` (runnable processes over the last minute; near 0 is idle).
+    """
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(psutil.Process().cpu_affinity())
+        if hasattr(psutil.Process, "cpu_affinity")
+        else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "platform": platform.platform(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def yield_to_control_loop(clock: str) -> None:
+    """Lower this process's priority where an actor beside it keeps time with the wall clock.
+
+    Linux compares niceness only within a session of processes, where it groups them by session
+    (sched_autogroup, sched(7)); a process that leads a session of its own lowers that group too.
+
+    Args:
+        clock: The configured clock; on the stepped one nobody is late.
+    """
+    if clock != "realtime" or not hasattr(os, "nice"):
+        return
+    os.nice(_NICENESS)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # a kernel without it, or one that forbids it
+            Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
+
+
+class MemorySampler:
+    """Samples, at 1 Hz in a thread, the anonymous and shared memory of this process's tree.
+
+    Pages of mapped files (the replay store) are not counted: the system takes them back at will.
+
+    Attributes:
+        peak_bytes: The largest sum of one sample so far.
+    """
+
+    def __init__(self) -> None:
+        """Prepare the thread; entering the context starts it."""
+        self.peak_bytes = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start to sample."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        own = psutil.Process()
+        while True:
+            tree = [own, *own.children(recursive=True)]
+            self.peak_bytes = max(self.peak_bytes, sum(resident_bytes(p) for p in tree))
+            if self._stop.wait(_INTERVAL_SECONDS):
+                return
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """Anonymous and shared memory of a process; 0 of one that has ended."""
+    status = Path(f"/proc/{process.pid}/status")
+    try:
+        if not psutil.LINUX:
+            return int(process.memory_info().rss)
+        lines = status.read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, psutil.Error):
+        return 0  # it has ended since
+    values = dict(line.split(":", 1) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+    return sum(int(value.split()[0]) * 1024 for value in values.values())
+
+
+def _cpu_model() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,163 @@
+"""What a person sees while `collect` and `train` work: a display, or a line every ten seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+RECENT_EPISODES = 20
+LOG_INTERVAL_S = 10.0
+# The rate behind "time left" is that of the last minute: the stages of a run differ in speed.
+_RATE_WINDOW_S = 60.0
+
+
+class WorkProgress:
+    """Shows how far a long job is; a context manager.
+
+    On a terminal it is a display that is redrawn in place; elsewhere (CI, a log file) one plain
+    line is printed about every ten seconds, on a call of `update`.
+
+    Args:
+        total: The amount of work, in the unit that `label` names.
+        label: What is counted, for example `environment steps` or `demonstrations`.
+        console: Where to print; None is the standard output.
+        log_interval_s: Seconds between two plain lines.
+        clock: A steady clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        label: str = "environment steps",
+        *,
+        console: Console | None = None,
+        log_interval_s: float = LOG_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare the display; entering the context shows it."""
+        self._total = total
+        self._label = label
+        self._console = console or Console(highlight=False)
+        self._log_interval_s = log_interval_s
+        self._clock = clock
+        self._phase = ""
+        self._done = 0
+        self._successes: deque[bool] = deque(maxlen=RECENT_EPISODES)
+        self._intervened: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self._figures: dict[str, str] = {}
+        self._history: deque[tuple[float, int]] = deque()
+        self._next_line = clock() + log_interval_s
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(
+                console=self._console, refresh_per_second=4, get_renderable=self._render
+            )
+
+    def __enter__(self) -> Self:
+        """Start the display."""
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the last state on the screen, also when the work was stopped."""
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._print_line()
+
+    def phase(self, name: str) -> None:
+        """Say what the job does now, for example `cloning` or `online learning`."""
+        self._phase = name
+        self._print_line_if_due()
+
+    def note(self, text: str) -> None:
+        """Print a line that stays, for example the result of an evaluation."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def episode(self, success: bool, intervened: float = 0.0) -> None:
+        """Count a finished episode into the figures of the last 20.
+
+        Args:
+            success: Whether it reached its goal.
+            intervened: Share of its steps that an operator took.
+        """
+        self._successes.append(success)
+        self._intervened.append(intervened)
+
+    def update(
+        self,
+        done: int,
+        *,
+        updates_per_second: float | None = None,
+        update_to_data: float | None = None,
+        replay_transitions: int | None = None,
+    ) -> None:
+        """Report the work done so far, since the job's first start; None keeps the last figure."""
+        self._done = done
+        now = self._clock()
+        self._history.append((now, done))
+        while len(self._history) > 2 and self._history[0][0] < now - _RATE_WINDOW_S:
+            self._history.popleft()
+        if updates_per_second is not None:
+            self._figures["updates/s"] = f"{updates_per_second:.1f}"
+        if update_to_data is not None:
+            self._figures["update-to-data ratio"] = f"{update_to_data:.2f}"
+        if replay_transitions is not None:
+            self._figures["replay transitions"] = f"{replay_transitions:,}"
+        self._print_line_if_due()
+
+    def seconds_left(self) -> float | None:
+        """Estimate the remaining time from the last minute; None before there is a rate."""
+        if len(self._history) < 2:
+            return None
+        (start, first), (now, last) = self._history[0], self._history[-1]
+        if last <= first or now <= start:
+            return None
+        return max(0.0, (self._total - last) * (now - start) / (last - first))
+
+    def _rows(self) -> dict[str, str]:
+        rows = {self._label: f"{self._done:,} of {self._total:,}"}
+        if self._successes:
+            count, successes = len(self._successes), sum(self._successes)
+            rows[f"success of the last {count} episodes"] = f"{100 * successes / count:.0f} %"
+        if any(self._intervened):
+            rows["by the operator"] = f"{100 * sum(self._intervened) / len(self._intervened):.0f} %"
+        rows.update(self._figures)
+        left = self.seconds_left()
+        rows["time left"] = "?" if left is None else _minutes(left)
+        return rows
+
+    def _render(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for name, value in self._rows().items():
+            table.add_row(name, value)
+        bar = ProgressBar(total=max(1, self._total), completed=self._done, width=60)
+        page = Table.grid()
+        for part in (self._phase or self._label, bar, table):
+            page.add_row(part)
+        return page
+
+    def _print_line_if_due(self) -> None:
+        if self._live is None and self._clock() >= self._next_line:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        parts = [f"{name} {value}" for name, value in self._rows().items()]
+        line = " | ".join([self._phase, *parts] if self._phase else parts)
+        self._console.print(line, soft_wrap=True, markup=False)
+        self._console.file.flush()
+        self._next_line = self._clock() + self._log_interval_s
+
+
+def _minutes(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

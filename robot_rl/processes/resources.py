@@ -1,0 +1,63 @@
+"""Find `configs/`, `hardware/` and `launch/`, however robot_rl was installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from robot_rl.errors import RobotRLError
+
+RESOURCE_FOLDERS = ("configs", "hardware", "launch")
+_SHARE = Path("share") / "robot_rl"
+
+
+class ResourceNotFound(RobotRLError):
+    """A file or folder that should have been installed with robot_rl is nowhere to be found."""
+
+
+def find_resource(relative: str | Path) -> Path:
+    """Return the absolute path of a file or folder that is shipped beside the packages.
+
+    The same call works from a checkout, an editable install, a wheel (`share/robot_rl` under the
+    prefix it was installed to, or under the folder given to `pip install --target`) and a ROS
+    prefix named in `AMENT_PREFIX_PATH`, searched in this order.
+
+    Args:
+        relative: Path that begins with `configs`, `hardware` or `launch`, for example
+            `"hardware/panda/panda.xml"`.
+
+    Raises:
+        ResourceNotFound: None of the places has it; the message lists what was searched.
+    """
+    wanted = Path(relative)
+    if wanted.is_absolute() or not wanted.parts or wanted.parts[0] not in RESOURCE_FOLDERS:
+        raise ResourceNotFound(
+            "only the folders that robot_rl ships can be asked for",
+            got=str(relative),
+            expected="a relative path that begins with " + ", ".join(RESOURCE_FOLDERS),
+        )
+    searched = list(_resource_roots())
+    for root in searched:
+        if (root / wanted).exists():
+            return root / wanted
+    raise ResourceNotFound(
+        f"{wanted.as_posix()!r} is not installed",
+        got="searched " + ", ".join(str(root) for root in searched),
+        hint="check the name, or install robot_rl again from its checkout: pip install .",
+    )
+
+
+def _resource_roots() -> Iterator[Path]:
+    """Yield the folders that may hold the resources, most specific first, each once."""
+    packages = Path(__file__).resolve().parents[2]
+    candidates: list[Path] = []
+    if (packages / "pyproject.toml").exists():
+        candidates.append(packages)
+    # <prefix>/lib/python3.x/site-packages is three levels below its prefix; --target is none.
+    candidates += [folder / _SHARE for folder in (packages, *packages.parents[:3])]
+    candidates.append(Path(sys.prefix) / _SHARE)
+    ament = os.environ.get("AMENT_PREFIX_PATH", "")
+    candidates += [Path(prefix) / _SHARE for prefix in ament.split(os.pathsep) if prefix]
+    yield from dict.fromkeys(candidates)

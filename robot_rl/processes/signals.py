@@ -1,0 +1,172 @@
+"""A clean end on Ctrl-C and SIGTERM: an event to look at, in place of an exception anywhere."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+# Set for the children of `train`: they end when their standard input closes.
+ENDS_WITH_INPUT = "ROBOT_RL_ENDS_WITH_INPUT"
+# Of a process that a person has asked to end, as of a shell's.
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+_TOGETHER_SECONDS = 1.0
+
+
+class Stopped(Exception):
+    """A wait was given up because the process was asked to stop."""
+
+
+class Interruption:
+    """A signal handler that raises `KeyboardInterrupt`, once for signals that come together.
+
+    A terminal that is closed sends SIGHUP twice within a millisecond: the second must not break off
+    the clean end that the first has begun. Who asks again later than that is impatient, and heard.
+    """
+
+    def __init__(self) -> None:
+        """Make one that has heard nothing."""
+        self._heard_at = -math.inf
+
+    @property
+    def heard(self) -> bool:
+        """Whether there has been a signal."""
+        return self._heard_at > -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        now = time.monotonic()
+        if now - self._heard_at >= _TOGETHER_SECONDS:
+            self._heard_at = now
+            raise KeyboardInterrupt
+
+
+class StopEvent:
+    """What `threading.Event` is for threads, for signal handlers as well: set once, for good.
+
+    A handler runs in the main thread between any two of its instructions. Where that is inside
+    `threading.Event.wait`, it holds the lock that `threading.Event.set` then waits for, for ever.
+    The queue's `put` is made to be called there.
+    """
+
+    def __init__(self) -> None:
+        """Make an event that is not set."""
+        self._set = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Set it; may be called again, by any thread and by a signal handler."""
+        self._set = True
+        self._wake.put(None)
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._set
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is set, or for so long [s]; tells whether it is set."""
+        if not self._set:
+            try:
+                self._wake.get(timeout=max(timeout_s, 0.0))
+            except Empty:
+                return self._set
+            self._wake.put(None)  # for the next who waits
+        return True
+
+
+@contextmanager
+def stop_event() -> Iterator[StopEvent]:
+    """Give an event that Ctrl-C, SIGTERM and a closed terminal set; then restore the handlers."""
+    stop = StopEvent()
+
+    def request_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    previous = {number: signal.signal(number, request_stop) for number in ending_signals()}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Hear signals that ask to end only after what must be done whole or not at all.
+
+    Only the main thread hears signals; elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    # A handler that is not Python's could not be put back.
+    numbers = [number for number in ending_signals() if signal.getsignal(number) is not None]
+    previous = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if heard:
+            signal.raise_signal(heard[0])
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Signals that ask a process to end.
+
+    A closed terminal does not, where nohup has said so. Ctrl-C does even in a process that a
+    script has started in the background, where it is ignored by default: whoever sends it to
+    such a process means it.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    always = [signal.SIGINT, signal.SIGTERM]
+    return always if ignored else [*always, signal.SIGHUP]
+
+
+def ask_to_end() -> None:
+    """Send SIGTERM to the main thread of this process, from any other: what it waits for ends.
+
+    The kernel may give a signal for the process as a whole to whichever thread it likes; a sleep of
+    the main thread would then go on to its end before Python looks.
+    """
+    main = threading.main_thread().ident
+    assert main is not None, "the main thread has always been started"
+    signal.pthread_kill(main, signal.SIGTERM)
+
+
+def end_at_once() -> None:
+    """Let this process end quickly once it has done its work.
+
+    Python would look through all objects for garbage once more, half a second of computing with
+    torch: a learner, which leaves the processor to others, takes half a minute for that on a busy
+    machine, and whoever has pressed Ctrl-C waits for it.
+    """
+    atexit.register(gc.freeze)
+
+
+def end_with_input() -> None:
+    """Ask this process to end when its standard input closes.
+
+    A parent holds the other end and never writes to it: however the parent ends, kill -9
+    included, this process is asked to end as well.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        ask_to_end()
+
+    threading.Thread(target=watch, name="end-with-input", daemon=True).start()
