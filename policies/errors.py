@@ -1,10 +1,10 @@
-"""The error that every policy, process and checkpoint raises."""
+"""The base of every error that a user can meet, and what policies and checkpoints raise."""
 
 from __future__ import annotations
 
 
-class PolicyError(ValueError):
-    """A policy, checkpoint or observation that does not fit.
+class RobotRLError(Exception):
+    """An error that says what was got, what was expected and what to do next.
 
     Args:
         problem: One sentence: what is wrong, naming the field or file.
@@ -22,6 +22,15 @@ class PolicyError(ValueError):
         hint: str | None = None,
     ) -> None:
         """Build the message from its parts; see the class for the arguments."""
-        parts = {"got": got, "expected": expected, "next": hint}
-        details = [f"{name}: {value}" for name, value in parts.items() if value is not None]
-        super().__init__("; ".join([problem, *details]))
+        parts = [problem]
+        if got is not None:
+            parts.append(f"got: {got}")
+        if expected is not None:
+            parts.append(f"expected: {expected}")
+        if hint is not None:
+            parts.append(f"next: {hint}")
+        super().__init__("; ".join(parts))
+
+
+class PolicyError(RobotRLError):
+    """A policy, checkpoint or observation that does not fit."""

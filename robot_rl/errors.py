@@ -2,34 +2,7 @@
 
 from __future__ import annotations
 
-
-class RobotRLError(Exception):
-    """An error that says what was got, what was expected and what to do next.
-
-    Args:
-        problem: One sentence: what is wrong, naming the field or file.
-        got: The value that was met.
-        expected: What would have been accepted.
-        hint: What the user can do next.
-    """
-
-    def __init__(
-        self,
-        problem: str,
-        *,
-        got: object = None,
-        expected: object = None,
-        hint: str | None = None,
-    ) -> None:
-        """Build the message from its parts; see the class for the arguments."""
-        parts = [problem]
-        if got is not None:
-            parts.append(f"got: {got}")
-        if expected is not None:
-            parts.append(f"expected: {expected}")
-        if hint is not None:
-            parts.append(f"next: {hint}")
-        super().__init__("; ".join(parts))
+from policies.errors import RobotRLError as RobotRLError
 
 
 def described(error: BaseException) -> str:

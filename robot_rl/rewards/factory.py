@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.rewards.source import RewardSource, TaskReward
@@ -22,7 +22,7 @@ def make_source(config: Config) -> RewardSource:
     reward = config.get("reward")
     if reward is None:
         return TaskReward()
-    source: RewardSource = devices.make(reward["source"])
+    source: RewardSource = registry.make(reward["source"])
     return source
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.errors import RobotRLError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[Cam
         CameraNodeError: It cannot: it is one device, not one for each camera.
     """
     driver = (entry.get("parameters") or {}).get("driver") or {}
-    if cameras and not devices.takes(driver, "camera"):
+    if cameras and not registry.takes(driver, "camera"):
         raise CameraNodeError(
             f"the node nodes.{name} cannot be one for each camera",
             got=f"each_camera with {driver['_target_']}, which takes no `camera`",
@@ -93,7 +93,7 @@ def _check_served(cameras: Sequence[Camera], by_others: frozenset[str], served: 
 
 
 def _has_serial(driver: Mapping[str, Any]) -> bool:
-    return devices.takes(driver, "serial") and not driver.get("recording")
+    return registry.takes(driver, "serial") and not driver.get("recording")
 
 
 def _check_serials(known: Sequence[tuple[NodeDescription, Any]]) -> None:
@@ -115,7 +115,7 @@ def _check_topics(
 ) -> None:
     """A driver that takes pictures from topics must not meet those of its own node."""
     camera = node.parameters["camera"]
-    topics = [driver.get("depth_topic"), devices.argument(driver, "topic")]
+    topics = [driver.get("depth_topic"), registry.argument(driver, "topic")]
     reads = {resolved(str(driver.get("namespace") or ""), str(t)) for t in topics if t}
     for kind in ("color", "aligned_depth_to_color"):
         name = f"{camera}/{kind}/image_raw"
