@@ -18,7 +18,6 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from policies import registry
 from robot_rl.errors import RobotRLError, described
 from robot_rl.signals import (
     ENDS_WITH_INPUT,
@@ -101,7 +100,9 @@ def _taken_folders(words: list[str]) -> list[str]:
             folder = next(rest, "")
         if not folder:
             raise UsageError("--config-dir needs a folder", expected="--config-dir FOLDER")
-        registry.add_folder(folder)
+        from policies.registry import add_folder
+
+        add_folder(folder)
     return others
 
 

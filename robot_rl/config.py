@@ -173,6 +173,7 @@ def compose_for_run(
         ConfigError: As `compose`, and an override that would make it another run.
     """
     given = [parse(text).key_or_group for text in overrides]
+    _check_own_choices(run_config)
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
     # What must be given was given when the run was made; it is not asked for again.
     composed = _composed([*(text for g, text in choices.items() if g not in given), *overrides])
@@ -189,6 +190,19 @@ def compose_for_run(
     OmegaConf.set_struct(result, True)
     _check_missing(result)
     return result
+
+
+def _check_own_choices(run_config: DictConfig) -> None:
+    """Check that the choices of a run are here: some may be in a folder of the user's own."""
+    known = group_choices()
+    for group, choice in run_config.choices.items():
+        if choice is not None and choice not in known.get(str(group), ()):
+            raise ConfigError(
+                f"the run was made with {group}={choice}, which is not here",
+                expected=f"one of {', '.join(known.get(str(group), ()))}",
+                hint=f"name the folder with configs/{group}/{choice}.yaml:"
+                f" --config-dir FOLDER, or {registry.PATH_VARIABLE}=FOLDER",
+            )
 
 
 def _follow_choice(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
