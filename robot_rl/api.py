@@ -183,14 +183,14 @@ def open_sampler(
 ) -> Sampler:
     """Sample transitions (s, a, r, s') from a replay server; `sample()` gives a batch.
 
-    A batch maps each field to its values (B, …), `next/<field>` to those m ≤ n steps later, where
-    it is an observation, `reward` to the discounted sum over these steps, and `discount` to γ^m, or
-    0 where the episode terminated.
+    A batch maps each field to its values (B, …), and `next/<field>` to those m ≤ n steps later;
+    `reward` is the discounted sum over these steps, `discount` is γ^m, or 0 where the episode
+    terminated.
 
     Args:
         address: As for `ReplayClient`.
         table: Name of the table.
-        fields: Names of the observations to draw, with actions and what else a row has.
+        fields: Names of what to draw beside reward and discount: observations, actions, …
         batch_size: Transitions B of a batch.
         n_step: Most steps n of a return.
         discount: γ per step.
