@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class RobotRLError(Exception):
     """An error that says what was got, what was expected and what to do next.
@@ -34,3 +37,15 @@ class RobotRLError(Exception):
 
 class PolicyError(RobotRLError):
     """A policy, checkpoint or observation that does not fit."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that is spelled most like a name; None without choices."""
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
+    return close[0] if close else None
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
+    """A hint that names the choice which is spelled most like a name; None without choices."""
+    close = nearest(name, choices)
+    return None if close is None else f"did you mean {close!r}?"

@@ -9,7 +9,6 @@ files for the groups of robot_rl's own. This module loads nothing until a name a
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -20,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from policies.errors import RobotRLError
+from policies.errors import RobotRLError, did_you_mean
 
 PATH_VARIABLE = "ROBOT_RL_PATH"
 """Folders of the user's own, separated as in PATH; child processes inherit it."""
@@ -89,7 +88,7 @@ def find(name: object) -> Callable[..., Any]:
         raise RegistryError(
             f"module {module_name!r} has no class or function {attribute!r}",
             got=name,
-            hint=_nearest(attribute, own) or "check the spelling",
+            hint=did_you_mean(attribute, own) or "check the spelling",
         )
     return cast("Callable[..., Any]", target)
 
@@ -287,7 +286,7 @@ def _called(name: str, target: Callable[..., Any], values: Mapping[str, Any]) ->
             f"{name} takes no argument {unknown[0]!r}",
             got=sorted(values),
             expected=accepted,
-            hint=_nearest(unknown[0], accepted),
+            hint=did_you_mean(unknown[0], accepted),
         )
     try:
         signature.bind(**values)
@@ -296,8 +295,3 @@ def _called(name: str, target: Callable[..., Any], values: Mapping[str, Any]) ->
             f"{name}: {error}", got=sorted(values), expected=accepted, hint="add it to its config"
         ) from error
     return target(**values)
-
-
-def _nearest(name: str, choices: list[str]) -> str | None:
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)
-    return f"did you mean {close[0]!r}?" if close else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from policies.errors import RobotRLError as RobotRLError
+from policies.errors import did_you_mean as did_you_mean
+from policies.errors import nearest as nearest
 
 
 def described(error: BaseException) -> str:
