@@ -74,6 +74,7 @@ lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples/*/*.py
 
 bench: system
 	@for name in $(BENCHES); do echo "== bench $$name"; $(BIN)/robot-rl bench $$name $(ARGS); done

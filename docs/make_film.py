@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from robot_rl.run import CLONED_POLICY, LEARNED_POLICY, load_policy
 
 from policies.runner import PolicyRunner
 from robot_rl.config import load_resolved, on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.run import RunDirectory
+from robot_rl.run import CLONED_POLICY, LEARNED_POLICY, RunDirectory, load_policy
 
 TITLES = {CLONED_POLICY: "cloned from 20 demonstrations", LEARNED_POLICY: "after online learning"}
 ENDS = {True: ("inserted", "#1a7f37"), False: ("out of time", "#cf222e")}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -144,30 +143,6 @@ class ResNet18(Backbone):
         """Map (B, 3, H, W) to (B, 1024)."""
         features: Tensor = self.pool(self.blocks(self.stem(images)))
         return features
-
-
-BACKBONES: dict[str, Callable[..., Backbone]] = {
-    "small_convolutional": SmallConvolutional,
-    "resnet18": ResNet18,
-}
-
-
-def build_backbone(config: Mapping[str, Any], generator: torch.Generator) -> Backbone:
-    """Make a backbone from its ``kind`` and options.
-
-    Raises:
-        PolicyError: An unknown kind, or options that it does not take.
-    """
-    options = dict(config)
-    kind = options.pop("kind", None)
-    if kind not in BACKBONES:
-        raise PolicyError("unknown backbone", got=kind, expected=sorted(BACKBONES))
-    try:
-        return BACKBONES[kind](**options, generator=generator)
-    except TypeError as error:
-        raise PolicyError(
-            f"the options do not fit the backbone {kind!r}", got=str(error)
-        ) from error
 
 
 def convolution(

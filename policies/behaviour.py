@@ -11,20 +11,14 @@ from typing import Any
 
 import torch
 
-# Imported for their registration under their kinds.
-import policies.diffusion
-import policies.gaussian
-import policies.gripper
-import policies.residual
-import policies.vla  # noqa: F401
 from policies.errors import PolicyError
 from policies.instructions import INSTRUCTION_FEATURES
-from policies.policy import KINDS, ChunkPolicy, Policy, build
-from policies.vision import FEATURES, ImageEncoder
+from policies.policy import ChunkPolicy, Policy, build, describe
+from policies.vision import FEATURES, ImageEncoder, build_image_encoder
 
 MODES = ("mean", "sample", "base")
 NOISES = ("none", "normal", "uniform")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ class Behaviour:
 
     @property
     def kind(self) -> str:
-        """The policy's kind in the registry."""
+        """Short name of the policy, for records and reports."""
         return self.policy.kind
 
     @cached_property
@@ -169,7 +163,6 @@ class Behaviour:
         """Describe the behaviour as JSON values; the weights travel apart."""
         return {
             "format": FORMAT_VERSION,
-            "kind": self.kind,
             "version": self.version,
             "task": self.interface.task,
             "control_rate_hz": self.interface.control_rate_hz,
@@ -178,7 +171,7 @@ class Behaviour:
             "vision": None if self.vision is None else self.vision.config,
             "execute_steps": self.execute_steps,
             "exploration": dataclasses.asdict(self.exploration),
-            "config": self.policy.config,
+            "policy": describe(self.policy),
         }
 
     @classmethod
@@ -190,7 +183,8 @@ class Behaviour:
             base: The policy's base, weights and all, in place of a new one of its shape.
 
         Raises:
-            PolicyError: Another format, an unknown kind, or a key that is missing or wrong.
+            PolicyError: Another format, or a key that is missing or wrong.
+            RegistryError: A class that is not in the registry.
         """
         if content.get("format") != FORMAT_VERSION:
             raise PolicyError(
@@ -206,13 +200,12 @@ class Behaviour:
                 tuple(str(name) for name in content["action_names"]),
             )
             exploration = Exploration(**content["exploration"])
-            kind, config = str(content["kind"]), content["config"]
             execute_steps, version = int(content["execute_steps"]), int(content["version"])
             seen = content.get("vision")
-            vision = None if seen is None else ImageEncoder.from_config(seen)
+            vision = None if seen is None else build_image_encoder(seen)
+            policy = build(content["policy"], base)
         except (KeyError, TypeError) as error:
             raise PolicyError("the policy's description is damaged", got=repr(error)) from error
-        policy = _around(base, kind, config)
         return cls(policy, interface, execute_steps, exploration, version, vision)
 
     def expect(
@@ -262,12 +255,3 @@ class Behaviour:
                     hint="use a policy that was trained for this configuration",
                 )
         return self
-
-
-def _around(base: ChunkPolicy | None, kind: str, config: Mapping[str, Any]) -> Policy:
-    """Make the policy of a description; with a base, that base is it or a part of it."""
-    if base is None:
-        return build(kind, config)
-    if issubclass(KINDS.get(kind, Policy), ChunkPolicy):
-        return base
-    return build(kind, {**config, "base": base})

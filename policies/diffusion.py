@@ -9,19 +9,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policies.encoders import ObservationBatch, StateEncoder
+from policies import registry
+from policies.denoisers.mlp import MLPDenoiser
+from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import seeded, to_device
 from policies.normalizer import Normalizer
-from policies.policy import ChunkPolicy, register
-from policies.processes.base import Process
+from policies.policy import ChunkPolicy
+from policies.processes.base import Process, build_process
 from policies.processes.ddim import DDIM
-from policies.processes.registry import build_process
 
 Batch = Mapping[str, npt.NDArray[Any] | Tensor]
 
 
-@register
 class DiffusionPolicy(ChunkPolicy):
     """Encoder, generative process and action normaliser.
 
@@ -71,7 +71,7 @@ class DiffusionPolicy(ChunkPolicy):
         identity: Sequence[str] = (),
         range_floor: float = 0.02,
         observation_tail: float = 0.0,
-        process: str = DDIM.kind,
+        process: str = registry.name_of(DDIM),
         **options: Any,
     ) -> DiffusionPolicy:
         """Make an untrained policy whose normalisers are fitted on demonstrations.
@@ -82,15 +82,15 @@ class DiffusionPolicy(ChunkPolicy):
             generator: Source of the initial weights.
             observation_steps: Length of the observation history.
             horizon: Number of actions H of a chunk.
-            denoiser: `kind` of the denoiser and its options: see `policies.denoisers`.
+            denoiser: `class` of the denoiser, `MLPDenoiser` where none is named, and its options.
             identity: Keys, "action" among them, that are not normalised.
             range_floor: See `Normalizer`.
             observation_tail: The `tail` of the observations' `Normalizer`.
-            process: Kind of the process: see `policies.processes`.
+            process: Class of the process: see `policies.processes`.
             **options: Those of the process.
 
         Raises:
-            PolicyError: An unknown kind, or options that do not fit it.
+            RegistryError: An unknown class, or options that do not fit it.
         """
         own = [key for key in identity if key in keys]
         normalizer = Normalizer(keys, identity=own, range_floor=range_floor, tail=observation_tail)
@@ -100,10 +100,10 @@ class DiffusionPolicy(ChunkPolicy):
         actions = Normalizer({"action": width}, identity=action_identity, range_floor=range_floor)
         config = {
             **options,
-            "kind": process,
+            registry.CLASS: process,
             "horizon": horizon,
             "action_dimension": width,
-            "denoiser": dict(denoiser or {}),
+            "denoiser": {registry.CLASS: registry.name_of(MLPDenoiser), **(denoiser or {})},
         }
         return cls(encoder, build_process(config, encoder.features, generator), actions.fit(arrays))
 
@@ -120,7 +120,7 @@ class DiffusionPolicy(ChunkPolicy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DiffusionPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = StateEncoder.from_config(config["encoder"])
+        encoder = build_encoder(config["encoder"])
         process = build_process(config["process"], encoder.features, seeded(0))
         normalizer = Normalizer(
             {"action": process.action_dimension},

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from policies import registry
 from policies.errors import PolicyError
 from policies.networks import to_device
 from policies.normalizer import Normalizer
@@ -65,8 +66,9 @@ class StateEncoder(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes the same encoder, statistics apart."""
+        """JSON values from which `build_encoder` makes the same encoder, statistics apart."""
         return {
+            registry.CLASS: registry.name_of(type(self)),
             "keys": dict(self.keys),
             "observation_steps": self.observation_steps,
             "identity": sorted(self.normalizer.identity),
@@ -133,3 +135,8 @@ class StateEncoder(nn.Module):
                 expected=f"(batch, {width})" if steps == 1 else f"(batch, {steps}, {width})",
             )
         return value.reshape(shape[0], steps, width)
+
+
+def build_encoder(config: Mapping[str, Any]) -> StateEncoder:
+    """Make the encoder that a policy's configuration describes, with arbitrary weights."""
+    return registry.find_class(config[registry.CLASS], StateEncoder).from_config(config)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import mlp, seeded, standard_normal
-from policies.policy import ChunkPolicy, Policy, build, register
-from policies.seeing import build_encoder
+from policies.policy import ChunkPolicy, Policy, build, describe
 
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -143,7 +142,6 @@ def _log_slope(raw: Tensor) -> Tensor:
     return slope
 
 
-@register
 class GaussianPolicy(Policy):
     """A `GaussianTanh` on encoded observations.
 
@@ -226,7 +224,7 @@ def frozen_base(base: ChunkPolicy, action_dimension: int) -> ChunkPolicy:
 
 def base_config(base: ChunkPolicy | None) -> dict[str, Any] | None:
     """Describe a base as JSON."""
-    return None if base is None else {"kind": base.kind, "config": base.config}
+    return None if base is None else describe(base)
 
 
 def build_base(config: Mapping[str, Any] | ChunkPolicy | None) -> ChunkPolicy | None:
@@ -237,7 +235,7 @@ def build_base(config: Mapping[str, Any] | ChunkPolicy | None) -> ChunkPolicy | 
     """
     if config is None or isinstance(config, ChunkPolicy):
         return config
-    base = build(str(config["kind"]), config["config"])
+    base = build(config)
     if not isinstance(base, ChunkPolicy):
         raise PolicyError("a base must be a chunk policy", got=base.kind, expected="diffusion")
     return base

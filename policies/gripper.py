@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh
 from policies.networks import mlp, seeded
-from policies.policy import Policy, register
-from policies.seeing import build_encoder
+from policies.policy import Policy
 
 CHOICES = ("open", "stay", "close")
 OPEN, CLOSED = -1.0, 1.0
@@ -70,7 +69,6 @@ class GripperCritic(nn.Module):
         return values
 
 
-@register
 class GaussianGripperPolicy(Policy):
     """The Gaussian moves the arm, the critic the gripper.
 

@@ -1,14 +1,15 @@
-"""What every policy is, and the registry that makes one from JSON."""
+"""What every policy is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from policies import registry
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 
@@ -20,7 +21,7 @@ class Policy(nn.Module, ABC):
     """An encoder and networks that give one action a step.
 
     Attributes:
-        kind: Name in the registry and in checkpoints.
+        kind: Short name for records and reports; the class's name, where it has none.
         encoder: What the per-step part sees.
         base: The chunk policy under it; a chunk policy is its own base; None without one.
         stochastic: Whether `act` takes noise, that is, can sample.
@@ -30,6 +31,12 @@ class Policy(nn.Module, ABC):
     stochastic: ClassVar[bool] = True
     encoder: StateEncoder
     action_dimension: int
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Name the class, where it does not do so itself."""
+        super().__init_subclass__(**options)
+        if "kind" not in vars(cls):
+            cls.kind = cls.__name__
 
     @property
     @abstractmethod
@@ -118,28 +125,33 @@ class ChunkPolicy(Policy):
         """Give the imitation loss (scalar) of a batch with the columns `cloning_fields`."""
 
 
-KINDS: dict[str, type[Policy]] = {}
-
-PolicyClass = TypeVar("PolicyClass", bound=type[Policy])
-
-
-def register(policy: PolicyClass) -> PolicyClass:
-    """Class decorator: make a policy known under its `kind`."""
-    KINDS[policy.kind] = policy
-    return policy
-
-
-def build(kind: str, config: Mapping[str, Any]) -> Policy:
-    """Make a policy from its kind and configuration, with arbitrary weights.
+def describe(policy: Policy) -> dict[str, Any]:
+    """Give JSON values from which `build` makes a policy of the same class and shape.
 
     Raises:
-        PolicyError: An unknown kind, or a configuration that does not fit it.
+        RegistryError: Its class is not in the registry, so that nobody could read it.
     """
-    if kind not in KINDS:
-        raise PolicyError(f"unknown policy kind {kind!r}", got=kind, expected=sorted(KINDS))
+    return {registry.CLASS: registry.name_of(type(policy)), "config": policy.config}
+
+
+def build(description: Mapping[str, Any], base: ChunkPolicy | None = None) -> Policy:
+    """Make a policy from what `describe` gave, with arbitrary weights.
+
+    Args:
+        description: See `describe`.
+        base: The policy's base, weights and all, in place of a new one of its shape.
+
+    Raises:
+        RegistryError: Its class is not in the registry, or is no policy.
+        PolicyError: The configuration does not fit the class.
+    """
+    kind: type[Policy] = registry.find_class(description[registry.CLASS], Policy)
+    if base is not None and issubclass(kind, ChunkPolicy):
+        return base
+    config = description["config"]
     try:
-        return KINDS[kind].from_config(config)
+        return kind.from_config(config if base is None else {**config, "base": base})
     except (KeyError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"the configuration does not fit the policy kind {kind!r}", got=repr(error)
+            f"the configuration does not fit the policy {kind.__name__}", got=repr(error)
         ) from error

@@ -8,15 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh, base_config, build_base, frozen_base
 from policies.networks import seeded
-from policies.policy import ChunkPolicy, Policy, register
-from policies.seeing import build_encoder
+from policies.policy import ChunkPolicy, Policy
 
 
-@register
 class ResidualPolicy(Policy):
     """action = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1).
 

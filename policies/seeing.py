@@ -10,7 +10,7 @@ from torch import Tensor
 
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.vision import FEATURES, ImageEncoder
+from policies.vision import FEATURES, ImageEncoder, build_image_encoder
 
 
 class SeeingEncoder(StateEncoder):
@@ -51,7 +51,7 @@ class SeeingEncoder(StateEncoder):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SeeingEncoder:
         """Make an encoder of the configured shape; its weights are then loaded."""
-        vision = ImageEncoder.from_config(config["vision"])
+        vision = build_image_encoder(config["vision"])
         return cls(StateEncoder.from_config(config), vision)
 
     def forward(self, observation: ObservationBatch) -> Tensor:
@@ -69,9 +69,3 @@ class SeeingEncoder(StateEncoder):
         """
         seen: Tensor = self.vision(observation)
         return super().forward({**observation, FEATURES: seen})
-
-
-def build_encoder(config: Mapping[str, Any]) -> StateEncoder:
-    """Make the encoder that a policy's configuration describes, with arbitrary weights."""
-    kind = SeeingEncoder if "vision" in config else StateEncoder
-    return kind.from_config(config)

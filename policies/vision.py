@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from policies.backbones import build_backbone
+from policies import registry
+from policies.backbones import Backbone
 from policies.errors import PolicyError
 from policies.networks import linear, seeded
 
@@ -42,7 +43,7 @@ class ImageEncoder(nn.Module):
 
     Args:
         cameras: Observation name → shape (height, width, 3) of its images.
-        backbone: ``kind`` and options of the backbone; see `policies.backbones`.
+        backbone: ``class`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the layer that joins the cameras.
         features: Number of features, beside the estimate.
         motion_scale: What the estimate is divided by: metres, then radians, (2,).
@@ -74,7 +75,7 @@ class ImageEncoder(nn.Module):
         self.hidden, self.bottleneck = int(hidden), int(features)
         self.motion_scale = [float(value) for value in motion_scale]
         self.fine_scale = float(fine_scale)
-        self.backbone = build_backbone(backbone, generator)
+        self.backbone = registry.build(Backbone, backbone, generator=generator)
         # Loaded weights are weights like others: a checkpoint must not need the file again.
         self._backbone_config = {key: v for key, v in backbone.items() if key != "weights"}
         joined = self.backbone.features * len(self.cameras)
@@ -87,8 +88,9 @@ class ImageEncoder(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an encoder of the same shape."""
+        """JSON values from which `build_image_encoder` makes an encoder of the same shape."""
         return {
+            registry.CLASS: registry.name_of(type(self)),
             "cameras": {name: list(shape) for name, shape in self.cameras.items()},
             "backbone": self._backbone_config,
             "hidden": self.hidden,
@@ -96,11 +98,6 @@ class ImageEncoder(nn.Module):
             "motion_scale": self.motion_scale,
             "fine_scale": self.fine_scale,
         }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ImageEncoder:
-        """Make an encoder of the configured shape; its weights are then loaded."""
-        return cls(**config, generator=seeded(0))
 
     @property
     def identifier(self) -> int:
@@ -168,6 +165,11 @@ class ImageEncoder(nn.Module):
                 hint="set the camera to the size that the policy was trained with",
             )
         return image.to(self.motion.weight.device)
+
+
+def build_image_encoder(config: Mapping[str, Any]) -> ImageEncoder:
+    """Make an encoder from what `ImageEncoder.config` gave; its weights are then loaded."""
+    return registry.build(ImageEncoder, config, generator=seeded(0))
 
 
 def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:

@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Imported for their registration under their kinds.
-import policies.vla_pi0
+from policies import registry
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.networks import standard_normal
 from policies.normalizer import Normalizer
-from policies.policy import INSTRUCTION, ChunkPolicy, register
+from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.processes.base import masked_mean_square
-from policies.vla_backbone import VLABackbone, build_vla_backbone
+from policies.vla_backbone import VLABackbone
 from policies.vla_images import stacked_images
+from policies.vla_pi0 import PI0
 from policies.vla_text import InstructionTokenizer, read_tokenizer
 from policies.vla_tuning import Tuning
 
 
-@register
 class VLAPolicy(ChunkPolicy):
     """A backbone with what joins it to a robot: normalisers, padding, tokeniser and images.
 
@@ -89,7 +88,10 @@ class VLAPolicy(ChunkPolicy):
     def config(self) -> dict[str, Any]:
         """JSON values from which `from_config` makes a policy of the same shape."""
         return {
-            "backbone": {"kind": self.backbone.kind, "config": self.backbone.config},
+            "backbone": {
+                registry.CLASS: registry.name_of(type(self.backbone)),
+                "config": self.backbone.config,
+            },
             "tuning": self.tuning.config,
             "encoder": self.encoder.config,
             "action_dimension": self.action_dimension,
@@ -104,7 +106,8 @@ class VLAPolicy(ChunkPolicy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> VLAPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        backbone = build_vla_backbone(config["backbone"]["kind"], config["backbone"]["config"])
+        kind = registry.find_class(config["backbone"][registry.CLASS], VLABackbone)
+        backbone = kind.from_config(config["backbone"]["config"])
         tuning = Tuning.from_config(config["tuning"])
         tuning.apply(backbone, seed=0)
         normalizer = Normalizer(
@@ -283,7 +286,7 @@ def create(
             expected="a folder, or the id of a repository on the hub",
             hint="name them with policy.path=PATH; policy=vla_tiny needs none",
         )
-    backbone = policies.vla_pi0.PI0.load(path, dtype, horizon)
+    backbone = PI0.load(path, dtype, horizon)
     return around(backbone, read_tokenizer(tokenizer or path), arrays, keys, **options)
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
-
-from policies.errors import PolicyError
 
 
 class VLABackbone(nn.Module, ABC):
@@ -18,7 +16,6 @@ class VLABackbone(nn.Module, ABC):
     noise and t = 0 is data (Black et al. 2024, "π0", section IV, with t reversed).
 
     Attributes:
-        kind: Name in the registry and in checkpoints.
         state_width: Columns of the robot's state; narrower states are padded with zeros.
         action_width: Columns of an action; narrower ones are padded.
         horizon: Actions H of a chunk.
@@ -29,7 +26,6 @@ class VLABackbone(nn.Module, ABC):
         adapted: Regular expression over names of the linear layers that get adapters.
     """
 
-    kind: ClassVar[str]
     expert_modules: ClassVar[tuple[str, ...]]
     projection_modules: ClassVar[tuple[str, ...]]
     adapted: ClassVar[str]
@@ -79,25 +75,3 @@ class VLABackbone(nn.Module, ABC):
     @abstractmethod
     def training_time(self, uniform: Tensor) -> Tensor:
         """Map uniform draws (B,) to the times that the model is trained at."""
-
-
-VLA_BACKBONES: dict[str, type[VLABackbone]] = {}
-
-BackboneClass = TypeVar("BackboneClass", bound=type[VLABackbone])
-
-
-def register(backbone: BackboneClass) -> BackboneClass:
-    """Class decorator: make a backbone known under its `kind`."""
-    VLA_BACKBONES[backbone.kind] = backbone
-    return backbone
-
-
-def build_vla_backbone(kind: str, config: Mapping[str, Any]) -> VLABackbone:
-    """Make a backbone from its kind and configuration, with arbitrary weights.
-
-    Raises:
-        PolicyError: An unknown kind.
-    """
-    if kind not in VLA_BACKBONES:
-        raise PolicyError("unknown VLA backbone", got=kind, expected=sorted(VLA_BACKBONES))
-    return VLA_BACKBONES[kind].from_config(config)

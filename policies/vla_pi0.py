@@ -14,7 +14,7 @@ from torch import Tensor
 
 from policies.errors import PolicyError
 from policies.extras import require
-from policies.vla_backbone import VLABackbone, register
+from policies.vla_backbone import VLABackbone
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LINEAR = "(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -29,7 +29,6 @@ class _Prompt:
     length: int
 
 
-@register
 class PI0(VLABackbone):
     """PaliGemma with a Gemma action expert that attends to its keys and values.
 
@@ -40,7 +39,6 @@ class PI0(VLABackbone):
         PolicyError: Its times are not drawn as t = scale · Beta(α, 1) + offset.
     """
 
-    kind: ClassVar[str] = "pi0"
     expert_modules: ClassVar[tuple[str, ...]] = (
         "model.model.dit.",
         "model.embed_action_time.",

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.environ.pop(ENDS_WITH_INPUT, None):
         end_with_input()
     try:
-        return _run(words, interrupted)
+        return _run(_taken_folders(words), interrupted)
     except RobotRLError as error:
         return _fail(str(error))
     except BrokenPipeError:  # `robot-rl inspect RUN | head`: nobody reads on
@@ -85,6 +85,25 @@ def _run(words: list[str], interrupted: Interruption) -> int:
         # What a library makes of it, as in an import; or there is no terminal to write to any more.
         _say(f"what was going on ended with {described(error)}")
         raise KeyboardInterrupt from None
+
+
+def _taken_folders(words: list[str]) -> list[str]:
+    """Add the folders of `--config-dir FOLDER` to the registry; returns the other words."""
+    others = []
+    rest = iter(words)
+    for word in rest:
+        option, equals, folder = word.partition("=")
+        if option != "--config-dir":
+            others.append(word)
+            continue
+        if not equals:
+            folder = next(rest, "")
+        if not folder:
+            raise UsageError("--config-dir needs a folder", expected="--config-dir FOLDER")
+        from policies.registry import add_folder
+
+        add_folder(folder)
+    return others
 
 
 def bench_names() -> tuple[str, ...]:

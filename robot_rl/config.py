@@ -1,6 +1,7 @@
 """Compose, check, save and compare configurations: Hydra, with messages that name the way out.
 
-Hydra composes `configs/config.yaml`, its groups and the overrides of the command line. Added here:
+Hydra composes `configs/config.yaml`, its groups, which folders of the user's own and plug-ins add
+to, and the overrides of the command line. Added here:
 an unknown choice or key is answered with the valid names and the nearest one, a value keeps the
 type of its default, and a run directory's configuration is compared with what the user asks for.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from policies import registry
 from robot_rl.config_overrides import (
     ConfigError,
     check_choice,
@@ -72,11 +75,25 @@ _NO_VALUE = object()
 
 
 def group_choices() -> dict[str, tuple[str, ...]]:
-    """Return the valid choices of each configuration group, for example of `task`."""
-    folders = sorted(path for path in find_resource("configs").iterdir() if path.is_dir())
+    """Return the valid choices of each configuration group, for example of `task`.
+
+    Raises:
+        ConfigError: A folder of the user's own has a choice that there is already.
+        RegistryError: A folder of `ROBOT_RL_PATH` is not there.
+    """
+    files: dict[tuple[str, str], Path] = {}
+    for path in (path for place in _places() for path in sorted(place.glob("*/*.yaml"))):
+        group, name = path.parent.name, path.stem
+        if (group, name) in files:
+            raise ConfigError(
+                f"two files describe {group}={name}",
+                got=f"{files[group, name]} and {path}",
+                hint="rename yours",
+            )
+        files[group, name] = path
     # A leading underscore marks what several choices share; it is no choice itself.
-    names = {f.name: tuple(sorted(path.stem for path in f.glob("[!_]*.yaml"))) for f in folders}
-    return {group: choices for group, choices in names.items() if choices}
+    named = sorted((group, name) for group, name in files if not name.startswith("_"))
+    return {g: tuple(name for of, name in named if of == g) for g in dict(named)}
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
@@ -156,6 +173,7 @@ def compose_for_run(
         ConfigError: As `compose`, and an override that would make it another run.
     """
     given = [parse(text).key_or_group for text in overrides]
+    _check_own_choices(run_config)
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
     # What must be given was given when the run was made; it is not asked for again.
     composed = _composed([*(text for g, text in choices.items() if g not in given), *overrides])
@@ -172,6 +190,19 @@ def compose_for_run(
     OmegaConf.set_struct(result, True)
     _check_missing(result)
     return result
+
+
+def _check_own_choices(run_config: DictConfig) -> None:
+    """Check that the choices of a run are here: some may be in a folder of the user's own."""
+    known = group_choices()
+    for group, choice in run_config.choices.items():
+        if choice is not None and choice not in known.get(str(group), ()):
+            raise ConfigError(
+                f"the run was made with {group}={choice}, which is not here",
+                expected=f"one of {', '.join(known.get(str(group), ()))}",
+                hint=f"name the folder with configs/{group}/{choice}.yaml:"
+                f" --config-dir FOLDER, or {registry.PATH_VARIABLE}=FOLDER",
+            )
 
 
 def _follow_choice(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
@@ -286,15 +317,22 @@ def _on_clock(config: DictConfig, clock: str) -> DictConfig:
     return changed
 
 
+def _places() -> tuple[Path, ...]:
+    """The folders that hold configuration: robot_rl's own, then the user's."""
+    return (find_resource("configs"), *registry.config_folders())
+
+
 def _compose(overrides: Sequence[str]) -> DictConfig:
-    return copy.deepcopy(_composed_once(find_resource("configs"), tuple(overrides)))
+    return copy.deepcopy(_composed_once(_places(), tuple(overrides)))
 
 
 @functools.cache  # Hydra takes half a second, and a command asks for the same ones again and again
-def _composed_once(folder: Path, overrides: tuple[str, ...]) -> DictConfig:
+def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> DictConfig:
+    further = json.dumps([f"file://{place}" for place in places[1:]])
+    words = [f"hydra.searchpath={further}"] if places[1:] else []
     try:
-        with initialize_config_dir(str(folder), job_name="robot_rl", version_base="1.3"):
-            config = hydra_compose(CONFIG_NAME, list(overrides), return_hydra_config=True)
+        with initialize_config_dir(str(places[0]), job_name="robot_rl", version_base="1.3"):
+            config = hydra_compose(CONFIG_NAME, [*words, *overrides], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(
             "the configuration cannot be composed", got=" ".join(str(error).split())

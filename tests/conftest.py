@@ -17,6 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Drivers and other parts that tests define are a user's own: configurations name them all the same.
+_HERE = Path(__file__).parent
+_WITH_PARTS = (_HERE, *(_HERE / name for name in ("algorithms", "calibration", "drivers", "ros")))
+os.environ["ROBOT_RL_PATH"] = os.pathsep.join(map(str, _WITH_PARTS))
+
 # A busy machine is slow by chance; examples are derandomised so that a failure comes back.
 settings.register_profile(
     "robot_rl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

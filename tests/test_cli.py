@@ -25,8 +25,6 @@ from robot_rl.config import (
     save_resolved,
 )
 from robot_rl.config_overrides import ConfigError
-from robot_rl.devices import DeviceError, make
-from robot_rl.errors import RobotRLError
 from robot_rl.processes.machine import describe_machine
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
@@ -275,37 +273,6 @@ def test_machine_is_described():
     assert json.loads(json.dumps(machine)) == machine
     assert machine["cores"] >= 1
     assert machine["cpu"]
-
-
-def test_make_builds_nested_targets_and_checks_arguments():
-    made = make({"_target_": "datetime.timedelta", "minutes": 2}, seconds=3)
-    assert made.total_seconds() == 123
-    nested = make(
-        {
-            "_target_": "types.SimpleNamespace",
-            "inner": {"_target_": "datetime.timedelta", "days": 1},
-        }
-    )
-    assert nested.inner.days == 1
-    assert make({"_target_": "fractions.Fraction", "numerator": 1}, numerator=4) == 4
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"minutes": 2}, "a key `_target_`"),
-        ({"_target_": "Robot"}, "not a dotted name"),
-        ({"_target_": "robot_rl.nothing.Arm"}, "no module named 'robot_rl.nothing'"),
-        ({"_target_": "robot_rl.run.RunDirektory"}, "did you mean 'RunDirectory'?"),
-        ({"_target_": "robot_rl.run.RunDirectory", "pth": 1}, "did you mean 'path'?"),
-        ({"_target_": "robot_rl.run.RunDirectory"}, "missing a required argument: 'path'"),
-    ],
-)
-def test_make_explains_what_does_not_fit(config, message):
-    with pytest.raises(DeviceError) as caught:
-        make(config)
-    assert message in str(caught.value)
-    assert isinstance(caught.value, RobotRLError)
 
 
 class _Clock:

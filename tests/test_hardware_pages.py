@@ -11,8 +11,8 @@ import yaml
 
 from drivers.arm.ur import UrArm
 from drivers.errors import MissingExtra
+from policies.registry import make
 from robot_rl.config import compose
-from robot_rl.devices import make
 from robot_rl.processes.resources import find_resource
 from robot_rl.ros.nodes import node_table
 

@@ -113,7 +113,7 @@ def test_missing_resource_says_where_it_was_searched(checkout: Path):
         "robot_rl.safety",
         "robot_rl.data",
         "robot_rl.replay",
-        "robot_rl.devices",
+        "policies.registry",
         "robot_rl.run",
         "robot_rl.cli",
         "drivers",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from policies import registry
 
 
 class Denoiser(nn.Module, ABC):
@@ -21,12 +23,7 @@ class Denoiser(nn.Module, ABC):
         horizon: Number of actions H in a chunk.
         action_dimension: Number of action columns d.
         embedding: Even width E of the embedded time.
-
-    Attributes:
-        kind: Name in the registry and in checkpoints.
     """
-
-    kind: ClassVar[str]
 
     def __init__(self, features: int, horizon: int, action_dimension: int, embedding: int) -> None:
         """Remember the shapes; see the class for the arguments."""
@@ -38,8 +35,13 @@ class Denoiser(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """JSON values of the arguments that the denoiser has of its own."""
+
+    @property
     def config(self) -> dict[str, Any]:
-        """JSON values of the options, `kind` among them."""
+        """JSON values from which `registry.build` makes a denoiser of the same shape."""
+        return {registry.CLASS: registry.name_of(type(self)), **self.options}
 
     @abstractmethod
     def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:

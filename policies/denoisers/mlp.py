@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ class MLPDenoiser(Denoiser):
         activation: Name of the hidden activation.
         generator: Source of the initial weights.
     """
-
-    kind: ClassVar[str] = "mlp"
 
     def __init__(
         self,
@@ -48,10 +46,9 @@ class MLPDenoiser(Denoiser):
         )
 
     @property
-    def config(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """JSON values of the options."""
         return {
-            "kind": self.kind,
             "hidden": self.hidden,
             "embedding": self.embedding,
             "activation": self.activation,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,6 @@ class ConditionalUNet(Denoiser):
     Raises:
         PolicyError: Horizon, kernel or groups do not fit.
     """
-
-    kind: ClassVar[str] = "unet"
 
     def __init__(
         self,
@@ -88,10 +86,9 @@ class ConditionalUNet(Denoiser):
         )
 
     @property
-    def config(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """JSON values of the options."""
         return {
-            "kind": self.kind,
             "down_dims": self.down_dims,
             "kernel": self.kernel,
             "groups": self.groups,

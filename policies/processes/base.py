@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from policies import registry
 from policies.denoisers.base import Denoiser
 from policies.errors import PolicyError
 from policies.networks import standard_normal
@@ -31,11 +33,9 @@ class Process(nn.Module, ABC):
         deterministic: Whether every transition has a standard deviation of zero.
 
     Attributes:
-        kind: Name in the registry and in checkpoints.
         density_hint: What to choose for a chain that has a density.
     """
 
-    kind: ClassVar[str]
     density_hint: ClassVar[str]
 
     def __init__(self, denoiser: Denoiser, steps: int, deterministic: bool) -> None:
@@ -90,7 +90,7 @@ class Process(nn.Module, ABC):
     def config(self) -> dict[str, Any]:
         """JSON values that describe the process, its network included."""
         return {
-            "kind": self.kind,
+            registry.CLASS: registry.name_of(type(self)),
             "horizon": self.horizon,
             "action_dimension": self.action_dimension,
             "denoiser": self.denoiser.config,
@@ -163,3 +163,26 @@ def masked_mean_square(error: Tensor, valid: Tensor | None) -> Tensor:
     weight = valid.to(error.dtype)
     total = (error.square().mean(-1) * weight).sum()
     return total / weight.sum().clamp(min=1)
+
+
+def build_process(config: Mapping[str, Any], features: int, generator: torch.Generator) -> Process:
+    """Make a process and its denoiser from what `Process.config` gives.
+
+    Args:
+        config: `class`, `horizon`, `action_dimension`, `denoiser`, and the process's options.
+        features: Width of the encoded observation.
+        generator: Source of the initial weights.
+
+    Raises:
+        RegistryError: A class that is not in the registry, or options that do not fit it.
+    """
+    options = dict(config)
+    shape = {name: int(options.pop(name)) for name in ("horizon", "action_dimension")}
+    denoiser = registry.build(
+        Denoiser,
+        options.pop("denoiser"),
+        features=features,
+        generator=generator,
+        **shape,
+    )
+    return registry.build(Process, options, denoiser=denoiser)

@@ -36,7 +36,6 @@ class DDIM(Process):
         noise_table: What `NoiseTable.to_json` gave, from a saved policy; None asks diffusers.
     """
 
-    kind: ClassVar[str] = "ddim"
     density_hint: ClassVar[str] = "set std_bounds with a positive floor, and eta > 0"
     _embeddings: Tensor
     _scales: Tensor

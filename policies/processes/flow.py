@@ -28,7 +28,6 @@ class Flow(Process):
         steps: Number K of Euler steps at run time.
     """
 
-    kind: ClassVar[str] = "flow"
     density_hint: ClassVar[str] = "an ODE has none; take the process 'ddim' with eta > 0"
     _embeddings: Tensor
     _std: Tensor

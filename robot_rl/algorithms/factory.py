@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from policies import registry
 from policies.behaviour import Behaviour
-from robot_rl import devices
 from robot_rl.algorithms.base import Algorithm, AlgorithmError
 from robot_rl.algorithms.encoding import make_encoding, trains_on
 
@@ -22,7 +22,7 @@ def check_algorithm(config: Mapping[str, Any]) -> None:
     """
     for section in config.values():
         if isinstance(section, Mapping) and "_target_" in section:
-            devices.make(section)
+            registry.make(section)
 
 
 def make_algorithm(
@@ -47,9 +47,9 @@ def make_algorithm(
             encoder that shall be trained.
     """
     arguments: dict[str, Any] = {"base": cloned.policy, "seed": seed}
-    if devices.takes(config, "action_names"):
+    if registry.takes(config, "action_names"):
         arguments["action_names"] = cloned.interface.action_names
-    if devices.takes(config, "encoding"):
+    if registry.takes(config, "encoding"):
         arguments["encoding"] = make_encoding(cloned, observation)
     elif observation is not None and trains_on(observation):
         raise AlgorithmError(
@@ -57,5 +57,5 @@ def make_algorithm(
             got=config["_target_"],
             hint="leave observation.vision_online=continued out",
         )
-    algorithm: Algorithm = devices.make(config, **arguments)
+    algorithm: Algorithm = registry.make(config, **arguments)
     return algorithm

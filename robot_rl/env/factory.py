@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
@@ -41,12 +41,12 @@ def make_env(
             got=f"task.{form} is missing",
             hint="add it to the task's configuration, as in configs/task/reach.yaml",
         )
-    task: Task = devices.make(config["task"][form])
+    task: Task = registry.make(config["task"][form])
     cameras: dict[str, Any] = {}
     if further_cameras:
         every = [*config["robot"].get("cameras", ()), *further_cameras]
-        cameras["cameras"] = [devices.make(camera) for camera in every]
-    robot: Robot = devices.make(config["robot"], task=task, **cameras)
+        cameras["cameras"] = [registry.make(camera) for camera in every]
+    robot: Robot = registry.make(config["robot"], task=task, **cameras)
     if isinstance(robot, SeveralArms):
         task = robot.task  # they do it each, and are done together
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
@@ -71,7 +71,7 @@ def make_expert(
     """
     check_expert(config, part)
     task = getattr(env.robot, "simulated_task", None) or env.task
-    expert: Expert = devices.make(config["task"][part], task=task, **replaced)
+    expert: Expert = registry.make(config["task"][part], task=task, **replaced)
     return expert
 
 
@@ -114,11 +114,11 @@ def make_intervention(
         known = config["task"]["expert"] is not None
         part = "hand" if known and "hand" in config["task"] else "expert"
         attendants.append(
-            devices.make(
+            registry.make(
                 operator["simulated"],
                 inbox=inbox,
                 hand=make_expert(
-                    config, env, part, imperfections=devices.make(operator["imperfections"])
+                    config, env, part, imperfections=registry.make(operator["imperfections"])
                 ),
                 control_rate_hz=float(config["control_rate_hz"]),
             )
@@ -154,7 +154,7 @@ def _make_device_attendant(
             got=f"clock={config['clock']} with a device of teleop",
             hint="add clock=realtime",
         )
-    return DeviceAttendant(devices.make(device), inbox)
+    return DeviceAttendant(registry.make(device), inbox)
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:

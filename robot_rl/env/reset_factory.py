@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from policies import registry
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl import devices
 from robot_rl.config_overrides import ConfigError
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.intervention import Intervention
@@ -42,7 +42,7 @@ def make_reset(
         task = _backward_task(reset.backward, operated)
         controller = _backward_controller(config, task, operated)
         further = {"task": task, "controller": controller, "stopped": stopped}
-    wrapper: RobotEnvWrapper = devices.make(reset.wrapper, env=operated, **further)
+    wrapper: RobotEnvWrapper = registry.make(reset.wrapper, env=operated, **further)
     return wrapper
 
 
@@ -55,7 +55,7 @@ def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTa
             got=f"a task of {type(forward).__module__}",
             hint="add robot=sim, or take reset=human",
         )
-    task: SimTask = devices.make(backward["environment"])
+    task: SimTask = registry.make(backward["environment"])
     task.attach(forward.world)
     if task.action_names != forward.action_names:
         raise ConfigError(
@@ -70,7 +70,7 @@ def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTa
 def _backward_controller(config: DictConfig, task: SimTask, operated: Intervention) -> Controller:
     schema = operated.schema
     if config.reset.run is None:
-        expert = devices.make(config.reset.backward.expert, task=task)
+        expert = registry.make(config.reset.backward.expert, task=task)
         return ExpertController(expert, schema.action_dimension)
     run = RunDirectory.open(config.reset.run, config.runs_directory)
     behaviour, _ = load_policy(run)

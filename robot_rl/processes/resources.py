@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from policies import registry
 from robot_rl.errors import RobotRLError
 
 RESOURCE_FOLDERS = ("configs", "hardware", "launch")
@@ -22,7 +23,8 @@ def find_resource(relative: str | Path) -> Path:
 
     The same call works from a checkout, an editable install, a wheel (`share/robot_rl` under the
     prefix it was installed to, or under the folder given to `pip install --target`) and a ROS
-    prefix named in `AMENT_PREFIX_PATH`, searched in this order.
+    prefix named in `AMENT_PREFIX_PATH`, searched in this order; then come the folders of the user's
+    own, which may add files to `hardware`.
 
     Args:
         relative: Path that begins with `configs`, `hardware` or `launch`, for example
@@ -60,4 +62,5 @@ def _resource_roots() -> Iterator[Path]:
     candidates.append(Path(sys.prefix) / _SHARE)
     ament = os.environ.get("AMENT_PREFIX_PATH", "")
     candidates += [Path(prefix) / _SHARE for prefix in ament.split(os.pathsep) if prefix]
+    candidates += registry.folders()
     yield from dict.fromkeys(candidates)

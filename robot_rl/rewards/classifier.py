@@ -22,11 +22,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from policies.backbones import build_backbone
-from policies.errors import PolicyError
+from policies import registry
+from policies.backbones import Backbone
 from policies.networks import linear, seeded
 from robot_rl.data.schema import Observation
 from robot_rl.env.task import Outcome
+from robot_rl.errors import RobotRLError
 from robot_rl.rewards.guard import RewardGuard
 from robot_rl.rewards.source import FIRST_MODEL, RewardError, sparse
 
@@ -42,7 +43,7 @@ class SuccessClassifier(nn.Module):
     Args:
         cameras: Observation name → shape (height, width, 3) of its images.
         frames: Consecutive observations that are seen, from 1.
-        backbone: ``kind`` and options of the backbone; see `policies.backbones`.
+        backbone: ``class`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the head's layer.
         generator: Source of the initial weights.
     """
@@ -67,7 +68,7 @@ class SuccessClassifier(nn.Module):
             )
         self.frames = int(frames)
         self._options = {"backbone": dict(backbone), "hidden": int(hidden)}
-        self.backbone = build_backbone(backbone, generator)
+        self.backbone = registry.build(Backbone, backbone, generator=generator)
         joined = self.backbone.features * len(self.cameras) * self.frames
         self.head = nn.Sequential(
             linear(joined, hidden, generator),
@@ -78,14 +79,10 @@ class SuccessClassifier(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes a classifier of the same shape."""
+        """JSON values from which `registry.build` makes a classifier of the same shape."""
+        kind = registry.name_of(type(self))
         cameras = {name: list(shape) for name, shape in self.cameras.items()}
-        return {"cameras": cameras, "frames": self.frames, **self._options}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> SuccessClassifier:
-        """Make a classifier of the configured shape; its weights are then loaded."""
-        return cls(**config, generator=seeded(0))
+        return {registry.CLASS: kind, "cameras": cameras, "frames": self.frames, **self._options}
 
     def forward(self, images: Mapping[str, Array]) -> Tensor:
         """Judge batches of images.
@@ -162,7 +159,7 @@ class TrainedClassifier:
         place = Path(folder)
         try:
             content = json.loads((place / DESCRIPTION_FILE).read_text(encoding="utf-8"))
-            network = SuccessClassifier.from_config(content["network"])
+            network = registry.build(SuccessClassifier, content["network"], generator=seeded(0))
             network.load_state_dict(load_tensors((place / TENSOR_FILE).read_bytes()))
             decision = Decision(**{name: float(v) for name, v in content["decision"].items()})
             task = str(content["task"])
@@ -174,7 +171,7 @@ class TrainedClassifier:
             AttributeError,
             RuntimeError,
             SafetensorError,
-            PolicyError,
+            RobotRLError,
         ) as error:
             raise RewardError(
                 f"the success classifier in {place} cannot be read",

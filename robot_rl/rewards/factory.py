@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.rewards.source import RewardSource
@@ -19,7 +19,7 @@ def make_source(config: Config) -> RewardSource:
     Raises:
         RewardError: Its model cannot be read.
     """
-    source: RewardSource = devices.make(config["reward"]["source"])
+    source: RewardSource = registry.make(config["reward"]["source"])
     return source
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.node_description import NodeDescription
 
@@ -41,7 +41,7 @@ def check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[Cam
         CameraNodeError: It cannot: it is one device, not one for each camera.
     """
     driver = (entry.get("parameters") or {}).get("driver") or {}
-    if cameras and not devices.takes(driver, "camera"):
+    if cameras and not registry.takes(driver, "camera"):
         raise CameraNodeError(
             f"the node nodes.{name} cannot be one for each camera",
             got=f"each_camera with {driver['_target_']}, which takes no `camera`",
@@ -77,7 +77,7 @@ def check_camera_nodes(
     # Those without a serial number are told apart by the path of their device.
     _check_devices([(n, d.get("serial")) for n, d in drivers if _has_serial(d)], "serial")
     _check_devices(
-        [(n, d.get("device")) for n, d in drivers if devices.takes(d, "device")], "device"
+        [(n, d.get("device")) for n, d in drivers if registry.takes(d, "device")], "device"
     )
     for node, driver in drivers:
         _check_topics(node, driver, resolved)
@@ -101,7 +101,7 @@ def _check_served(cameras: Sequence[Camera], by_others: frozenset[str], served: 
 
 
 def _has_serial(driver: Mapping[str, Any]) -> bool:
-    return devices.takes(driver, "serial") and not driver.get("recording")
+    return registry.takes(driver, "serial") and not driver.get("recording")
 
 
 def _check_devices(known: Sequence[tuple[NodeDescription, Any]], key: str) -> None:
@@ -123,7 +123,7 @@ def _check_topics(
 ) -> None:
     """A driver that takes pictures from topics must not meet those of its own node."""
     camera = node.parameters["camera"]
-    topics = [driver.get("depth_topic"), devices.argument(driver, "topic")]
+    topics = [driver.get("depth_topic"), registry.argument(driver, "topic")]
     reads = {resolved(str(driver.get("namespace") or ""), str(t)) for t in topics if t}
     for kind in ("color", "aligned_depth_to_color"):
         name = f"{camera}/{kind}/image_raw"

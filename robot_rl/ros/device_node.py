@@ -25,7 +25,7 @@ from rclpy.exceptions import ParameterException
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.timer import Timer
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros.connection import CONNECTED, Connection
 from robot_rl.ros.freshness import Freshness
@@ -264,7 +264,7 @@ class DeviceNode(LifecycleNode, ABC):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Make the driver and begin to connect it."""
         try:
-            driver = devices.make(_mapping(self._driver_config))
+            driver = registry.make(_mapping(self._driver_config))
             self._connection = Connection(driver, self._reconnect_after)
             self._destroy_earlier()
             self.setup()

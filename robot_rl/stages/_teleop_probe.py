@@ -15,7 +15,7 @@ from typing import TextIO
 
 import numpy as np
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.config import compose
 from robot_rl.env.device_attendant import Device
 from robot_rl.errors import RobotRLError
@@ -63,7 +63,7 @@ def look_at(choice: str, seconds: float) -> str:
     configured = compose([f"teleop={choice}"]).teleop.device
     if configured is None:
         raise RobotRLError("there is no device to look at", got=f"teleop={choice}")
-    device: Device = devices.make(configured)
+    device: Device = registry.make(configured)
     device.connect()
     try:
         return watch(device, seconds, sys.stderr)

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from PIL import Image as Picture
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError
 from robot_rl.calibration.hand_eye import HandEye, View, solve
 from robot_rl.calibration.intrinsics import Intrinsics
@@ -119,7 +119,7 @@ def _connected(file: str, connected: ExitStack) -> Any:
         config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise CalibrationError("a driver's configuration cannot be read", got=error) from error
-    driver = devices.make(config)
+    driver = registry.make(config)
     connected.callback(driver.close)
     driver.connect()
     return driver

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from omegaconf import DictConfig
 
+from policies import registry
 from policies.compute import compute_device
 from policies.policy import ChunkPolicy
 from policies.vision import FEATURES
-from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import Metrics
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.windows import WindowSampler
@@ -41,7 +41,7 @@ def untrained(
         for name in (*keys, "action")
         if name != FEATURES
     }
-    policy = devices.make(
+    policy = registry.make(
         config.policy,
         arrays=fitted | images,
         keys=keys,

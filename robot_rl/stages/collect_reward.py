@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from policies import registry
 from policies.runner import PolicyRunner
-from robot_rl import devices
 from robot_rl.config import on_stepped_clock, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
@@ -59,7 +59,7 @@ class ExampleCollector:
     def __init__(self, config: DictConfig, run: RunDirectory) -> None:
         """Make the environment; see the class."""
         self._config, self._run = config, run
-        self._options: CollectionOptions = devices.make(config.classifier.collection)
+        self._options: CollectionOptions = registry.make(config.classifier.collection)
         self._source = Lingering(self._options.frames_after_success)
         self._inner, _ = make_watched_env(config, config.classifier.cameras)
         self._env = RewardWrapper(self._inner, self._source)
@@ -142,7 +142,7 @@ class ExampleCollector:
         """Everything that fails in a way of its own."""
         options = self._options
         kinds = [self._stalling()]
-        if devices.takes(self._config.task.expert, "imperfections"):
+        if registry.takes(self._config.task.expert, "imperfections"):
             misplaced = self._expert(
                 offset=options.offset, yaw_offset=options.yaw_offset, correction=1.0
             )
@@ -177,7 +177,7 @@ class ExampleCollector:
         """The task's expert, with other imperfections than its own if they are given."""
         replaced = {}
         if flaws:
-            own = devices.make(self._config.task.expert.imperfections)
+            own = registry.make(self._config.task.expert.imperfections)
             replaced["imperfections"] = dataclasses.replace(own, **flaws)
         expert = make_expert(self._config, self._inner, **replaced)
         return ExpertController(expert, self._env.schema.action_dimension)
@@ -203,7 +203,7 @@ def collect_by_operator(
     Raises:
         RewardError: What is recorded there was labelled by the task, or more quickly or slowly.
     """
-    options: CollectionOptions = devices.make(config.classifier.collection)
+    options: CollectionOptions = registry.make(config.classifier.collection)
     inner, _ = make_watched_env(config, config.classifier.cameras)
     operated = make_intervention(config, inner, inbox)
     detector = OperatorDetector(operated)

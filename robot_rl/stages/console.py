@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.console.endpoint import ConsoleError, endpoint_file
 from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.env.sim.task import SimTask
@@ -95,7 +95,7 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
     from robot_rl.console.viewer import LOOPBACK, free_port
 
     plain = OmegaConf.to_container(config.task.environment, resolve=True)
-    task = devices.make(plain)  # type: ignore[arg-type]
+    task = registry.make(plain)  # type: ignore[arg-type]
     scenes = {}
     for name in (LIVE, REPLAY):
         port = free_port()

@@ -58,7 +58,7 @@ class Kind(StrEnum):
     DATASET = "dataset"
 
 
-def _look(path: Path) -> tuple[Kind, Path]:
+def look(path: Path) -> tuple[Kind, Path]:
     """Find out what a path is; return also where exactly it is.
 
     Raises:
@@ -91,7 +91,7 @@ def describe(path: Path) -> Facts:
         Kind.LEROBOT: _lerobot,
         Kind.DATASET: _dataset,
     }
-    kind, place = _look(path)
+    kind, place = look(path)
     return {"kind": kind.value, "path": str(place), **describers[kind](place)}
 
 

@@ -11,12 +11,11 @@ import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 
-from policies import checkpoint
+from policies import checkpoint, registry
 from policies.behaviour import Behaviour, Interface
 from policies.compute import explained_memory
 from policies.policy import INSTRUCTION
 from policies.vision import FEATURES, ImageEncoder, observed_keys
-from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import train
 from robot_rl.config import save_resolved
 from robot_rl.data.episodes import EpisodeDataset
@@ -103,7 +102,7 @@ def _clone(
     with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
         progress.phase("cloning")
         shown = partial(show, progress)
-        policy = train(policy, sampler, devices.make(config.cloning), int(config.seed), shown)
+        policy = train(policy, sampler, registry.make(config.cloning), int(config.seed), shown)
     return Behaviour(
         policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),

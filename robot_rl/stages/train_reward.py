@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from policies import registry
 from policies.compute import compute_device, explained_memory
-from robot_rl import devices
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.reward_report import RewardRecord, write_reward_report
@@ -37,7 +37,7 @@ def train_reward(config: DictConfig, run: RunDirectory) -> RewardRecord:
     Raises:
         RewardError: Too few examples, or others than the test recording's.
     """
-    options: ClassifierTraining = devices.make(config.classifier.training)
+    options: ClassifierTraining = registry.make(config.classifier.training)
     torch.set_num_threads(options.threads)
     examples = Examples(_open(run.reward_examples))
     seed = int(config.seed)
@@ -109,7 +109,7 @@ def _open(path: Path) -> EpisodeDataset:
 
 def _make_network(config: DictConfig, examples: Examples, seed: int) -> SuccessClassifier:
     generator = torch.Generator().manual_seed(seed)
-    network = devices.make(config.classifier.model, cameras=examples.cameras, generator=generator)
+    network = registry.make(config.classifier.model, cameras=examples.cameras, generator=generator)
     assert isinstance(network, SuccessClassifier)
     return network.to(compute_device(config))
 

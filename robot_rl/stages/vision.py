@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from omegaconf import DictConfig
 
+from policies import registry
 from policies.behaviour import Behaviour, Interface
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder, observed_keys
-from robot_rl import devices
 from robot_rl.algorithms.behavior_cloning import train
 from robot_rl.algorithms.visual_cloning import (
     REMAINING_MOTION,
@@ -59,7 +59,7 @@ def train_image_encoder(
     """
     vision = make_image_encoder(config, dataset.schema, generator)
     vision.to(compute_device(config))
-    options: VisionTraining = devices.make(config.observation.vision_training)
+    options: VisionTraining = registry.make(config.observation.vision_training)
     sampler = windows(config, [dataset], (*states, *vision.cameras, "action"))
     poses = dataset.arrays([_POSE])[_POSE]
     sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
@@ -83,7 +83,7 @@ def make_image_encoder(
         for f in schema.fields
         if f.name.startswith("images/") and f.shape[-1:] == (3,)
     }
-    encoder = devices.make(config.observation.vision, cameras=cameras, generator=generator)
+    encoder = registry.make(config.observation.vision, cameras=cameras, generator=generator)
     assert isinstance(encoder, ImageEncoder)
     return encoder
 

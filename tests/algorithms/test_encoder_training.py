@@ -35,7 +35,7 @@ class Unseeing:
 
 
 def seeing():
-    backbone = {"kind": "small_convolutional", "channels": [4, 8]}
+    backbone = {"class": "policies.backbones.SmallConvolutional", "channels": [4, 8]}
     vision = ImageEncoder(CAMERAS, backbone, 7, 5, [0.05, 0.3], 0.004, generator=seeded(0))
     rng = np.random.default_rng(0)
     columns = {name: rng.uniform(-1, 1, (64, width)) for name, width in KEYS.items()}

@@ -18,7 +18,7 @@ from scipy.spatial.transform import Rotation
 from drivers.arm import franka, ur, xarm
 from drivers.arm.impedance import Spring
 from drivers.errors import DriverError, DriverFault, DriverTimeout, MissingExtra
-from robot_rl import devices
+from policies import registry
 from robot_rl.config import compose
 from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
@@ -35,7 +35,7 @@ ARMS = {
 def made(name, host="127.0.0.1", **settings):
     target, module, _ = ARMS[name]
     pytest.importorskip(module, reason=f"needs the extra {name}")
-    return devices.make({"_target_": target, "host": host, "timeout_s": 0.3, **settings})
+    return registry.make({"_target_": target, "host": host, "timeout_s": 0.3, **settings})
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -200,7 +200,7 @@ def test_a_missing_sdk_names_its_extra(name, monkeypatch):
     for loaded in (module, "rtde_receive", "xarm.wrapper"):
         monkeypatch.setitem(__import__("sys").modules, loaded, None)
     with pytest.raises(MissingExtra, match=rf"robot_rl\[{name}\]"):
-        devices.make({"_target_": target, "host": "127.0.0.1"})
+        registry.make({"_target_": target, "host": "127.0.0.1"})
 
 
 def test_compliance_decides_on_contact_tasks():
@@ -246,5 +246,5 @@ def test_each_arm_has_a_configuration_that_its_driver_takes(name):
     (arm,) = (node for node in node_table(config) if node.name == "arm")
     assert arm.parameters["reset.pose"] == [0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]
     pytest.importorskip(ARMS[name][1], reason=f"needs the extra {name}")
-    driver = devices.make(json.loads(arm.parameters["driver"]))
+    driver = registry.make(json.loads(arm.parameters["driver"]))
     assert list(driver.joint_names) == list(config.robot.joint_names)

@@ -254,7 +254,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     ],
 )
 def test_every_driver_names_its_extra(monkeypatch, module, make, extra):
-    from robot_rl.devices import make as made
+    from policies.registry import make as made
 
     monkeypatch.setitem(sys.modules, module, None)
     arguments = {"address": "tcp://h"} if extra == "robotiq" else {}

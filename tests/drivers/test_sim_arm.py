@@ -7,7 +7,7 @@ import pytest
 
 from drivers.arm.sim import SimArm
 from drivers.errors import DriverError, DriverFault
-from robot_rl import devices
+from policies import registry
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.sim.scene import SceneState, make_world
@@ -32,7 +32,7 @@ def make_arm():
     arms = []
 
     def make(task="reach", **options) -> SimArm:
-        arm = devices.make(arm_config(task), **options)
+        arm = registry.make(arm_config(task), **options)
         arms.append(arm)
         arm.connect()
         return arm
@@ -63,7 +63,7 @@ def test_it_goes_where_it_is_told_and_says_when_it_was_there(make_arm):
 
 
 def test_a_seed_gives_the_scene_of_the_in_process_simulation():
-    arm = devices.make(arm_config("peg_insert"))
+    arm = registry.make(arm_config("peg_insert"))
     env = make_env(compose(["task=peg_insert"]))
     for seed in (0, 7):
         observation, _ = env.reset(seed=seed)
@@ -125,13 +125,13 @@ def test_a_collision_reflex_stays_until_a_person_clears_it(make_arm):
 def copy_of(task):
     """Another world that was built from the same configuration, and its state."""
     config = arm_config(task)
-    parts = devices.make(config["task"]), config["model"], devices.make(config["gripper"])
+    parts = registry.make(config["task"]), config["model"], registry.make(config["gripper"])
     world = make_world(*parts)
     return world, SceneState(world)
 
 
 def test_a_copy_of_the_world_looks_the_same():
-    arm = devices.make(arm_config("pick_insert"))
+    arm = registry.make(arm_config("pick_insert"))
     world, state = copy_of("pick_insert")
     assert state.fingerprint == arm.fingerprint
     for seed in (3, 4):
@@ -161,12 +161,17 @@ def test_a_gripper_is_moved_where_the_task_has_one(make_arm):
 
 
 def test_an_arm_that_is_not_connected_says_so():
-    arm = devices.make(arm_config("reach"))
+    arm = registry.make(arm_config("reach"))
     with pytest.raises(DriverError, match="not connected"):
         arm.read()
 
 
 def test_a_task_that_is_not_simulated_is_refused():
-    task = {"_target_": "types.SimpleNamespace", "name": "pour_tea"}
+    task = {
+        "_target_": "robot_rl.env.gym.GymTask",
+        "name": "pour_tea",
+        "instruction": "",
+        "time_limit_steps": 1,
+    }
     with pytest.raises(RobotRLError, match=r"cannot do the task 'pour_tea'"):
-        devices.make(arm_config("reach") | {"task": task})
+        registry.make(arm_config("reach") | {"task": task})

@@ -5,7 +5,7 @@ import pytest
 from scenes import configuration, environment
 from scipy.spatial.transform import Rotation
 
-from robot_rl import devices
+from policies import registry
 from robot_rl.errors import RobotRLError
 
 REST = np.zeros(6, np.float32)
@@ -199,6 +199,6 @@ def test_a_pose_out_of_reach_says_so():
 
 
 def test_a_task_without_a_world_says_what_to_do():
-    task = devices.make(configuration("task=reach").task.environment)
+    task = registry.make(configuration("task=reach").task.environment)
     with pytest.raises(RobotRLError, match=r"'reach'.*next: .*make_env"):
         task.observe()

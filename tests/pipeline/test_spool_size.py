@@ -35,7 +35,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]
     run = RunDirectory.open("latest", "runs")
     encoder = ImageEncoder(
         {"images/front": (24, 32, 3)},
-        {"kind": "small_convolutional", "channels": [4, 8]},
+        {"class": "policies.backbones.SmallConvolutional", "channels": [4, 8]},
         hidden=8,
         features=64,
         motion_scale=(0.1, 1.0),

@@ -38,12 +38,16 @@ def diffusion(seed=0, **options):
 
 
 def unet(seed=0, **options):
-    denoiser = {"kind": "unet", "down_dims": [8, 16], "embedding": 8}
+    denoiser = {
+        "class": "policies.denoisers.unet.ConditionalUNet",
+        "down_dims": [8, 16],
+        "embedding": 8,
+    }
     return diffusion(seed, denoiser=denoiser, **options)
 
 
 def flow(seed=0, **options):
-    return diffusion(seed, **{"process": "flow", **options})
+    return diffusion(seed, **{"process": "policies.processes.flow.Flow", **options})
 
 
 def gaussian(seed=0, base=None, keys=KEYS):

@@ -1,22 +1,28 @@
 """The networks under the processes: one contract over every kind, and the U-Net's shapes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from policy_examples import diffusion, unet
 
-from policies.denoisers.base import sinusoidal_embedding
-from policies.denoisers.registry import DENOISERS, build_denoiser
+from policies import denoisers, registry
+from policies.denoisers.base import Denoiser, sinusoidal_embedding
 from policies.errors import PolicyError
 from policies.networks import seeded
+from policies.registry import RegistryError
 
+UNET = "policies.denoisers.unet.ConditionalUNet"
 SMALL = {
-    "mlp": {"kind": "mlp", "hidden": [16], "embedding": 8},
-    "unet": {"kind": "unet", "down_dims": [8, 16], "embedding": 8},
+    "mlp": {"class": "policies.denoisers.mlp.MLPDenoiser", "hidden": [16], "embedding": 8},
+    "unet": {"class": UNET, "down_dims": [8, 16], "embedding": 8},
 }
 
 
 def build(kind, seed=0, horizon=8, **options):
-    return build_denoiser({**SMALL[kind], **options}, 5, horizon, 2, seeded(seed))
+    shape = {"features": 5, "horizon": horizon, "action_dimension": 2}
+    given = {**SMALL[kind], **options}
+    return registry.build(Denoiser, given, generator=seeded(seed), **shape)
 
 
 def inputs(horizon=8, count=3):
@@ -26,7 +32,8 @@ def inputs(horizon=8, count=3):
 
 
 def test_every_kind_is_under_contract():
-    assert set(SMALL) == set(DENOISERS)
+    modules = Path(denoisers.__file__).parent.glob("*.py")
+    assert {path.stem for path in modules} - {"__init__", "base"} == set(SMALL)
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -85,10 +92,12 @@ def test_other_horizons_are_refused(horizon, down_dims):
 
 
 def test_misfits_are_named():
-    with pytest.raises(PolicyError, match=r"unknown denoiser kind; got: lstm; expected: .*'unet'"):
-        diffusion(denoiser={"kind": "lstm"})
-    with pytest.raises(PolicyError, match=r"options do not fit the denoiser kind 'unet'.*hidden"):
-        diffusion(denoiser={"kind": "unet", "hidden": [32]})
+    with pytest.raises(RegistryError, match=r"no class or function 'ConditionalNet'.*'Cond.*UNet'"):
+        diffusion(denoiser={"class": "policies.denoisers.unet.ConditionalNet"})
+    with pytest.raises(RegistryError, match=r"unet.ConditionalUNet takes no argument 'hidden'"):
+        diffusion(denoiser={"class": UNET, "hidden": [32]})
+    with pytest.raises(RegistryError, match=r"DDIM is no Denoiser; .*denoisers.base.Denoiser"):
+        diffusion(denoiser={"class": "policies.processes.ddim.DDIM"})
     with pytest.raises(PolicyError, match="groups"):
         build("unet", groups=3)
     with pytest.raises(PolicyError, match="two or more numbers"):
@@ -97,17 +106,7 @@ def test_misfits_are_named():
         build("unet", kernel=4)
 
 
-def test_a_checkpoint_from_before_there_were_kinds_still_loads():
-    policy = diffusion()
-    old = dict(policy.config["process"])
-    del old["kind"]
-    old["denoiser"] = {k: v for k, v in old["denoiser"].items() if k != "kind"}
-    again = type(policy).from_config({**policy.config, "process": old})
-    again.load_state_dict(policy.state_dict())
-    assert again.config == policy.config
-
-
 def test_the_kind_of_the_network_is_in_the_checkpoint():
     again = type(unet()).from_config(unet().config)
     assert again.config["process"]["denoiser"] == unet().config["process"]["denoiser"]
-    assert again.config["process"]["denoiser"]["kind"] == "unet"
+    assert again.config["process"]["denoiser"]["class"] == UNET

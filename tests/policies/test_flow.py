@@ -11,6 +11,7 @@ from torch import nn
 from policies.errors import PolicyError
 from policies.networks import seeded
 from policies.processes.flow import TIME_SCALE, Flow
+from policies.registry import RegistryError
 
 MEAN = 0.3
 
@@ -122,8 +123,8 @@ def test_padded_actions_are_not_charged():
 def test_misfits_are_named():
     with pytest.raises(PolicyError, match="at least one step"):
         flow(steps=0)
-    with pytest.raises(PolicyError, match=r"options do not fit the process kind 'flow'.*eta"):
+    with pytest.raises(RegistryError, match=r"flow.Flow takes no argument 'eta'; .*'steps'"):
         flow(eta=0.5)
-    with pytest.raises(PolicyError, match=r"unknown process kind; got: ddpm; .*'ddim', 'flow'"):
-        flow(process="ddpm")
+    with pytest.raises(RegistryError, match=r"no class or function 'DDPM'; .*mean 'DDIM'"):
+        flow(process="policies.processes.ddim.DDPM")
     assert math.prod(flow().noise_shape) == 8 * 3  # one draw: the ODE takes no further noise

@@ -1,5 +1,8 @@
 """Policies on disk and as bytes: one contract over every kind, and what damage gets."""
 
+import importlib
+import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -16,15 +19,23 @@ from policy_examples import (
     residual,
 )
 
+import policies
 from policies import checkpoint
 from policies.behaviour import Behaviour, Exploration
 from policies.errors import PolicyError
-from policies.policy import KINDS
+from policies.policy import Policy
+from policies.registry import RegistryError
 from policies.runner import PolicyRunner
 
 
 def test_every_kind_is_under_contract():
-    assert {make().kind for make in POLICIES.values()} == set(KINDS)
+    for module in pkgutil.iter_modules(policies.__path__, "policies."):
+        importlib.import_module(module.name)
+    kinds = {Policy}
+    for _ in range(3):
+        kinds |= {below for kind in kinds for below in kind.__subclasses__()}
+    ours = {k for k in kinds if k.__module__.startswith("policies.") and not inspect.isabstract(k)}
+    assert {type(make()) for make in POLICIES.values()} == ours
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -74,7 +85,7 @@ def test_a_saved_diffusion_policy_keeps_its_noise_table(tmp_path):
 @pytest.mark.parametrize("damage", ["short", "out of range"])
 def test_a_noise_table_that_does_not_fit_is_refused(damage):
     content = behaviour(diffusion()).to_json()
-    table = content["config"]["process"]["noise_table"]
+    table = content["policy"]["config"]["process"]["noise_table"]
     if damage == "short":
         table["alphas"].pop()
     else:
@@ -130,16 +141,44 @@ def test_files_of_two_checkpoints_are_not_mixed(tmp_path):
         checkpoint.load(tmp_path / "b")
 
 
-def test_an_unknown_kind_gets_the_known_ones():
+def test_a_description_that_cannot_be_used_says_why():
     content = behaviour(gaussian()).to_json()
-    with pytest.raises(PolicyError, match=r"unknown policy kind 'octo'.*'diffusion', 'gaussian'"):
-        Behaviour.from_json({**content, "kind": "octo"})
     with pytest.raises(PolicyError, match="format differs"):
         Behaviour.from_json({**content, "format": 0})
     with pytest.raises(PolicyError, match="damaged"):
         Behaviour.from_json({k: v for k, v in content.items() if k != "task"})
-    with pytest.raises(PolicyError, match="does not fit the policy kind"):
-        Behaviour.from_json({**content, "config": {}})
+    with pytest.raises(PolicyError, match="does not fit the policy GaussianPolicy"):
+        Behaviour.from_json({**content, "policy": {**content["policy"], "config": {}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("os.system", "'os.system' is not in the registry; got: a module 'os' that nobody has add"),
+        ("octo.OctoPolicy", "next: name the folder with octo.py: ROBOT_RL_PATH=FOLDER"),
+        ("policies.gaussian.GausianPolicy", "next: did you mean 'GaussianPolicy'?"),
+        ("policies.diffusion.create", "is no Policy; expected: a subclass of policies.policy.Pol"),
+        ("policies.checkpoint.load", "is no Policy"),
+        ("policies.extras.importlib", "has no class or function 'importlib'"),
+        ("policies.checkpoint.load_tensors", "has no class or function 'load_tensors'"),
+        ("gaussian", "not named in full; got: gaussian; expected: module.Class"),
+    ],
+)
+def test_a_checkpoint_names_policies_of_the_registry_and_nothing_else(name, expected):
+    content = behaviour(gaussian()).to_json()
+    with pytest.raises(RegistryError) as caught:
+        Behaviour.from_json({**content, "policy": {**content["policy"], "class": name}})
+    assert expected in str(caught.value)
+
+
+def test_a_policy_that_nobody_could_read_is_not_saved(tmp_path):
+    class Local(type(gaussian())):
+        pass
+
+    policy = gaussian()
+    policy.__class__ = Local
+    with pytest.raises(RegistryError, match="Local"):
+        checkpoint.save(tmp_path / "policy", behaviour(policy))
 
 
 def _with_tensors(change):

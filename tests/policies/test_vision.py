@@ -15,11 +15,19 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.errors import PolicyError
 from policies.networks import seeded
+from policies.registry import RegistryError
 from policies.runner import PolicyRunner
-from policies.vision import ENCODER_ID, FEATURES, ImageEncoder, observed_keys, random_shift
+from policies.vision import (
+    ENCODER_ID,
+    FEATURES,
+    ImageEncoder,
+    build_image_encoder,
+    observed_keys,
+    random_shift,
+)
 
 CAMERAS = {"images/front": (24, 32, 3), "images/wrist": (24, 32, 3)}
-SMALL = {"kind": "small_convolutional", "channels": [4, 8]}
+SMALL = {"class": "policies.backbones.SmallConvolutional", "channels": [4, 8]}
 
 
 def encoder(seed=0, backbone=SMALL):
@@ -50,7 +58,7 @@ def behaviour(seed=0):
     return Behaviour(policy, Interface("reach", 10.0, ("x", "y")), 2, vision=vision)
 
 
-@pytest.mark.parametrize("backbone", [SMALL, {"kind": "resnet18"}])
+@pytest.mark.parametrize("backbone", [SMALL, {"class": "policies.backbones.ResNet18"}])
 def test_images_become_features_of_a_fixed_width(backbone):
     made = encoder(backbone=backbone)
     features = made.encode(images(3))
@@ -58,7 +66,7 @@ def test_images_become_features_of_a_fixed_width(backbone):
     assert made.features == 5 + 3 + 6
     histories = {name: array[None] for name, array in images(3).items()}
     np.testing.assert_allclose(made.encode(histories)[0], features, atol=2e-3)
-    again = ImageEncoder.from_config(made.config)
+    again = build_image_encoder(made.config)
     again.load_state_dict(made.state_dict())
     np.testing.assert_array_equal(again.encode(images(3)), features)
     assert again.identifier == made.identifier
@@ -74,9 +82,9 @@ def test_the_identifier_follows_from_the_weights():
 
 def test_the_initial_weights_come_from_the_generator_alone():
     torch.manual_seed(0)
-    once = encoder(3, {"kind": "resnet18"}).state_dict()
+    once = encoder(3, {"class": "policies.backbones.ResNet18"}).state_dict()
     torch.manual_seed(1)
-    again = encoder(3, {"kind": "resnet18"}).state_dict()
+    again = encoder(3, {"class": "policies.backbones.ResNet18"}).state_dict()
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
@@ -106,9 +114,9 @@ def test_an_encoder_with_local_weights_is_made_again_without_their_file(tmp_path
     tensors = {n: t for n, t in source.state_dict().items() if not n.startswith("pool.")}
     path = tmp_path / "resnet.safetensors"
     save_file(tensors, path)
-    made = encoder(backbone={"kind": "resnet18", "weights": str(path)})
+    made = encoder(backbone={"class": "policies.backbones.ResNet18", "weights": str(path)})
     path.unlink()
-    again = ImageEncoder.from_config(json.loads(json.dumps(made.config)))
+    again = build_image_encoder(json.loads(json.dumps(made.config)))
     again.load_state_dict(made.state_dict())
     assert again.identifier == made.identifier
     assert again.features == made.features
@@ -190,8 +198,8 @@ def test_images_that_do_not_fit_are_one_clear_error():
         made.expect(observation={"state/x": 3, "images/wrist": 2304})
     with pytest.raises(PolicyError, match="image encoder does not fit the policy"):
         Behaviour(made.policy, made.interface, 2)
-    with pytest.raises(PolicyError, match="unknown backbone; got: vgg"):
-        encoder(backbone={"kind": "vgg"})
+    with pytest.raises(RegistryError, match="no class or function 'VGG'"):
+        encoder(backbone={"class": "policies.backbones.VGG"})
     with pytest.raises(PolicyError, match="no RGB images"):
         ImageEncoder({"images/d": (24, 32, 1)}, SMALL, 7, 5, [1, 1], 1, generator=seeded(0))
 

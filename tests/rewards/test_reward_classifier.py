@@ -40,7 +40,7 @@ def network(frames=1, seed=0):
     return SuccessClassifier(
         {CAMERA: (HEIGHT, WIDTH, 3)},
         frames,
-        {"kind": "small_convolutional", "channels": [8, 16]},
+        {"class": "policies.backbones.SmallConvolutional", "channels": [8, 16]},
         hidden=16,
         generator=torch.Generator().manual_seed(seed),
     )

@@ -14,11 +14,12 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 pytest.importorskip("av", reason="needs the extra uvc")
 
 import av
-from listening import Listener, Running
+from listening import PATIENT, Listener, Running
 from PIL import Image as Picture
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from drivers.camera.node import CameraNode
+from robot_rl import read_episodes
 from robot_rl.ros.messages import image_array
 from robot_rl.ros.stamps import to_nanoseconds
 
@@ -128,3 +129,24 @@ def test_a_lens_that_is_known_late_or_of_no_known_model_ends_nothing(film, start
     assert not listener.until(lambda: infos)[0].k[0]
     listener.until(lambda: infos[-1].k[0] == 50.0)
     listener.reported("running")
+
+
+def test_a_camera_of_ones_own_is_recorded(tmp_path, checkout, robot_rl_command):
+    """The example, which is outside of robot_rl: the camera's node finds it too."""
+    done = robot_rl_command(
+        "collect",
+        "--config-dir",
+        str(checkout / "examples/5_camera"),
+        "robot=painted_camera",
+        "task=reach",
+        "demonstrations=1",
+        *PATIENT,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (episode,) = read_episodes(tmp_path / "runs/latest/demonstrations.zarr")
+    pictures = episode.rows["images/front"]
+    assert pictures.shape[1:] == (48, 64, 3)
+    # The square, and nothing else, in every picture; and it wanders.
+    assert ((pictures == (255, 128, 0)).all(-1).sum((1, 2)) == 64).all()
+    assert len({picture.tobytes() for picture in pictures}) > 3

@@ -34,7 +34,7 @@ def run_gripper_node(driver):
     [
         ({"_target_": "drivers.gripper.nothing.Nothing"}, "drivers.gripper.nothing"),
         # Of the constructor, and no error of this package.
-        ({"_target_": "fractions.Fraction", "numerator": 1, "denominator": 0}, "ZeroDivisionError"),
+        ({"_target_": "robot_rl.run.RunDirectory", "path": 3}, "AttributeError"),
     ],
 )
 def test_a_driver_that_cannot_be_made_ends_the_node_with_the_reason(driver, reason):

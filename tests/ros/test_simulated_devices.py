@@ -19,7 +19,7 @@ from drivers.camera.node import CameraNode
 from drivers.camera.sim import SimCamera
 from drivers.errors import DriverError, DriverTimeout
 from drivers.gripper.node import GripperNode
-from robot_rl import devices
+from policies import registry
 from robot_rl.config import compose
 from robot_rl.env.sim.cameras import CameraError, SceneRenderer
 from robot_rl.ros import qos
@@ -156,6 +156,6 @@ def test_a_camera_that_is_not_in_the_model_and_a_world_that_is_not_there():
 
 def _made(shared):
     return {
-        name: devices.make(value) if isinstance(value, dict) else value
+        name: registry.make(value) if isinstance(value, dict) else value
         for name, value in shared.items()
     }

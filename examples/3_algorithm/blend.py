@@ -1,0 +1,80 @@
+"""An algorithm of one's own: soft actor-critic whose actor is mixed with the cloned policy.
+
+The executed action is (1 - share) · base + share · actor, where `residual` adds to the base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from policies.encoders import StateEncoder
+from policies.gaussian import GaussianTanh
+from policies.networks import seeded
+from policies.policy import ChunkPolicy, Policy
+from policies.residual import ResidualPolicy
+from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from robot_rl.algorithms.base import Schedule
+from robot_rl.algorithms.encoding import Encoding
+
+
+class BlendPolicy(ResidualPolicy):
+    """What acts, and what a checkpoint holds."""
+
+    kind = "blend"
+
+    def combine(self, base_action: Tensor, residual: Tensor) -> Tensor:
+        """Mix the base's action with the actor's, both (B, d)."""
+        return torch.lerp(base_action, residual, self.scale)
+
+
+class Blend(ActorCritic):
+    """How it learns.
+
+    Args:
+        base: The frozen cloned policy.
+        encoding: From observations to what actor and critics see.
+        schedule: When it is updated, and on what.
+        settings: Of the actor-critic.
+        actor_hidden: Hidden widths of the actor.
+        actor_layer_norm: LayerNorm in the actor's hidden layers.
+        initial_log_std: Log standard deviation of the actor at the start.
+        share: Of the actor in the executed action, in [0, 1].
+        seed: Seed of weights and draws.
+    """
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        encoding: Encoding,
+        schedule: Schedule,
+        settings: ActorCriticSettings,
+        actor_hidden: Sequence[int],
+        actor_layer_norm: bool,
+        initial_log_std: float,
+        share: float,
+        seed: int,
+    ) -> None:
+        """See the class."""
+        width = base.action_dimension
+        actor = GaussianTanh(
+            encoding.encoder.features + width,  # it sees what the base proposes
+            width,
+            actor_hidden,
+            generator=seeded(seed + 1),
+            layer_norm=actor_layer_norm,
+            initial_log_std=initial_log_std,
+        )
+        self._policy = BlendPolicy(encoding.encoder, actor, base, share)
+        super().__init__(encoding, actor, True, schedule, settings, seed)
+
+    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
+        """The executed action (B, d) for the actor's output (B, d)."""
+        assert base_action is not None
+        return self._policy.combine(base_action, squashed)
+
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
+        """The policy with these networks."""
+        return BlendPolicy(encoder, actor, self._policy.base, self._policy.scale)

@@ -1,0 +1,77 @@
+"""The examples: parts of one's own, in folders outside of robot_rl, through the real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+from tiny_runs import TINY, lines
+
+import robot_rl
+from policies.registry import PATH_VARIABLE, add_folder
+from robot_rl.config import compose
+
+# Of a tiny run: the policy is another, and it goes on for half as long.
+WORDS = [word for word in TINY if not word.startswith(("task=", "policy.", "environment_steps="))]
+
+
+@pytest.fixture(autouse=True)
+def no_folder(monkeypatch):
+    """What an earlier shell has set does not count."""
+    monkeypatch.setenv(PATH_VARIABLE, "")
+
+
+@pytest.fixture
+def folders(checkout):
+    return {path.name: str(path) for path in (checkout / "examples").glob("[1-9]_*")}
+
+
+def added(folders, *names):
+    return [word for name in names for word in ("--config-dir", folders[name])]
+
+
+def test_each_command_of_the_page_fits_its_folder(checkout, monkeypatch):
+    page = (checkout / "examples/README.md").read_text()
+    commands = re.findall(r"robot-rl (?:train|collect) --config-dir (\S+) ([^#\n]+)", page)
+    named = {folder for folder, _ in commands}
+    assert named == {f"examples/{path.name}" for path in (checkout / "examples").glob("*_*")}
+    for folder, words in commands:
+        monkeypatch.setenv(PATH_VARIABLE, "")
+        add_folder(str(checkout / folder))
+        compose(shlex.split(words))
+
+
+def test_parts_of_ones_own_train_and_are_evaluated(tmp_path, robot_rl_command, folders):
+    """By every process of the run: learner, actor, evaluator; and by `evaluate` afterwards."""
+    own = added(folders, "1_task", "2_policy", "3_algorithm", "4_reward")
+    done = robot_rl_command(
+        "train",
+        *own,
+        *WORDS,
+        "task=press_button",
+        "policy=regression",
+        "policy.hidden=[64,64]",
+        "algorithm=blend",
+        "reward=settled",
+        "environment_steps=200",
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (tmp_path / "runs/latest").resolve()
+    policies = [record["policy"] for record in lines(run / "evaluations.jsonl")]
+    assert policies == ["regression", "blend", "blend", "regression", "blend"]
+    rows = np.concatenate([e.rows for e in robot_rl.read_episodes(run)])
+    assert set(rows["reward_version"]) == {0, 1000}  # in an episode's last row nobody judged
+
+    which = ["evaluation.policy=learned", "evaluation.final_episodes=6"]
+    done = robot_rl_command("evaluate", *own, *which)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["policy"] == "blend"
+
+    done = robot_rl_command("evaluate", *which)
+    assert done.returncode == 2
+    assert "the run was made with " in done.stderr
+    assert "next: name the folder with configs/" in done.stderr

@@ -1,0 +1,144 @@
+"""What a configuration may name, the user's own included, and what a wrong name gets."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from policies import registry
+from policies.registry import PATH_VARIABLE, RegistryError, make
+from robot_rl.config import compose, group_choices
+from robot_rl.config_overrides import ConfigError
+from robot_rl.processes.resources import find_resource
+
+STATISTICS = "robot_rl.evaluation.statistics"
+
+
+def test_make_builds_nested_targets_and_takes_further_arguments():
+    lost = {"_target_": f"{STATISTICS}.longest_run", "successes": [True, True, False]}
+    made = make({"_target_": f"{STATISTICS}.Comparison", "lost": lost, "level": 0.1}, won=1)
+    assert (made.lost, made.won, made.level) == (2, 1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"minutes": 2}, "a key `_target_`"),
+        ({"_target_": "Robot"}, "not named in full"),
+        ({"_target_": "robot_rl.nothing.Arm"}, "no module named 'robot_rl.nothing'"),
+        ({"_target_": "robot_rl.run.RunDirektory"}, "did you mean 'RunDirectory'?"),
+        ({"_target_": "robot_rl.run.RunDirectory", "pth": 1}, "did you mean 'path'?"),
+        ({"_target_": "robot_rl.run.RunDirectory"}, "missing a required argument: 'path'"),
+        ({"_target_": "os.system", "command": "true"}, "'os.system' is not in the registry"),
+        ({"_target_": "robot_rl.run.shutil"}, "no class or function 'shutil'"),
+        ({"_target_": "robot_rl.run.datetime"}, "no class or function 'datetime'"),
+        ({"_target_": "my_arm.Arm"}, "next: name the folder with my_arm.py: ROBOT_RL_PATH=FOLDER"),
+    ],
+)
+def test_make_explains_what_does_not_fit(config, message):
+    with pytest.raises(RegistryError) as caught:
+        make(config)
+    assert message in str(caught.value)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder of the user's own in `ROBOT_RL_PATH`."""
+    folder = tmp_path / "my lab"
+    (folder / "configs/task").mkdir(parents=True)
+    monkeypatch.setenv(PATH_VARIABLE, str(folder))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return folder
+
+
+def test_a_folder_of_the_users_own_adds_modules_choices_and_models(own):
+    (own / "own_parts.py").write_text("class Part:\n    def __init__(self, size): self.size = size")
+    (own / "configs/task/peg_deep.yaml").write_text(
+        "defaults: [peg_insert, _self_]\nname: peg_deep\nenvironment: {success_depth: 0.025}\n"
+    )
+    (own / "hardware").mkdir()
+    (own / "hardware/arm.xml").write_text("<mujoco/>")
+    assert make({"_target_": "own_parts.Part", "size": 3}).size == 3
+    assert "peg_deep" in group_choices()["task"]
+    task = compose(["task=peg_deep"]).task
+    assert (task.name, task.environment.success_depth, task.environment.friction) == (
+        "peg_deep",
+        0.025,
+        0.3,
+    )
+    assert find_resource("hardware/arm.xml") == own / "hardware/arm.xml"
+    assert find_resource("configs") != own / "configs"
+
+
+def test_a_choice_that_there_is_already_is_refused(own):
+    (own / "configs/task/reach.yaml").write_text("name: reach\n")
+    with pytest.raises(ConfigError, match=r"two files describe task=reach; .*my lab.*rename yours"):
+        group_choices()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("own_broken", "1 / 0", "'own_broken.Part' cannot be imported; got: ZeroDivisionError"),
+        ("own_syntax", "def", "'own_syntax.Part' cannot be imported; got: SyntaxError"),
+        ("own_lacking", "import nobody", "next: install the package that provides 'nobody'"),
+        ("own_empty", "", "module 'own_empty' has no class or function 'Part'"),
+        ("json", "class Part: ...", "the module 'json' of"),
+    ],
+)
+def test_a_module_of_the_users_own_that_cannot_be_used_says_why(own, name, text, message):
+    (own / f"{name}.py").write_text(text)
+    with pytest.raises(RegistryError) as caught:
+        make({"_target_": f"{name}.Part"})
+    assert message in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_named(own, monkeypatch):
+    monkeypatch.setenv(PATH_VARIABLE, f"{own}:{own}/nothing")
+    with pytest.raises(RegistryError, match=r"names a folder that is not there; got: .*nothing"):
+        group_choices()
+
+
+def test_the_command_line_takes_a_folder_and_hands_it_to_child_processes(own, tmp_path):
+    (own / "configs/task/mine.yaml").write_text("defaults: [reach, _self_]\nname: mine\n")
+    environment = {k: v for k, v in os.environ.items() if k != PATH_VARIABLE}
+    code = (
+        "import os, subprocess, sys; from robot_rl import cli;"
+        "print(cli.main(['train', '--config-dir', 'my lab', 'task=mine', '--help']), flush=True);"
+        "os.chdir('/');"
+        "subprocess.run([sys.executable, '-c', 'from robot_rl.config import compose;"
+        'print(compose(["task=mine"]).task.name)\'])'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-2:] == ["0", "mine"], done.stderr
+
+
+def test_a_plugin_adds_its_package_and_its_configuration(tmp_path):
+    """An installed package says so with an entry point; it is laid out like a folder."""
+    package = tmp_path / "site/lab_plugin"
+    (package / "configs/task").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "parts.py").write_text("class Part: ...")
+    (package / "configs/task/plugged.yaml").write_text("defaults: [reach]\n")
+    about = tmp_path / "site/lab_plugin-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-plugin\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[robot_rl.plugins]\nlab = lab_plugin\n")
+    code = (
+        "import json; from policies import registry; from robot_rl.config import group_choices;"
+        "made = registry.make({'_target_': 'lab_plugin.parts.Part'});"
+        "print(json.dumps([type(made).__name__, 'plugged' in group_choices()['task']]))"
+    )
+    path = os.pathsep.join([str(tmp_path / "site"), str(Path(registry.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout or "null") == ["Part", True], done.stderr
