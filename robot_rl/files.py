@@ -23,6 +23,19 @@ def replace_text(path: Path, text: str) -> None:
     flush_to_disk(path.parent)
 
 
+def replace_link(link: Path, target: Path) -> None:
+    """Make or switch a symbolic link in one step, and flush it to the disk.
+
+    Raises:
+        OSError: The folder cannot be written; the old link is kept.
+    """
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.link")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+    flush_to_disk(link.parent)
+
+
 def flush_to_disk(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

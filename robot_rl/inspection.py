@@ -16,6 +16,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.lerobot import open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.inspection_facts import Kind, demonstrations_of, describe, look
 from robot_rl.replay.summary import TableSummary, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory
@@ -43,7 +44,7 @@ def run(path: str, **options: str | None) -> None:
         Kind.DATASET: _dataset,
     }
     kind, place = look(where)
-    pages[kind](Console(highlight=False), place)
+    pages[kind](Console(highlight=False, soft_wrap=True), place)
 
 
 def _run_directory(console: Console, path: Path) -> None:
@@ -66,7 +67,10 @@ def _run_directory(console: Console, path: Path) -> None:
         console.print(f"final, {final.name}: {final}")
     if "decision" in results.summary:
         console.print(results.summary["decision"])
-    if not run.summary.exists():
+    for told in run.read_jsonl("evaluate"):
+        words = " ".join(told["overrides"]) or "as trained"
+        console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
+    if not results.summary:
         console.print(f"not finished; to go on: robot-rl train resume={run.path}")
 
 
@@ -125,6 +129,8 @@ def _store_table(console: Console, table: TableSummary) -> None:
         console.print(f"{table.gone_sequences} rows of whole episodes were evicted")
     if table.first_stamp is not None and table.last_stamp is not None:
         console.print(f"recorded {_time_span(table.first_stamp, table.last_stamp)}")
+    elif table.rows:
+        console.print("recorded in simulated time")
 
 
 def _time_span(first: int, last: int) -> str:

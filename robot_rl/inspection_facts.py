@@ -94,9 +94,10 @@ def _run_directory(path: Path) -> Facts:
         for e in records.evaluations
     ]
     return {
-        "finished": run.summary.exists(),
+        "finished": bool(records.summary),
         "deployed": records.summary.get("deployed"),
         "evaluations": evaluations,
+        "evaluated": run.read_jsonl("evaluate"),
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
     }
 

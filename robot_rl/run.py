@@ -34,7 +34,7 @@ from typing import Any
 
 from robot_rl._checkpoint_files import check_manifest, write_manifest
 from robot_rl.errors import RobotRLError
-from robot_rl.files import flush_to_disk, replace_text
+from robot_rl.files import replace_link, replace_text
 
 LATEST = "latest"
 CLONED = "checkpoints/bc"
@@ -85,7 +85,7 @@ class RunDirectory:
                     break
                 except FileExistsError:
                     number += 1
-            _point(runs / LATEST, path.relative_to(runs))
+            replace_link(runs / LATEST, path.relative_to(runs))
         return cls(path)
 
     @classmethod
@@ -117,6 +117,12 @@ class RunDirectory:
                 expected="a folder that `robot-rl train` or `robot-rl collect` made",
             )
         return cls(found)
+
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
+        files = (path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size)
+        logs = self.path / "logs"
+        return all(f.name in (CONFIG_FILE, "zarr.json") or logs in f.parents for f in files)
 
     @property
     def config(self) -> Path:
@@ -300,7 +306,7 @@ class RunDirectory:
                 raise
             if resolved_copy:
                 link.rename(link.with_name(f".{link.name}-{number - 1:08d}"))
-            _point(link, Path(generation.name))
+            replace_link(link, Path(generation.name))
             for old in sorted(_generations(link).items())[:-2]:
                 shutil.rmtree(old[1])
 
@@ -346,15 +352,6 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _point(link: Path, target: Path) -> None:
-    """Make or switch a symbolic link in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.link")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    temporary.replace(link)
-    flush_to_disk(link.parent)
 
 
 def _generations(link: Path) -> dict[int, Path]:
