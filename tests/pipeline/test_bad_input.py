@@ -103,7 +103,7 @@ def test_a_start_that_nobody_waits_for_leaves_nothing(start_train, folder):
 
 
 def test_a_run_whose_store_is_gone(capsys):
-    assert cli.main(["train", "resume=latest", "environment_steps=100"]) == 0
+    assert cli.main(["train", "resume=latest", "environment_steps=100", "evaluation.videos=0"]) == 0
     capsys.readouterr()
     Path("runs/latest/store").rename("store")
     error = _refused(capsys, "train", "resume=latest")
