@@ -37,17 +37,17 @@ def working_run(
         print(f"run directory: {run.path}", flush=True)
         try:
             yield run
-        except (KeyboardInterrupt, ProcessDied):
-            if not run.is_empty():
+        except (KeyboardInterrupt, ProcessDied) as error:
+            if isinstance(error, KeyboardInterrupt) or not run.is_empty():
                 print(f"to go on: {how}{run.path}", flush=True)
             raise
 
 
 @contextmanager
 def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
-    """Make a run; one that ends with nothing recorded is removed, or keeps its logs alone.
+    """Make a run; if work fails before anything is recorded, it is removed but for its logs.
 
-    `latest` then points to where it pointed before.
+    `latest` then points to where it pointed before. A run that a person stops can be gone on with.
     """
     latest = Path(config.runs_directory).absolute() / LATEST
     before = latest.readlink() if latest.is_symlink() else None
@@ -55,7 +55,7 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
     try:
         save_resolved(config, run.path)
         yield run
-    except BaseException:
+    except Exception:
         if run.is_empty():
             print("nothing was recorded", flush=True)
             if latest.resolve() == run.path:

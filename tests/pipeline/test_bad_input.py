@@ -93,15 +93,6 @@ def test_a_failed_start_leaves_nothing(capsys, tmp_path, stage):
     assert not Path("other").exists()
 
 
-def test_a_start_that_nobody_waits_for_leaves_nothing(start_train, folder):
-    before = _files(Path("runs")), os.readlink("runs/latest")
-    train = start_train(folder, *TINY)
-    train.wait_until(lambda: "run directory" in train.text)
-    assert train.interrupt() == 130
-    assert "nothing was recorded" in train.text
-    assert (_files(Path("runs")), os.readlink("runs/latest")) == before
-
-
 def test_a_run_whose_store_is_gone(capsys):
     assert cli.main(["train", "resume=latest", "environment_steps=100", "evaluation.videos=0"]) == 0
     capsys.readouterr()
