@@ -1,6 +1,6 @@
 # `make train` and `make test` do all of their own set-up on a fresh clone; a second call is quick.
 #
-#   make train ARGS="task=reach seed=1"   overrides, as `robot-rl train --help` lists them
+#   make train ARGS="task=reach seed=1"   overrides, as `robot-rl train --help all` lists them
 #   make test | lint | bench | clean
 #   PYTHON=/path/to/python3.12            the interpreter of a new .venv
 #   PIP_ARGS="..."                        further arguments of pip, for example an own index

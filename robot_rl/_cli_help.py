@@ -1,101 +1,113 @@
-"""The help pages of `robot-rl`, readable at 80 columns."""
+"""The help pages of `robot-rl`, 80 columns wide: what a key means is its comment in the YAML."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from robot_rl.stages.table import Stage
 
+_WIDTH, _COLUMN = 80, 32
 
-def print_overview(stages: Mapping[str, Stage]) -> None:
-    """Print the stages with a line each."""
-    console = Console(highlight=False)
-    _print(console, "robot-rl STAGE [key=value ...]\n")
-    table = _table("stage", "what it does")
+
+def overview(stages: Mapping[str, Stage]) -> str:
+    """Say what each stage does, in a line each."""
+    lines = ["robot-rl STAGE [key=value ...]", ""]
     for name, stage in stages.items():
-        table.add_row(" ".join((name, *stage.arguments)), stage.summary)
-    console.print(table)
-    _print(console, "robot-rl STAGE --help lists choices and defaults. Start with: robot-rl train")
+        lines += _entry(" ".join((name, *stage.arguments)), stage.summary)
+    return "\n".join([*lines, "", "robot-rl STAGE --help says more. Start with: robot-rl train"])
 
 
-def print_stage(
-    name: str, stage: Stage, overrides: Sequence[str], bench_names: Sequence[str]
-) -> None:
-    """Print what a stage does, the choices of each group, and every value with its default.
+def stage_page(name: str, stage: Stage, words: Sequence[str], names: Sequence[str]) -> str:
+    """Say what a stage does, and what may follow it.
 
     Args:
         name: The stage's word.
         stage: Its description.
-        overrides: Choices already typed; the values shown are those with them.
-        bench_names: The names that may follow `bench`.
+        words: What was typed: overrides, with which the values are shown; `all` shows every key.
+        names: What may stand for its first argument, where that is a name.
 
     Raises:
         ConfigError: An override that is not valid.
     """
-    console = Console(highlight=False)
-    words = ["robot-rl", name, *stage.arguments]
-    if stage.takes_overrides or stage.options:
-        words.append("[key=value ...]")
-    _print(console, " ".join(words))
-    _print(console, f"\n{stage.summary} {stage.details}\n")
-    if bench_names:
-        _print(console, f"NAME is one of {', '.join(bench_names)}.\n")
-    if stage.options:
-        _print_options(console, stage)
-    if not stage.takes_overrides:
-        return
-    if stage.run_key is not None:
-        last = f"; default {stage.default_run}" if stage.default_run else ""
-        _print(
-            console,
-            f"{stage.run_key}=RUN takes a run directory or `latest`{last}. That run's own"
-            " configuration is then used in place of the defaults below.\n",
-        )
-    # Hydra takes a moment to import: only here.
-    from robot_rl.config import compose, flatten, group_choices
-
-    config = compose(overrides)
-    choices = group_choices()
-    groups = _table("group", "choices (* is used if not given)")
-    for group, names in choices.items():
-        used = config.choices.get(group)
-        groups.add_row(group, ", ".join(f"{c}*" if c == used else c for c in names))
-    console.print(groups)
-    flat = flatten(config)
-    sections: dict[str, list[str]] = {"": []}
-    for key in flat:
-        if key.startswith("choices."):
-            continue
-        head = key.partition(".")[0]
-        sections.setdefault(head if head in choices else "", []).append(key)
-    values = _table("key", "default")
-    for keys in sections.values():
-        for key in keys:
-            values.add_row(key, "null" if flat[key] is None else str(flat[key]))
-        values.add_section()
-    console.print(values)
-
-
-def _print_options(console: Console, stage: Stage) -> None:
-    table = _table("key", "choices (* is used if not given)")
+    settings = " [key=value ...]" if stage.takes_overrides or stage.options else ""
+    lines = [" ".join(("robot-rl", name, *stage.arguments)) + settings, ""]
+    lines += textwrap.wrap(f"{stage.summary} {stage.details}", _WIDTH)
+    if names:
+        lines += ["", *textwrap.wrap(f"NAME is one of {', '.join(names)}.", _WIDTH)]
+    lines += [""] if settings else []
     for option in stage.options:
-        values = ", ".join(f"{c}*" if c == option.default else c for c in option.choices)
-        table.add_row(option.name, f"{values or 'any'}: {option.summary}")
-    console.print(table)
+        choices = f"{' or '.join(option.choices)}: " if option.choices else ""
+        lines += _entry(f"{option.name}={option.default or ''}", choices + option.summary)
+    if stage.takes_overrides:
+        for key, value, meaning in _settings(stage, words):
+            lines += _entry(f"{key}={value}", meaning)
+    if stage.takes_overrides and "all" not in words:
+        lines += ["", f"robot-rl {name} --help all shows every key."]
+    return "\n".join(lines)
 
 
-def _table(left: str, right: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(left, overflow="fold", no_wrap=True, max_width=46)
-    table.add_column(right, overflow="fold")
-    return table
+def _settings(stage: Stage, words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Keys of the configuration with their values and meanings."""
+    from robot_rl.config import compose, flatten, group_choices  # late: Hydra takes a moment
+    from robot_rl.processes.resources import find_resource
+
+    config, groups = compose([word for word in words if "=" in word]), group_choices()
+    values = {k: v for k, v in flatten(config).items() if not k.startswith("choices.")}
+    folder = find_resource("configs")
+    meanings = _meanings(folder / "config.yaml", "")
+    for group in groups:
+        meanings |= _meanings(folder / group / f"{config.choices[group]}.yaml", group)
+    for key in [*groups, *values] if "all" in words else stage.keys.split():
+        place = stage.short.get(key, key)
+        value, meaning = config.choices.get(key), meanings.get(place, "")
+        if key in groups:
+            others = ", ".join(choice for choice in groups[key] if choice != value)
+            meaning = f"{meaning.partition('. ')[0].rstrip('.')}. Or: {others or 'nothing else'}."
+        else:
+            # As it is typed: null, true, [a,b].
+            value = json.dumps(values[place], separators=(",", ":")).replace('"', "")
+        yield key, value, meaning
 
 
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False)
+def _meanings(file: Path, group: str) -> dict[str, str]:
+    """What a file's comments say of its group, at its top, and of each key, above or beside it.
+
+    What the files that it builds on say of theirs is among it.
+    """
+    lines = file.read_text(encoding="utf-8").splitlines()
+    top = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    everywhere = "# @package _global_" in top
+    found: dict[str, str] = {}
+    above: list[str] = []
+    path: list[tuple[int, str]] = []
+    for line in lines[len(top) :]:
+        indent, text = len(line) - len(line.lstrip()), line.strip()
+        if text.startswith("#"):
+            above.append(text.strip("# "))
+            continue
+        if key := re.match(r"([\w.]+):(?:\s|$)", text):
+            path = [*(part for part in path if part[0] < indent), (indent, key[1])]
+            names = [name for _, name in path]
+            beside = text.partition(" # ")[2].strip()
+            place = ".".join(names if everywhere or not group else [group, *names])
+            found[place] = beside or " ".join(above)
+        elif path[-1:] == [(0, "defaults")] and (part := re.fullmatch(r"- ((?!_self_)\w+)", text)):
+            found |= _meanings(file.with_name(f"{part[1]}.yaml"), group)
+        above = []
+    return found | {group: " ".join(line.strip("# ") for line in top if "@package" not in line)}
+
+
+def _entry(left: str, right: str) -> list[str]:
+    """A key in the left column, and what it means beside it or, where it is long, below it."""
+    begin, below = f"  {left}".ljust(_COLUMN), " " * _COLUMN
+    key = textwrap.wrap(left, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    if len(left) > _COLUMN - 4:
+        return [*key, *textwrap.wrap(right, _WIDTH, initial_indent=below, subsequent_indent=below)]
+    return textwrap.wrap(right, _WIDTH, initial_indent=begin, subsequent_indent=below) or key

@@ -18,6 +18,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from robot_rl._cli_help import overview, stage_page
 from robot_rl.errors import RobotRLError, described, nearest
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
@@ -116,9 +117,7 @@ def bench_names() -> tuple[str, ...]:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        from robot_rl._cli_help import print_overview
-
-        print_overview(STAGES)
+        print(overview(STAGES))
         return 0
     if words[0] == "--version":
         print(f"robot-rl {version('robot_rl')}")
@@ -132,10 +131,8 @@ def _dispatch(words: list[str]) -> int:
         )
     stage = STAGES[name]
     if any(word in ("-h", "--help") for word in rest):
-        from robot_rl._cli_help import print_stage
-
-        overrides = [word for word in rest if "=" in word]
-        print_stage(name, stage, overrides, bench_names() if name == "bench" else ())
+        words = [word for word in rest if word not in ("-h", "--help")]
+        print(stage_page(name, stage, words, bench_names() if name == "bench" else ()))
         return 0
     options = [word for word in rest if word.startswith("--")]
     if options:
@@ -154,8 +151,17 @@ def _run_stage(name: str, stage: Stage, words: list[str]) -> int:
         _load(stage.target)(*positionals, **options)
         return 0
     config = stage_config(stage, words)  # before the import: a mistyped word is answered at once
-    _load(stage.target)(config)
+    print(f"{name}: {_first_words(config)}", flush=True)
+    _load(stage.target)(config, *([words] if stage.elsewhere else []))
     return 0
+
+
+def _first_words(config: DictConfig) -> str:
+    """What is about to run, for whoever waits while torch is loaded."""
+    chosen = (
+        f"{group}={config.choices[group]}" for group in ("task", "robot", "policy", "algorithm")
+    )
+    return f"{' '.join(chosen)} seed={config.seed}"
 
 
 def _split(name: str, stage: Stage, words: list[str]) -> tuple[list[str], dict[str, str | None]]:
@@ -215,6 +221,7 @@ def stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
     from robot_rl.config import compose, compose_for_run, load_resolved
     from robot_rl.run import RunDirectory
 
+    overrides = [_in_full(stage, override) for override in overrides]
     if stage.run_key is None:
         return compose(overrides)
     places = (f"{stage.run_key}=", "runs_directory=")
@@ -226,9 +233,15 @@ def stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
     if named is None:
         return compose(overrides)
     run = RunDirectory.open(named, where.runs_directory)
-    config = compose_for_run(overrides, load_resolved(run.path), any_robot=stage.any_robot)
+    config = compose_for_run(overrides, load_resolved(run.path), elsewhere=stage.elsewhere)
     config[stage.run_key] = str(run.path)
     return config
+
+
+def _in_full(stage: Stage, override: str) -> str:
+    """An override with the key that its word stands for."""
+    key, equals, value = override.partition("=")
+    return f"{stage.short.get(key, key)}{equals}{value}"
 
 
 def _load(target: str) -> Callable[..., Any]:

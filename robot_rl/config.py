@@ -56,14 +56,16 @@ MAY_DIFFER = (
 )
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
-# What another robot changes. A policy is measured on any robot whose observations and actions fit.
-OF_ROBOT = (
+# What else may differ where a policy is measured: the robot, if its observations and actions fit,
+# and the parameters of the task.
+ELSEWHERE = (
     "choices.robot",
     "clock",
     "nodes",
     "observation.vision_training",  # how much a robot explores
     "robot",
     "simulation",
+    "task.environment",
     "task.expert",
     "task.tracked",
 )
@@ -160,14 +162,14 @@ def _complete_cameras(config: DictConfig) -> None:
 
 
 def compose_for_run(
-    overrides: Sequence[str], run_config: DictConfig, *, any_robot: bool = False
+    overrides: Sequence[str], run_config: DictConfig, *, elsewhere: bool = False
 ) -> DictConfig:
     """Apply overrides to the configuration of an existing run.
 
     Args:
         overrides: What the user typed; keys that are not mentioned keep the run's value.
         run_config: The run's configuration, from `load_resolved`.
-        any_robot: Whether it may be another robot than the run's.
+        elsewhere: Whether it may differ in `ELSEWHERE` too.
 
     Raises:
         ConfigError: As `compose`, and an override that would make it another run.
@@ -179,13 +181,15 @@ def compose_for_run(
     composed = _composed([*(text for g, text in choices.items() if g not in given), *overrides])
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
+    kept = {key: OmegaConf.select(run_config, key) for key in given if key not in composed.choices}
+    plain = [f"{k}={json.dumps(v)}" for k, v in kept.items() if isinstance(v, int | float | str)]
+    _follow(result, _composed([*choices.values(), *plain]), composed)
     for key in given:
-        if key not in composed.choices:
+        if key in kept:
             OmegaConf.update(result, key, OmegaConf.select(composed, key), merge=False)
         elif composed.choices[key] != run_config.choices.get(key):
-            _follow_choice(result, _composed(list(choices.values())), composed)
             result[key], result.choices[key] = composed[key], composed.choices[key]
-    may_differ = (*MAY_DIFFER, *(OF_ROBOT if any_robot else ()))
+    may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
     compare_run(result, run_config, may_differ=may_differ)
     OmegaConf.set_struct(result, True)
     _check_missing(result)
@@ -205,8 +209,8 @@ def _check_own_choices(run_config: DictConfig) -> None:
             )
 
 
-def _follow_choice(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
-    """Set what a choice changes outside of its own section, as a robot on ROS does."""
+def _follow(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
+    """Set what overrides change, other keys that refer to them among it."""
     old, new = flatten(before), flatten(after)
     for key, value in new.items():
         if old.get(key, _NO_VALUE) != value:

@@ -75,6 +75,24 @@ def check_value(key: str, value: object, valid: Sequence[str]) -> None:
         )
 
 
+def check_least(config: Mapping[str, Any], least: Mapping[str, int]) -> None:
+    """Check that numbers are large enough.
+
+    Args:
+        config: The configuration.
+        least: The least that each may be, by dotted key.
+
+    Raises:
+        ConfigError: Names the first that is not, what it is and what it may be.
+    """
+    for key, bound in least.items():
+        value: Any = config
+        for part in key.split("."):
+            value = value[part]
+        if value < bound:
+            raise ConfigError(f"{key} is out of range", got=value, expected=f">= {bound}")
+
+
 def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
     """Check that a dotted key is in the configuration.
 

@@ -123,6 +123,12 @@ class RunDirectory:
             )
         return cls(found)
 
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
+        files = (path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size)
+        logs = self.path / "logs"
+        return all(f.name in (CONFIG_FILE, "zarr.json") or logs in f.parents for f in files)
+
     @property
     def config(self) -> Path:
         """The resolved configuration, YAML."""

@@ -43,28 +43,70 @@ def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
 
 
 @pytest.mark.parametrize("stage", list(STAGES))
-def test_help_of_each_stage_lists_choices_and_defaults(capsys, monkeypatch, stage):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main([stage, "--help"]) == 0
-    page = capsys.readouterr().out
-    assert max(len(line) for line in page.splitlines()) <= 80
+def test_help_of_each_stage_shows_what_matters_and_with_all_the_rest(capsys, stage):
+    def page(*words: str) -> list[str]:
+        assert cli.main([stage, "--help", *words]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(len(line) for line in lines) <= 80
+        return lines
+
+    short = page()
+    keys = [key[0] for line in short if (key := re.findall(r"^  ([\w.]+)=", line))]
+    assert len(keys) <= 20
     for option in STAGES[stage].options:
-        assert f" {option.name} " in page
-        assert all(choice in page for choice in option.choices)
+        assert option.name in keys
+        assert all(choice in "\n".join(short) for choice in option.choices)
     if not STAGES[stage].takes_overrides:
         return
+    assert len(keys) >= 7
+    whole = page("all")
+    text = "".join(line.strip() for line in whole)
     for group, choices in group_choices().items():
-        assert group in page
-        assert all(choice in page for choice in choices)
-    missing = [key for key in flatten(compose()) if f" {key} " not in page]
+        assert all(re.search(rf"\b{choice}\b", "\n".join(whole)) for choice in choices), group
+    missing = [key for key in flatten(compose()) if f"{key}=" not in text]
     assert [key for key in missing if not key.startswith("choices.")] == []
 
 
-def test_help_shows_the_values_of_a_choice(capsys):
+def _entry(page: str, key: str) -> str:
+    """A key, its value and what is said of it."""
+    found = re.search(rf"^  {re.escape(key)}=.*\n(?: {{4,}}.*\n)*", page, re.MULTILINE)
+    assert found, page
+    return " ".join(found[0].split())
+
+
+def test_help_says_what_the_comments_in_the_configuration_say(capsys):
     assert cli.main(["train", "task=reach", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if line.startswith(" task.name ")]
-    assert line.split() == ["task.name", "reach"]
+    page = capsys.readouterr().out
+    assert _entry(page, "task").startswith(
+        "task=reach Bring the TCP to a pose within 4 mm and 2 deg."
+    )
+    assert "Or: gym, gym_hil, peg_insert, peg_insert_hard" in _entry(page, "task")
+    words = "demonstrations=20 Successful demonstrations that `collect` records."
+    assert _entry(page, "demonstrations") == words
+    assert cli.main(["train", "--help", "all", "policy=diffusion_unet"]) == 0
+    page = capsys.readouterr().out
+    # Beside a key, above one, and in what several choices share.
+    assert _entry(page, "task.expert.hover") == "task.expert.hover=0.008 m"
+    assert "the most that the store" not in _entry(page, "replay.keys").lower()
+    assert _entry(page, "policy.horizon") == "policy.horizon=8 actions of a chunk"
+
+
+def test_the_first_words_come_before_torch_is_loaded(tmp_path: Path):
+    command = [sys.executable, "-X", "importtime", "-m", "robot_rl.cli", "train", "device=cuda"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    before, words, after = done.stdout.partition(
+        "train: task=peg_insert robot=sim policy=diffusion"
+    )
+    assert words
+    assert not re.search(r"\| +torch", before)
+    assert re.search(r"\| +torch", after)
 
 
 def test_help_and_mistakes_load_no_torch(tmp_path: Path):
@@ -108,7 +150,7 @@ def test_mistakes_are_answered_with_what_is_valid(
     monkeypatch.chdir(tmp_path)
     assert cli.main(words) == cli.EXIT_ERROR
     output = capsys.readouterr()
-    assert output.out == ""
+    assert len(output.out.splitlines()) <= 1  # what is about to run
     assert len(output.err.splitlines()) == 1
     assert valid in output.err
     assert nearest in output.err
@@ -233,6 +275,23 @@ def test_a_run_keeps_its_configuration(run: RunDirectory):
         compare_run(compose(), kept)
 
 
+def test_a_policy_may_be_measured_with_other_parameters_of_its_task(run: RunDirectory):
+    kept = load_resolved(run.path)
+    words = ["task.environment.tolerance=0.01", "robot=ros_sim"]
+    with pytest.raises(ConfigError, match="made with another configuration"):
+        compose_for_run(words, kept)
+    for again in (kept, compose_for_run(words, kept, elsewhere=True)):
+        config = compose_for_run(words, again, elsewhere=True)
+        assert config.task.environment.tolerance == 0.01
+        # What refers to it follows, also back to the default of one that was trained elsewhere.
+        assert config.simulation.task.tolerance == 0.01
+        assert config.nodes.arm.parameters.driver.task.tolerance == 0.01
+        back = compose_for_run(["task.environment.tolerance=0.004"], config, elsewhere=True)
+        assert back.nodes.arm.parameters.driver.task.tolerance == 0.004
+    with pytest.raises(ConfigError, match=r"control_rate_hz=20\.0"):
+        compose_for_run(["control_rate_hz=20"], kept, elsewhere=True)
+
+
 def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path, monkeypatch):
     folder = tmp_path / "own_stage"
     folder.mkdir()
@@ -307,6 +366,14 @@ def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys):
         "time left 0:30",
     ):
         assert part in lines[-1]
+
+
+def test_a_long_path_is_one_line_of_a_log():
+    output = StringIO()
+    path = f"/{'data/' * 40}demonstrations.zarr"
+    with WorkProgress(20, "demonstrations", console=Console(file=output, width=80)) as progress:
+        progress.note(f"written to {path}")
+    assert f"written to {path}\n" in output.getvalue()
 
 
 def test_progress_on_a_terminal_redraws_and_leaves_the_last_state():

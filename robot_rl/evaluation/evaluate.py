@@ -15,7 +15,7 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.config import on_stepped_clock
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config_overrides import check_least
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
@@ -145,7 +145,6 @@ def check_counts(config: DictConfig) -> None:
     Raises:
         ConfigError: Names the key, what it is and what it may be.
     """
-    for name in ("episodes", "final_episodes", "slots"):
-        value = int(config.evaluation[name])
-        if value < 1:
-            raise ConfigError(f"evaluation.{name} is out of range", got=value, expected=">= 1")
+    names = ("episodes", "final_episodes", "slots")
+    least = {f"evaluation.{name}": 1 for name in names}
+    check_least(config, {**least, "evaluation.seed": 0, "evaluation.final_seed": 0})

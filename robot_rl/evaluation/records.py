@@ -54,9 +54,10 @@ class RunRecords:
     def final(self, *, cloned: bool) -> EvaluationResult | None:
         """Return the last final evaluation of the cloned, or of the learned policy.
 
-        For want of one, the last periodic.
+        For want of one, the last periodic. Before its first update no policy has learned.
         """
         mine = [e for e in self.evaluations if e.cloned == cloned]
+        mine = [e for e in mine if cloned or e.gradient_updates]
         finals = [e for e in mine if e.seed_set == "final"]
         chosen = finals or mine
         return chosen[-1] if chosen else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from robot_rl.config_overrides import check_least
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.rate_limiter import RateLimiter
 
@@ -46,8 +47,21 @@ class Blocks:
         """Take the numbers from a configuration and check them.
 
         Raises:
-            ScheduleError: Names the key, what it is and what it may be.
+            ConfigError: A number is out of range.
+            ScheduleError: Two of them do not fit together.
         """
+        check_least(
+            config,
+            {
+                "block_steps": 1,
+                "environment_steps": 1,
+                "actors": 1,
+                "evaluation.every_steps": 1,
+                "algorithm.schedule.warmup_steps": 0,
+                "algorithm.schedule.critic_only_updates": 0,
+                "algorithm.schedule.updates_per_step": 1,
+            },
+        )
         schedule = config.algorithm.schedule
         blocks = cls(
             block_steps=int(config.block_steps),
@@ -58,17 +72,6 @@ class Blocks:
             updates_per_step=int(schedule.updates_per_step),
             actors=int(config.actors),
         )
-        for key, value, least in (
-            ("block_steps", blocks.block_steps, 1),
-            ("environment_steps", blocks.total, 1),
-            ("actors", blocks.actors, 1),
-            ("evaluation.every_steps", blocks.every_steps, 1),
-            ("algorithm.schedule.warmup_steps", blocks.warmup_steps, 0),
-            ("algorithm.schedule.critic_only_updates", blocks.critic_only_updates, 0),
-            ("algorithm.schedule.updates_per_step", blocks.updates_per_step, 1),
-        ):
-            if value < least:
-                raise ScheduleError(f"{key} is out of range", got=value, expected=f">= {least}")
         if blocks.every_steps % blocks.block_steps:
             raise ScheduleError(
                 "evaluation.every_steps must be a multiple of block_steps",
@@ -76,6 +79,20 @@ class Blocks:
                 hint="weights exist at the ends of blocks only; change one of the two",
             )
         return blocks
+
+    def check_learning(self) -> None:
+        """Check that the run is long enough for the policy to learn anything.
+
+        Raises:
+            ScheduleError: It ends with the warm-up.
+        """
+        if self.total <= self.warmup_steps:
+            raise ScheduleError(
+                "environment_steps ends with the warm-up, and nothing would be learned",
+                got=self.total,
+                expected=f"more than algorithm.schedule.warmup_steps={self.warmup_steps}",
+                hint="raise it; to clone alone: robot-rl collect, pretrain and evaluate",
+            )
 
     def end_after(self, steps: int) -> int:
         """The end of the block that begins or goes on at `steps`, at most the run's end."""

@@ -80,7 +80,7 @@ class WorkProgress:
 
     def note(self, text: str) -> None:
         """Print a line that stays, for example the result of an evaluation."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def episode(self, success: bool, intervened: float = 0.0) -> None:
         """Count a finished episode into the figures of the last 20.

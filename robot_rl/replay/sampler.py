@@ -165,7 +165,8 @@ class ReplaySampler:
                 "the store holds fewer online steps than asked for",
                 got=available,
                 expected=environment_steps,
-                hint="wait until transitions_available() reaches the number",
+                hint="wait for those that are on their way; if the store is another than before,"
+                " put the former back from a copy, or begin a new run",
             )
         self._visible = environment_steps
         # What arrives later stays invisible until the next refresh.

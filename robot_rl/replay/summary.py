@@ -22,6 +22,8 @@ from robot_rl.replay.records import (
     field_offset,
 )
 
+# Stamps of the system's clock are above [ns]: it is later than 2001.
+_WALL_CLOCK = 10**18
 _STAMP_BYTES = 8
 
 
@@ -48,7 +50,8 @@ class TableSummary:
         gone_sequences: Sequences of sessions that belong to no episode before a later one: whole
             episodes that were evicted.
         sessions: Number of sessions that have an episode.
-        first_stamp: Earliest `stamp_observation` [ns], None where no row has one.
+        first_stamp: Earliest `stamp_observation` [ns] of the wall clock, None where all time was
+            simulated: it begins anew with each episode.
         last_stamp: Latest.
         annotations: What rows were annotated with, by name.
     """
@@ -200,7 +203,7 @@ def _count_rows(
 
 def _note_stamp(summary: TableSummary, data: bytes) -> None:
     stamp = int.from_bytes(data, "little", signed=True)
-    if stamp > 0:
+    if stamp >= _WALL_CLOCK:
         summary.first_stamp = min(summary.first_stamp or stamp, stamp)
         summary.last_stamp = max(summary.last_stamp or stamp, stamp)
 

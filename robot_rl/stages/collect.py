@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 
 from omegaconf import DictConfig
 
-from robot_rl.config import in_real_time, save_resolved
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config import in_real_time
+from robot_rl.config_overrides import ConfigError, check_least
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
@@ -23,7 +23,7 @@ from robot_rl.rewards.source import HUMAN_VERSION
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 from robot_rl.stages.nodes import check_nodes, robot_nodes
-from robot_rl.stages.resumable import resumable, same_command
+from robot_rl.stages.resumable import working_run
 from robot_rl.stages.teleoperation import TeleoperatedSession
 
 _MOST_FAILURES = 200
@@ -145,13 +145,9 @@ def run(config: DictConfig) -> None:
     """Collect into a new run directory, or go on in that of `run`."""
     check_nodes(config)  # what cannot work is said before anything is made
     check_expert_is_judged(config)
-    if config.run:
-        directory = RunDirectory.open(config.run, config.runs_directory)
-    else:
-        directory = RunDirectory.create(config.task.name, config.runs_directory)
-        save_resolved(config, directory.path)
+    check_least(config, {"demonstrations": 1})
     with (
-        resumable(directory, same_command(directory)),
+        working_run(config) as directory,
         directory.claim("train"),
         robot_nodes(config, directory.path / "logs"),
         WorkProgress(int(config.demonstrations), "demonstrations") as progress,

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from policies import registry
 from policies.runner import PolicyRunner
-from robot_rl.config import on_stepped_clock, save_resolved
+from robot_rl.config import on_stepped_clock
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
@@ -36,7 +36,7 @@ from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory, load_policy
-from robot_rl.stages.resumable import resumable, same_command
+from robot_rl.stages.resumable import working_run
 
 _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
@@ -302,15 +302,10 @@ def _facts(config: DictConfig) -> dict[str, Any]:
 
 def run(config: DictConfig) -> None:
     """Collect into a new run directory, or go on in that of `run`."""
-    if config.run:
-        directory = RunDirectory.open(config.run, config.runs_directory)
-    else:
-        directory = RunDirectory.create(config.task.name, config.runs_directory)
-        save_resolved(config, directory.path)
     options = config.classifier.collection
     expected = options.negative_episodes + options.positive_frames // options.frames_after_success
     with (
-        resumable(directory, same_command(directory)),
+        working_run(config) as directory,
         directory.claim("train"),
         WorkProgress(expected, "episodes") as progress,
     ):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import torch
 from omegaconf import DictConfig
@@ -174,15 +176,6 @@ def _record_final(run: RunDirectory, result: EvaluationResult) -> None:
         run.append_jsonl(RECORDS, result.to_json())
 
 
-def save_final(run: RunDirectory, result: EvaluationResult) -> None:
-    """Write `evaluation.json`.
-
-    Raises:
-        RunError: The disk is full or the folder cannot be written.
-    """
-    run.save_json("evaluation.json", result.to_json())
-
-
 def film_final(
     config: DictConfig, run: RunDirectory, behaviour: Behaviour, result: EvaluationResult
 ) -> None:
@@ -220,8 +213,12 @@ def _note(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def run(config: DictConfig) -> None:
-    """Evaluate the run `config.run` and print the result, or follow it as it trains.
+def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
+    """Evaluate the run `config.run`, print the result and add it to the run's; or follow the run.
+
+    Args:
+        config: The configuration, which may differ from that of the run.
+        overrides: What was typed to make it so.
 
     Raises:
         KeyboardInterrupt: The follower was asked to stop.
@@ -243,7 +240,13 @@ def run(config: DictConfig) -> None:
         closing(Evaluator(config, _note)) as evaluator,
     ):
         result = evaluator.evaluate(behaviour, steps, "final")
-    print(f"{config.task.name}, {result.name}: {result}")
-    print(json.dumps(result.to_json()), flush=True)
-    save_final(directory, result)
-    film_final(config, directory, behaviour, result)
+    typed = [word for word in overrides if not word.startswith(("run=", "runs_directory="))]
+    time = datetime.now().astimezone().isoformat(timespec="seconds")
+    record = {"time": time, "overrides": typed, **result.to_json()}
+    changed = [word for word in typed if word.startswith(("robot", "task."))]
+    where = f", with {' '.join(changed)}" if changed else ""
+    print(f"{config.task.name}, {result.name}{where}: {result}")
+    print(json.dumps(record), flush=True)
+    directory.append_jsonl("evaluate", record)
+    if not changed:  # RUN/videos shows the task that was trained
+        film_final(config, directory, behaviour, result)

@@ -22,6 +22,7 @@ from robot_rl.data.lerobot.layout import INFO_PATH
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.replay.summary import TableSummary, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory
 
@@ -45,7 +46,7 @@ def run(path: str, **options: str | None) -> None:
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
-        _print(Console(highlight=False), facts)
+        _print(Console(highlight=False, soft_wrap=True), facts)
 
 
 class Kind(StrEnum):
@@ -115,10 +116,11 @@ def _run_directory(path: Path) -> Facts:
         for e in records.evaluations
     ]
     return {
-        "finished": run.summary.exists(),
+        "finished": bool(records.summary),
         "deployed": records.summary.get("deployed"),
         "decision": records.summary.get("decision"),
         "evaluations": evaluations,
+        "evaluated": run.read_jsonl("evaluate"),
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
     }
 
@@ -222,6 +224,9 @@ def _print_run(console: Console, run: Facts) -> None:
         console.print(f"final, {final['words']}")
     if run["decision"] is not None:
         console.print(run["decision"])
+    for told in run["evaluated"]:
+        words = " ".join(told["overrides"]) or "as trained"
+        console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
     if not run["finished"]:
         console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
 
@@ -286,6 +291,8 @@ def _print_counts(console: Console, table: Facts) -> None:
         console.print(f"{table['evicted_rows']} rows of whole episodes were evicted")
     if table["first_stamp"] is not None and table["last_stamp"] is not None:
         console.print(f"recorded {_time_span(table['first_stamp'], table['last_stamp'])}")
+    elif table["rows"]:
+        console.print("recorded in simulated time")
 
 
 def _time_span(first: int, last: int) -> str:

@@ -13,13 +13,16 @@ from omegaconf import DictConfig
 
 from policies import checkpoint, registry
 from policies.behaviour import Behaviour, Interface
-from policies.compute import explained_memory
-from policies.policy import INSTRUCTION
+from policies.compute import compute_device, explained_memory
+from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl.algorithms.behavior_cloning import train
-from robot_rl.config import save_resolved
+from robot_rl.algorithms.factory import make_algorithm
+from robot_rl.config_overrides import check_least
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.env.factory import observed_widths
+from robot_rl.data.schema import RowSchema
+from robot_rl.data.windows import WindowSampler
+from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.reader import StoreReader
@@ -28,8 +31,8 @@ from robot_rl.run import CLONED, LAST, RunDirectory
 from robot_rl.stages.cloning import show, untrained, windows
 from robot_rl.stages.dagger import correct
 from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
-from robot_rl.stages.resumable import resumable, same_command
-from robot_rl.stages.vision import train_image_encoder
+from robot_rl.stages.resumable import working_run
+from robot_rl.stages.vision import make_image_encoder, train_image_encoder
 
 
 @explained_memory("lower cloning.batch_size, or add device=cpu")
@@ -103,6 +106,12 @@ def _clone(
         progress.phase("cloning")
         shown = partial(show, progress)
         policy = train(policy, sampler, registry.make(config.cloning), int(config.seed), shown)
+    return _behaviour(config, policy, schema, vision)
+
+
+def _behaviour(
+    config: DictConfig, policy: ChunkPolicy, schema: RowSchema, vision: ImageEncoder | None
+) -> Behaviour:
     return Behaviour(
         policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
@@ -135,18 +144,55 @@ def _check_instructions(dataset: EpisodeDataset) -> None:
 
 def run(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
+    check_cloning(config)
     if config.run:
-        directory = RunDirectory.open(config.run, config.runs_directory)
-        check_demonstrations(config, directory)
+        check_demonstrations(config, RunDirectory.open(config.run, config.runs_directory))
     else:
-        directory = create_run(config)
-    with resumable(directory, same_command(directory)), directory.claim("train"):
+        check_sources(config)
+    with working_run(config) as directory, directory.claim("train"):
         pretrain(config, directory)
     print(f"written to {directory.path / CLONED}", flush=True)
 
 
-def create_run(config: DictConfig) -> RunDirectory:
-    """Make a run directory with its configuration, once its demonstrations are known to fit."""
+def check_cloning(config: DictConfig) -> None:
+    """Check what cloning needs of the configuration and of this machine.
+
+    Raises:
+        RobotRLError: A number is out of range, or there is no such device.
+    """
+    check_least(config, {"cloning.updates": 1, "cloning.batch_size": 1, "dagger.rounds": 0})
+    compute_device(config)
+
+
+def check_networks(config: DictConfig) -> None:
+    """Make the policy and the algorithm once, for rows of zeros: nothing is recorded for neither.
+
+    Raises:
+        RobotRLError: One of them cannot be made as it is configured.
+    """
+    env = make_env(config)
+    schema = env.schema
+    env.close()
+    length = int(config.policy.horizon) + 1
+    arrays = {f.name: np.zeros((length, *f.shape), f.dtype) for f in schema.fields}
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        states, vision = observed_widths(config, schema), None
+        if config.observation.vision is not None:
+            vision = make_image_encoder(config, schema, generator)
+            arrays[FEATURES] = np.zeros((length, vision.features), np.float16)
+        sampler = WindowSampler(arrays, [length], int(config.policy.observation_steps), length - 1)
+        policy = untrained(config, sampler, observed_keys(states, vision), generator)
+        behaviour = _behaviour(config, policy, schema, vision)
+        make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)
+
+
+def check_sources(config: DictConfig) -> None:
+    """Check what a new run reads from elsewhere, and note where that is from any folder.
+
+    Raises:
+        RobotRLError: The demonstrations or the reward's model do not fit, or cannot be read.
+    """
     if config.dataset:
         # Resolved: the run is gone on with from other folders too, and will be the latest itself.
         config.dataset = str(Path(config.dataset).resolve())
@@ -155,7 +201,4 @@ def create_run(config: DictConfig) -> RunDirectory:
         path = Path(config.reward.source.path)
         # But for its last part, which is a link to the newest generation.
         config.reward.source.path = str(path.parent.resolve() / path.name)
-    make_source(config)  # what cannot be read is said before anything is made
-    directory = RunDirectory.create(config.task.name, config.runs_directory)
-    save_resolved(config, directory.path)
-    return directory
+    make_source(config)

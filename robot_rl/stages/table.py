@@ -5,7 +5,8 @@ Stages are named, not imported: help and errors do not wait for torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,11 @@ class Stage:
             of that run is used, and overrides that would make it another run are refused.
         default_run: The run when that key is not given; None when the stage makes its own.
         new_run_key: A key with which the stage makes its own run in place of the default one.
-        any_robot: Whether it may work with another robot than the run was made with.
+        elsewhere: Whether it may work with another robot, and other parameters of the task, than
+            the run was made with. It is then told the overrides too, for its records.
+        keys: The settings that matter most, for its help page: keys and groups
+            of the configuration, with spaces between them.
+        short: Words that stand for a longer key of the configuration.
         arguments: Names of the positional arguments, which come before the overrides.
         options: What `key=value` may follow, of a stage that has no configuration.
         takes_overrides: Whether the stage has a configuration.
@@ -50,7 +55,9 @@ class Stage:
     run_key: str | None = None
     default_run: str | None = None
     new_run_key: str | None = None
-    any_robot: bool = False
+    elsewhere: bool = False
+    keys: str = ""
+    short: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
     takes_overrides: bool = True
@@ -65,6 +72,9 @@ STAGES: dict[str, Stage] = {
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
         " keeps all finished episodes; run=RUN goes on with it.",
         run_key="run",
+        keys="task robot teleop observation reward seed demonstrations recording.wait_for_start"
+        " recording.countdown_s recording.undo_s recording.keep_failures control_rate_hz"
+        " clock start_nodes run runs_directory",
     ),
     "collect-reward": Stage(
         "robot_rl.stages.collect_reward:run",
@@ -73,6 +83,10 @@ STAGES: dict[str, Stage] = {
         " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
         " Writes reward.zarr in a new run directory; run=RUN adds to that of RUN.",
         run_key="run",
+        keys="task robot operator teleop seed classifier.collection.labels"
+        " classifier.collection.positive_frames classifier.collection.negative_episodes"
+        " classifier.collection.frames_after_success classifier.collection.reaction_s run"
+        " runs_directory",
     ),
     "train-reward": Stage(
         "robot_rl.stages.train_reward:run",
@@ -83,6 +97,10 @@ STAGES: dict[str, Stage] = {
         " reward=classifier reward.source.path=RUN/checkpoints/reward.",
         run_key="run",
         default_run="latest",
+        keys="classifier.test classifier.consecutive_frames classifier.training.updates"
+        " classifier.training.batch_size classifier.training.learning_rate"
+        " classifier.training.validation_share classifier.training.false_positive_frames"
+        " classifier.training.false_positive_episodes device run runs_directory",
     ),
     "pretrain": Stage(
         "robot_rl.stages.pretrain:run",
@@ -93,6 +111,9 @@ STAGES: dict[str, Stage] = {
         run_key="run",
         default_run="latest",
         new_run_key="dataset",
+        keys="task policy observation seed dataset cloning.updates cloning.batch_size"
+        " cloning.learning_rate cloning.bf16 policy.horizon policy.observation_steps"
+        " execute_steps dagger.rounds dagger.episodes device run runs_directory",
     ),
     "train": Stage(
         "robot_rl.stages.train:run",
@@ -102,6 +123,9 @@ STAGES: dict[str, Stage] = {
         " and report.html in runs/<task>/<time>, which runs/latest points to. Ctrl-C stops"
         " everything with data and checkpoint saved; resume=RUN goes on.",
         run_key="resume",
+        keys="task robot policy algorithm observation operator teleop reset reward seed"
+        " demonstrations dataset environment_steps evaluation.every_steps"
+        " evaluation.final_episodes device console.open resume",
     ),
     "replay": Stage(
         "robot_rl.replay.main:run",
@@ -109,6 +133,8 @@ STAGES: dict[str, Stage] = {
         "The only writer of the run's store, and the mailbox of weights.",
         run_key="run",
         default_run="latest",
+        keys="replay replay.address replay.keys replay.fsync replay.map_size_bytes"
+        " replay.capacity_rows replay.capacity_bytes replay.memory_bytes run runs_directory",
     ),
     "actor": Stage(
         "robot_rl.actor:run",
@@ -116,6 +142,8 @@ STAGES: dict[str, Stage] = {
         "Sends every transition to the replay server and takes new weights from it.",
         run_key="run",
         default_run="latest",
+        keys="operator teleop actor actors device environment_steps start_nodes replay.connect"
+        " replay.keys replay.spool_bytes run runs_directory",
     ),
     "learner": Stage(
         "robot_rl.learner:run",
@@ -123,6 +151,8 @@ STAGES: dict[str, Stage] = {
         "Reads the store through its memory map and publishes weights to the replay server.",
         run_key="run",
         default_run="latest",
+        keys="environment_steps device evaluation.every_steps replay.connect replay.keys"
+        " replay.capacity_rows run runs_directory",
     ),
     "console": Stage(
         "robot_rl.stages.console:run",
@@ -132,17 +162,23 @@ STAGES: dict[str, Stage] = {
         " by itself, whichever process that is. Ctrl-C closes it; the run goes on.",
         run_key="run",
         default_run="latest",
+        keys="console.host console.port console.token_file console.certificate console.model run"
+        " runs_directory",
     ),
     "evaluate": Stage(
         "robot_rl.stages.evaluate:run",
         "Measure the success rate of a run's policy.",
         "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
         " Runs seeded episodes that training never used; prints the success rate with its exact"
-        " 95 % interval, the mean time to success and the longest run of successes, and writes"
-        " JSON. With robot=NAME on another robot than it was trained on.",
+        " 95 % interval, the mean time to success and the longest run of successes, and adds one"
+        " line of JSON to RUN/evaluate.jsonl. robot=NAME, and parameters of the task such as"
+        " task.environment.time_limit_steps=50, test a policy outside of its training.",
         run_key="run",
         default_run="latest",
-        any_robot=True,
+        elsewhere=True,
+        keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot teleop"
+        " device start_nodes run runs_directory",
+        short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
     ),
     "inspect": Stage(
         "robot_rl.stages.inspection:run",
@@ -256,5 +292,7 @@ STAGES: dict[str, Stage] = {
         "Measure one part on this machine.",
         "Prints one JSON object as its last line: medians, and the machine they were measured on.",
         arguments=("NAME",),
+        keys="task robot policy algorithm observation seed device bench.ticks bench.frames"
+        " bench.kills bench.events bench.minutes",
     ),
 }

@@ -14,7 +14,7 @@ from robot_rl.actor import NOTE
 from robot_rl.algorithms.encoding import trains_on
 from robot_rl.algorithms.factory import check_algorithm
 from robot_rl.config import save_resolved
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config_overrides import ConfigError, check_least
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
@@ -45,12 +45,11 @@ from robot_rl.stages.evaluate import (
     evaluate_final,
     evaluates_periodically,
     film_final,
-    save_final,
     unevaluated,
 )
 from robot_rl.stages.nodes import check_nodes, robot_nodes
-from robot_rl.stages.pretrain import create_run, pretrain
-from robot_rl.stages.resumable import resumable
+from robot_rl.stages.pretrain import check_cloning, check_networks, check_sources, pretrain
+from robot_rl.stages.resumable import working_run
 from robot_rl.stages.vision import exploration_steps
 
 _POLL_SECONDS = 0.25
@@ -117,8 +116,10 @@ class _Costs:
 
 def run(config: DictConfig) -> None:
     """Run the whole pipeline, or go on with the run `config.resume`."""
-    Blocks.of(config)  # what cannot work is said before anything is made
+    Blocks.of(config).check_learning()  # what cannot work is said before anything is made
     check_counts(config)
+    check_least(config, {"demonstrations": 1})
+    check_cloning(config)
     trains_on(config.observation)
     check_algorithm(config.algorithm)
     check_nodes(config)
@@ -128,14 +129,12 @@ def run(config: DictConfig) -> None:
             got=f"replay.connect={config.replay.connect}",
             hint="start robot-rl actor or robot-rl learner alone on this machine",
         )
-    if config.resume:
-        directory = RunDirectory.open(config.resume, config.runs_directory)
-    else:
+    if not config.resume:
         if config.dataset is None:
             check_expert_is_judged(config)
-        directory = create_run(config)
+        check_sources(config)
     with (
-        resumable(directory, f"robot-rl train resume={directory.path}"),
+        working_run(config, "resume", "robot-rl train resume=") as directory,
         directory.claim("train") as lock,
         MemorySampler() as memory,
         robot_nodes(config, directory.path / "logs"),
@@ -166,12 +165,21 @@ def _note_costs(costs: _Costs) -> None:
 
 
 def _check(config: DictConfig, run: RunDirectory) -> None:
-    """Look for damage before anything is started or written."""
+    """Look for damage, and for what cannot be made, before anything is collected."""
     for name in (CLONED, LAST):
         if run.has_folder(name):
             run.complete_folder(name)
+    if run.has_folder(LAST) and not (run.store / "data.mdb").is_file():
+        raise RunError(
+            f"{run.path / LAST} has learned from a store that is gone",
+            got=f"nothing at {run.store}",
+            hint="put it back from a copy; without one begin another run, with"
+            f" dataset={run.demonstrations} for the same demonstrations",
+        )
     if config.dataset or run.has_folder(CLONED):
         check_demonstrations(config, run)
+    if not run.has_folder(CLONED):
+        check_networks(config)
 
 
 def _prepare(config: DictConfig, run: RunDirectory) -> None:
@@ -243,7 +251,6 @@ def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
     summary = summarize(config, run, final)
     summary["wall_seconds"], summary["peak_memory_bytes"] = costs.totals()
     run.save_summary(summary)
-    save_final(run, final.deployed)
     film_final(config, run, load_policy(run)[0], final.deployed)
     report = write_report(run.path)
     print(f"summary: {run.summary}\nreport:  {report}", flush=True)

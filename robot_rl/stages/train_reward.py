@@ -21,7 +21,7 @@ from robot_rl.rewards.examples import Examples
 from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score_all
 from robot_rl.rewards.validation import validate, weaknesses
 from robot_rl.run import REWARD, RunDirectory
-from robot_rl.stages.resumable import resumable, same_command
+from robot_rl.stages.resumable import working_run
 
 RECORD = "reward.json"
 
@@ -84,8 +84,7 @@ def train_reward(config: DictConfig, run: RunDirectory) -> RewardRecord:
 
 def run(config: DictConfig) -> None:
     """Train on the examples of `run`."""
-    directory = RunDirectory.open(config.run, config.runs_directory)
-    with resumable(directory, same_command(directory)), directory.claim("train"):
+    with working_run(config) as directory, directory.claim("train"):
         record = train_reward(config, directory)
     print(record)
     for warning in record.warnings:

@@ -157,6 +157,16 @@ def test_what_learning_has_spoilt_and_what_is_deployed_is_said_first(run):
     assert text.index("after 500 steps") < text.index(decision) < text.index("Learning curve")
 
 
+def test_a_policy_without_an_update_has_not_learned(run):
+    """As of a run that was stopped in its warm-up."""
+    (run / "summary.json").unlink()
+    warming = evaluation(50, 37, gradient_updates=0)
+    (run / "evaluations.jsonl").write_text(lines([evaluation(0, 38), warming]))
+    text = Page(write_report(run)).text
+    assert "Cloned from demonstrations 38 % 38 of 100 episodes" in text
+    assert "After reinforcement learning – not evaluated yet" in text
+
+
 def test_the_configuration_is_shown_in_full(finished):
     assert html.escape(CONFIG) in finished.source
 

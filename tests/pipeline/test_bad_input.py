@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import zmq
 from tiny_runs import TINY
 
@@ -55,12 +56,59 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("evaluation.episodes=0", "evaluation.episodes is out of range; got: 0; expected: >= 1"),
         ("evaluation.final_episodes=0", "evaluation.final_episodes is out of range; got: 0"),
         ("evaluation.slots=0", "evaluation.slots is out of range; got: 0"),
+        ("environment_steps=-5", "environment_steps is out of range; got: -5; expected: >= 1"),
+        ("environment_steps=500", "ends with the warm-up, and nothing would be learned; got: 500"),
+        ("demonstrations=0", "demonstrations is out of range; got: 0; expected: >= 1"),
+        ("cloning.updates=0", "cloning.updates is out of range; got: 0; expected: >= 1"),
+        (
+            "policy.horizon=0",
+            "at least one observation and one action; got: observation_steps=1, h",
+        ),
+        ("execute_steps=9", "execute_steps does not fit the chunk; got: 9; expected: 1 ... 8"),
+        ("+policy.depth=3", "got an unexpected keyword argument 'depth'"),
+        ("policy._target_=robot_rl.run.RunDirectory", "takes no argument"),
+        ("algorithm.scale=-1.0", "the residual scale is out of range; got: -1.0"),
+        ("algorithm=rlpd_gripper", "needs a task that moves the gripper; got: action columns x, y"),
         ("dataset=nowhere.zarr", "there are no demonstrations; got: nothing at"),
         ("resume=nowhere", "there is no run 'nowhere'"),
     ],
 )
 def test_mistyped_words(capsys, word, message):
     assert message in _refused(capsys, "train", word)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA card")
+@pytest.mark.parametrize("stage", ["train", "pretrain"])
+def test_a_card_that_is_not_there(capsys, stage):
+    assert "there is no CUDA device; got: device=cuda" in _refused(capsys, stage, "device=cuda")
+
+
+@pytest.mark.parametrize("stage", ["train", "collect", "collect-reward"])
+def test_a_failed_start_leaves_nothing(capsys, tmp_path, stage):
+    """Not even in a folder of runs that was not there."""
+    word = "task.environment.instruction=''", "robot.model=hardware/nothing.xml"
+    _refused(capsys, stage, *word)
+    assert cli.main([stage, *word, "runs_directory=other"]) == 2
+    assert "nothing.xml" in capsys.readouterr().err
+    assert not Path("other").exists()
+
+
+def test_a_run_whose_store_is_gone(capsys):
+    assert cli.main(["train", "resume=latest", "environment_steps=100", "evaluation.videos=0"]) == 0
+    capsys.readouterr()
+    Path("runs/latest/store").rename("store")
+    error = _refused(capsys, "train", "resume=latest")
+    assert "has learned from a store that is gone; got: nothing at" in error
+    assert "dataset=" in error
+    assert "next: put it back from a copy" in error
+
+
+def test_a_half_written_summary_is_no_end(capsys):
+    Path("runs/latest/summary.json").write_text('{"task": "rea')
+    assert cli.main(["inspect", "runs/latest"]) == 0
+    assert "not finished; to go on: robot-rl train resume=" in capsys.readouterr().out
+    assert cli.main(["inspect", "runs/latest", "json=true"]) == 0
+    assert json.loads(capsys.readouterr().out)["finished"] is False
 
 
 @pytest.mark.parametrize("name", ["final_episodes", "slots"])

@@ -55,7 +55,7 @@ def check_films(run, failures):
 
 
 def test_an_evaluation_is_told_before_it_is_saved(folder, robot_rl_command):
-    saved = (folder / "runs" / "latest").resolve() / "evaluation.json"
+    saved = (folder / "runs" / "latest").resolve() / "evaluate.jsonl"
     saved.mkdir()  # it cannot be written, as on a disk that is full
     try:
         done = robot_rl_command("evaluate", "evaluation.final_episodes=2")
@@ -64,6 +64,32 @@ def test_an_evaluation_is_told_before_it_is_saved(folder, robot_rl_command):
     assert done.returncode == 2
     assert json.loads(done.stdout.splitlines()[-1])["episodes"] == 2
     assert f"robot-rl: {saved} cannot be written" in done.stderr
+
+
+def test_a_policy_is_tested_outside_of_its_training(folder, robot_rl_command):
+    """Every result is kept, with what made it."""
+    run = (folder / "runs" / "latest").resolve()
+    config = (run / "config.yaml").read_text()
+    easy = ["task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0"]
+    for words in (["seed=7", *easy], ["seed=7"], ["seed=8"], [f"run={run}"]):
+        done = robot_rl_command("evaluate", "episodes=3", "evaluation.videos=0", *words)
+        assert done.returncode == 0, done.stderr
+        assert (", with task.environment.tolerance=1.0 task.env" in done.stdout) == (
+            easy[0] in words
+        )
+    results = lines(run / "evaluate.jsonl")
+    assert [r["first_seed"] for r in results] == [7, 7, 8, 20000]
+    assert [r["episodes"] for r in results] == [3] * 4
+    assert results[0]["overrides"] == ["episodes=3", "evaluation.videos=0", "seed=7", *easy]
+    assert results[3]["overrides"] == ["episodes=3", "evaluation.videos=0"]
+    assert results[0]["successes"] == 3 > results[1]["successes"]
+    assert (run / "config.yaml").read_text() == config
+    page = robot_rl_command("inspect", "runs/latest").stdout
+    assert f"seed=7 {' '.join(easy)}: 3/3 = 100.0 %" in page
+    facts = json.loads(robot_rl_command("inspect", "runs/latest", "json=true").stdout)
+    assert facts["evaluated"] == results
+    refused = robot_rl_command("evaluate", "seed=-1")
+    assert "evaluation.final_seed is out of range; got: -1; expected: >= 0" in refused.stderr
 
 
 def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_command):
@@ -132,10 +158,14 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert done.returncode == 0
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["episodes"], result["environment_steps"]) == (5, deployed["environment_steps"])
-    assert json.loads((run / "evaluation.json").read_text()) == result
+    assert result["overrides"] == ["evaluation.final_episodes=5"]
+    assert lines(run / "evaluate.jsonl") == [result]
 
     page = robot_rl_command("inspect", "runs/latest").stdout
     learned = "final, the learned policy (residual) after 450"
+    assert "recorded in simulated time" in page
+    assert "1970" not in page
+    assert f"{run}/checkpoints/" in page  # on one line
     for part in ("4 episodes", "450 steps", "success by environment steps: 0:", learned):
         assert part in " ".join(page.split()), page
 
@@ -170,7 +200,7 @@ def _contents(path: Path) -> tuple[dict[str, str] | None, dict[str, bytes]]:
 def test_collect_and_clone_do_not_depend_on_interruptions(folder, tmp_path, start_train, cloned):
     """Ctrl-C while recording and while cloning; resuming gives the run that was never stopped."""
     words = [*TINY, "runs_directory=other", "demonstrations=60", "cloning.updates=600"]
-    train = start_train(tmp_path, *words, "environment_steps=25", "evaluation.every_steps=25")
+    train = start_train(tmp_path, *words, "environment_steps=100", "evaluation.every_steps=25")
 
     def latest() -> Path:
         return (tmp_path / "other" / "latest").resolve()
