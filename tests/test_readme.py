@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +60,7 @@ def test_the_readme_is_short():
 def test_every_file_that_is_named_exists(page):
     named = set(re.findall(rf"`((?:{'|'.join(FOLDERS)})[\w./-]*)`", text_of(page)))
     paths = {n for n in named if ("/" in n or n in FOLDERS) and not YOURS.search(n)}
+    paths = {path for path in paths if not path.endswith("-v0")}  # Gymnasium's ids
     missing = {
         path
         for path in paths
@@ -124,19 +124,18 @@ def test_the_tables_of_stages_and_benches_are_complete():
 
 def test_the_python_of_the_readme_plays_the_newest_policy(tmp_path):
     command = (sys.executable, "-m", "robot_rl.cli")
-    small = ("task=reach", "demonstrations=2", "cloning.updates=10", "policy.denoiser.hidden=[32]")
+    small = ("demonstrations=2", "cloning.updates=10", "policy.denoiser.hidden=[32]")
     run(*command, "collect", *small, folder=tmp_path)
     run(*command, "pretrain", folder=tmp_path)
     played = run(sys.executable, "-c", code_of("README.md", "python"), folder=tmp_path)
-    assert re.fullmatch(r"(\d (True|False) [\d.]+ s\n){5}", played)
+    assert re.fullmatch(r"(\d (True|False)\n){5}", played)
 
 
-def test_the_task_that_a_page_builds_can_be_done(source_tree, tmp_path):
-    tree = tmp_path / "tree"
-    shutil.copytree(source_tree, tree)
-    page = "docs/own_task.md"
-    (tree / "robot_rl/env/sim/tasks/hover.py").write_text(code_of(page, "python"))
-    (tree / "configs/task/hover.yaml").write_text(code_of(page, "yaml"))
-    command = (sys.executable, "-m", "robot_rl.cli", "collect", "task=hover", "demonstrations=3")
-    said = run(*command, folder=tmp_path, PYTHONPATH=str(tree))
+def test_the_task_that_a_page_builds_can_be_done(tmp_path):
+    page, lab = "docs/own_task.md", tmp_path / "lab"
+    (lab / "configs/task").mkdir(parents=True)
+    (lab / "hover.py").write_text(code_of(page, "python"))
+    (lab / "configs/task/hover.yaml").write_text(code_of(page, "yaml"))
+    words = ("collect", "--config-dir", str(lab), "task=hover", "demonstrations=3")
+    said = run(sys.executable, "-m", "robot_rl.cli", *words, folder=tmp_path)
     assert "collected 3 demonstrations of hover" in said
