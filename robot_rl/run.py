@@ -13,6 +13,7 @@
         checkpoints/last/              the learner's full state
         checkpoints/reward/            a success classifier
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
+        evaluate.jsonl                 what `robot-rl evaluate` has measured, one result a line
         summary.json  report.html
 
 Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.
