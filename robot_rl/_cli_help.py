@@ -55,15 +55,16 @@ def stage_page(name: str, stage: Stage, words: Sequence[str], names: Sequence[st
 
 def _settings(stage: Stage, words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Keys of the configuration with their values and meanings."""
-    from robot_rl.config import compose, flatten, group_choices  # late: Hydra takes a moment
+    # Late: Hydra takes a moment.
+    from robot_rl.config import choice_file, compose, flatten, group_choices
     from robot_rl.processes.resources import find_resource
 
     config, groups = compose([word for word in words if "=" in word]), group_choices()
     values = {k: v for k, v in flatten(config).items() if not k.startswith("choices.")}
-    folder = find_resource("configs")
-    meanings = _meanings(folder / "config.yaml", "")
+    meanings = _meanings(find_resource("configs") / "config.yaml", "")
     for group in groups:
-        meanings |= _meanings(folder / group / f"{config.choices[group]}.yaml", group)
+        file = choice_file(group, str(config.choices[group]))
+        meanings |= _meanings(file, group) if file is not None else {}
     for key in [*groups, *values] if "all" in words else stage.keys.split():
         place = stage.short.get(key, key)
         value, meaning = config.choices.get(key), meanings.get(place, "")
@@ -81,6 +82,8 @@ def _meanings(file: Path, group: str) -> dict[str, str]:
 
     What the files that it builds on say of theirs is among it.
     """
+    from robot_rl.config import choice_file
+
     lines = file.read_text(encoding="utf-8").splitlines()
     top = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     everywhere = "# @package _global_" in top
@@ -99,7 +102,8 @@ def _meanings(file: Path, group: str) -> dict[str, str]:
             place = ".".join(names if everywhere or not group else [group, *names])
             found[place] = beside or " ".join(above)
         elif path[-1:] == [(0, "defaults")] and (part := re.fullmatch(r"- ((?!_self_)\w+)", text)):
-            found |= _meanings(file.with_name(f"{part[1]}.yaml"), group)
+            built_on = choice_file(group, part[1])
+            found |= _meanings(built_on, group) if built_on is not None else {}
         above = []
     return found | {group: " ".join(line.strip("# ") for line in top if "@package" not in line)}
 

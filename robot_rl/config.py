@@ -76,6 +76,12 @@ _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 _NO_VALUE = object()
 
 
+def choice_file(group: str, choice: str) -> Path | None:
+    """The file of a choice, robot_rl's own or the user's; None where there is none."""
+    files = (place / group / f"{choice}.yaml" for place in _places())
+    return next((file for file in files if file.is_file()), None)
+
+
 def group_choices() -> dict[str, tuple[str, ...]]:
     """Return the valid choices of each configuration group, for example of `task`.
 

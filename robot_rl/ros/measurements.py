@@ -151,6 +151,8 @@ class Measurements:
             sensor.forget()
         # The first to arrive may have been on its way already.
         wait_for_all(self.all_sensors, 2, self._limits.start_timeout_s)
+        # The arm's node believes three that agree, and refuses a reset before.
+        wait_for_all([self.pose], 4, self._limits.start_timeout_s)
 
     def wait_for_phase(self, period: float) -> None:
         """Wait until a loop that begins now will see young measurements at its ticks.

@@ -97,4 +97,4 @@ def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatc
 
     with pytest.raises(ProcessDied, match="'train' did not end"):
         measure()
-    assert "bench/train.log ends with:\n  run directory: " in capfd.readouterr().err
+    assert "bench/train.log ends with:\n  train: task=reach " in capfd.readouterr().err

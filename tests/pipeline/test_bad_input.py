@@ -65,7 +65,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "at least one observation and one action; got: observation_steps=1, h",
         ),
         ("execute_steps=9", "execute_steps does not fit the chunk; got: 9; expected: 1 ... 8"),
-        ("+policy.depth=3", "got an unexpected keyword argument 'depth'"),
+        ("+policy.depth=3", "takes no argument 'depth'"),
         ("policy._target_=robot_rl.run.RunDirectory", "takes no argument"),
         ("algorithm.scale=-1.0", "the residual scale is out of range; got: -1.0"),
         ("algorithm=rlpd_gripper", "needs a task that moves the gripper; got: action columns x, y"),

@@ -384,7 +384,7 @@ def test_starting_and_stopping_leaves_no_thread_and_no_file_open(tmp_path, schem
 def test_the_replay_path_loads_no_policy_and_no_torch():
     code = (
         "import sys, robot_rl.replay, robot_rl.replay.server;"
-        "print(sorted({'torch', 'policies', 'hydra', 'rclpy'} & set(sys.modules)))"
+        "print(sorted({'torch', 'policies.policy', 'hydra', 'rclpy'} & set(sys.modules)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
