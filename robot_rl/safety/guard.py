@@ -238,7 +238,9 @@ class ArmGuard:
         problem = self._plausibility.problem(pose, measured.stamp_ns, now)
         if problem is not None and self._pose is None:
             self.hold(problem)  # nothing is sent before measurements agree
-        elif problem is not None and self.mode is not Mode.STOPPED:
+        elif problem is not None and self.mode is Mode.STOPPED:
+            self.goal = self.target  # it has come to rest: where it is is not known any more
+        elif problem is not None:
             self._disbelieve(f"{problem}; look at what measures the pose, and at the arm")
         if self._plausibility.settled:
             self._pose = pose

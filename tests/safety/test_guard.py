@@ -222,7 +222,7 @@ class Trial:
         assert np.isfinite(target).all()
         assert abs(np.linalg.norm(target[3:]) - 1.0) < SMALL
         if self.now - self.accepted_at > limits.command_deadline:
-            assert self.guard.mode is Mode.HOLD
+            assert self.guard.mode in (Mode.HOLD, Mode.STOPPED)
         if self.before is None:  # where the arm is, or where it held before it was not measured
             assert np.all(np.abs(target[:3] - arm[:3]) <= limits.max_lead_translation + 0.003)
             return
