@@ -14,16 +14,13 @@ this node: one that begins anew is stopped until `clear_errors`. How the guard w
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
-from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
-from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
@@ -31,7 +28,7 @@ from std_srvs.srv import Trigger
 
 from drivers.arm.base import ArmState
 from drivers.arm.force_zero import ForceSensor, Rest
-from drivers.arm.parameters import ArmParameters, problem_of_parameter
+from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
@@ -72,7 +69,6 @@ class ArmNode(DeviceNode):
         """See the class."""
         super().__init__(name, **options)
         self._settings = ArmParameters(self)
-        self.add_on_set_parameters_callback(self._check_parameters)
         self.guard: ArmGuard | None = None
 
     def setup(self) -> None:
@@ -86,7 +82,7 @@ class ArmNode(DeviceNode):
         if self._settings.contact_task:
             refuse_stiff_contact(self.driver.compliance, limits)
         self.guard = ArmGuard(limits)
-        self._latch = StopLatch(self._settings.stop_folder, self._stop_name())
+        self._latch = StopLatch(self._settings.stop_folder, self.get_fully_qualified_name())
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
@@ -210,10 +206,6 @@ class ArmNode(DeviceNode):
                 self.get_logger().error(str(problem))
         self._mode.publish(String(data=mode))
 
-    def _stop_name(self) -> str:
-        domain = os.environ.get("ROS_DOMAIN_ID", "0")
-        return f"stop.{domain}{self.get_fully_qualified_name().replace('/', '.')}"
-
     def _take_target(self, message: PoseStamped, info: Mapping[str, int]) -> None:
         """Take a command: check it, and move at once instead of at the next poll."""
         guard = self.guard
@@ -233,7 +225,7 @@ class ArmNode(DeviceNode):
             return
         stamp = to_nanoseconds(message.header.stamp)
         try:
-            goal = guard.command(_numbers_of(message), stamp, now, time.time_ns())
+            goal = guard.command(messages.pose_numbers(message.pose), stamp, now, time.time_ns())
         except CommandRefused as refusal:
             self._report(str(refusal))
             return
@@ -395,20 +387,6 @@ class ArmNode(DeviceNode):
         if refusal and refusal != self._last_refusal:
             self.get_logger().warning(f"refused: {refusal}", throttle_duration_sec=1.0)
         self._last_refusal = refusal
-
-    def _check_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
-        """Refuse a reset pose that is none."""
-        for parameter in parameters:
-            problem = problem_of_parameter(parameter.name, parameter.value)
-            if problem is not None:
-                return SetParametersResult(successful=False, reason=problem)
-        return SetParametersResult(successful=True)
-
-
-def _numbers_of(message: PoseStamped) -> list[float]:
-    """The pose as it was sent: the guard refuses and counts what is none."""
-    p, q = message.pose.position, message.pose.orientation
-    return [p.x, p.y, p.z, q.x, q.y, q.z, q.w]
 
 
 def main() -> int:

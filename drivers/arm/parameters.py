@@ -12,6 +12,9 @@ from drivers.arm.base import Vector
 from robot_rl.safety import ArmLimits, CommandRefused, ResetOptions, default_stop_folder
 
 if TYPE_CHECKING:
+    from rcl_interfaces.msg import SetParametersResult
+    from rclpy.parameter import Parameter
+
     from robot_rl.ros.device_node import DeviceNode
 
 # Default, description, lowest and highest value of each limit that is one number.
@@ -84,6 +87,7 @@ class ArmParameters:
             "stop_folder", str(default_stop_folder()), "where a stop of the arm is kept"
         )
         self.stop_folder = Path(folder)
+        node.add_on_set_parameters_callback(_checked)
 
     def limits(self, joint_low: Sequence[float], joint_high: Sequence[float]) -> ArmLimits:
         """The limits of an arm with these limits of its joints, each (n,) [rad].
@@ -114,7 +118,7 @@ class ArmParameters:
         if not pose.any():
             raise CommandRefused("malformed", "no reset pose is set", hint=hint)
         # What a node is started with has passed no check, as a later value has.
-        problem = problem_of_parameter(_RESET_POSE, pose)
+        problem = _problem_of(pose)
         if problem is not None:
             raise CommandRefused("malformed", problem, hint=hint)
         return pose
@@ -128,10 +132,17 @@ class ArmParameters:
         }
 
 
-def problem_of_parameter(name: str, value: Any) -> str | None:
-    """Why a parameter cannot have a new value, None if it can: a reset pose that is none."""
-    if name != _RESET_POSE:
-        return None
+def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
+    """Refuse a reset pose that is none."""
+    from rcl_interfaces.msg import SetParametersResult
+
+    problems = [_problem_of(p.value) for p in parameters if p.name == _RESET_POSE]
+    problem = next((problem for problem in problems if problem is not None), None)
+    return SetParametersResult(successful=problem is None, reason=problem or "")
+
+
+def _problem_of(value: Any) -> str | None:
+    """Why this cannot be a reset pose, None if it can."""
     try:
         pose = np.array(value, np.float64)
     except (TypeError, ValueError):  # no numbers

@@ -209,14 +209,19 @@ def to_pose(pose: npt.ArrayLike) -> Pose:
     return Pose(position=Point(x=x, y=y, z=z), orientation=Quaternion(x=qx, y=qy, z=qz, w=qw))
 
 
+def pose_numbers(message: Pose) -> Vector:
+    """The numbers (7,) of a message as they were sent, whether or not they are a pose."""
+    p, q = message.position, message.orientation
+    return np.array([p.x, p.y, p.z, q.x, q.y, q.z, q.w])
+
+
 def from_pose(message: Pose) -> Vector:
     """The pose (7,) of a message, its quaternion scaled to unit length.
 
     Raises:
         MessageError: A number that is not finite, or a quaternion that is no rotation.
     """
-    p, q = message.position, message.orientation
-    pose = _finite(np.array([p.x, p.y, p.z, q.x, q.y, q.z, q.w]), "the pose's", "xyz" + "xyzw")
+    pose = _finite(pose_numbers(message), "the pose's", "xyz" + "xyzw")
     length = float(np.sqrt(pose[3:] @ pose[3:]))
     if abs(length - 1.0) > _UNIT_TOLERANCE:
         raise MessageError(

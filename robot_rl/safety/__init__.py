@@ -13,7 +13,12 @@ from robot_rl.safety.limits import (
 from robot_rl.safety.measurement import Measured, Plausibility
 from robot_rl.safety.reset_motion import ResetOptions, ResetOutcome, Resets
 from robot_rl.safety.sole_source import SoleSource
-from robot_rl.safety.stop_latch import StopLatch, StopNotKept, default_stop_folder
+from robot_rl.safety.stop_latch import (
+    StopLatch,
+    StopNotKept,
+    default_stop_folder,
+    kept_stop,
+)
 
 __all__ = [
     "ActionRefused",
@@ -35,5 +40,6 @@ __all__ = [
     "StopNotKept",
     "check_action",
     "default_stop_folder",
+    "kept_stop",
     "refuse_stiff_contact",
 ]

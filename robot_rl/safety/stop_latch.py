@@ -21,15 +21,15 @@ class StopLatch:
 
     Args:
         folder: Where the file is; made if it is missing.
-        name: Which arm; unique in the folder.
+        node: Full name of the arm's node.
 
     Raises:
         StopNotKept: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, node: str) -> None:
         """See the class."""
-        self._path = folder / name
+        self._path = _file(folder, node)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -81,6 +81,16 @@ class StopLatch:
             expected=f"{self._path}, in a folder that this user may write",
             hint="give the arm's node another folder in the parameter stop_folder",
         )
+
+
+def kept_stop(folder: Path, node: str) -> str | None:
+    """Why the arm of this node is stopped, as its file says; None where there is none."""
+    return StopLatch(folder, node).reason() if _file(folder, node).exists() else None
+
+
+def _file(folder: Path, node: str) -> Path:
+    domain = os.environ.get("ROS_DOMAIN_ID", "0")
+    return folder / f"stop.{domain}{node.replace('/', '.')}"
 
 
 def default_stop_folder() -> Path:
