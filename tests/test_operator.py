@@ -43,6 +43,28 @@ def test_events_come_once_and_in_order(inbox):
     assert inbox.poll().events == ()
 
 
+@pytest.mark.parametrize(
+    ("halt", "end", "why"),
+    [("stop", "clear_errors", "said stop"), ("pause", "resume", "said pause")],
+)
+def test_who_asks_for_a_start_that_would_be_lost_is_told_why(inbox, halt, end, why):
+    inbox.ask("start")
+    inbox.post(halt)
+    with pytest.raises(OperatorError, match=f"nothing can start yet.*{why}.*say {end}, then start"):
+        inbox.ask("start")
+    inbox.ask(end)
+    inbox.ask("start")
+    assert inbox.poll().events == ("start", halt, end, "start")
+
+
+def test_who_asks_for_a_start_of_an_arm_that_was_stopped_elsewhere_is_told_why(inbox):
+    inbox.note_stopped("/left", "a protective stop")
+    with pytest.raises(OperatorError, match=r"a protective stop.*say clear_errors, then start"):
+        inbox.ask("start")
+    inbox.note_stopped("/left", None)
+    inbox.ask("start")
+
+
 def test_a_motion_counts_until_the_source_rests_or_falls_silent(inbox, clock):
     inbox.jog(RIGHT)
     clock.seconds += 0.2

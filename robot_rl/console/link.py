@@ -180,7 +180,7 @@ class ConsoleLink:
             elif kind == EVENT:
                 if content["event"] != OperatorEvent.STOP:  # a stop never comes too late
                     _check_age(content["at"], MOST_EVENT_AGE_SECONDS)
-                self._inbox.post(content["event"])
+                self._inbox.ask(content["event"])
                 self._send([console], TAKEN, _packed({"id": identifier}))
             elif kind == JOG:
                 _check_age(content["at"], JOG_TIMEOUT_S)

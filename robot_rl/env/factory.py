@@ -96,6 +96,17 @@ def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:
     return OperatorInbox(math.inf if config["clock"] == "stepped" else JOG_TIMEOUT_S)
 
 
+def check_device(config: Mapping[str, Any]) -> None:
+    """Check, before anything is started, that the device of `teleop` can be used on this machine.
+
+    Raises:
+        RobotRLError: Its settings or this machine do not allow it: no display for a keyboard, for
+            example.
+    """
+    if config["teleop"]["device"] is not None:
+        registry.make(config["teleop"]["device"])
+
+
 def make_intervention(
     config: Mapping[str, Any], env: RobotEnv, inbox: OperatorInbox
 ) -> Intervention:

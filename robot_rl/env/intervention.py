@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import LAST_COMMAND, Observation
 from robot_rl.env.operator import (
+    HALTS,
     Motion,
     OperatorEvent,
     OperatorInbox,
@@ -22,6 +23,7 @@ from robot_rl.env.robot import (
     ARM_ACTIONS,
     GRIPPER_ACTION,
     Action,
+    OperatorServer,
     PersonNeeded,
     RobotInterrupted,
     gripper_columns,
@@ -29,12 +31,8 @@ from robot_rl.env.robot import (
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
-# What ends an episode with the robot holding still, and lets none begin before the other is said.
-_HALTS = {
-    OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS,
-    OperatorEvent.PAUSE: OperatorEvent.RESUME,
-}
-_ENDS = (*_HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
+# What ends an episode with the robot holding still.
+_ENDS = (*HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
 _NOT_YET = "this process has not moved it yet"
 _STOPPED, _PAUSED = "the operator has stopped the robot", "the operator has paused the robot"
 
@@ -231,7 +229,7 @@ class Intervention(RobotEnvWrapper):
         Raises:
             RobotInterrupted: The operator has halted the robot.
         """
-        if self._waits_for or any(event in _HALTS for event in heard):
+        if self._waits_for or any(event in HALTS for event in heard):
             raise self._halted()
 
     def waiting(self) -> str:
@@ -304,10 +302,23 @@ class Intervention(RobotEnvWrapper):
             )
         words = ", then ".join(sorted(self._waits_for))  # `start` after all others
         why, hint = "; ".join(dict.fromkeys(self._waits_for.values())), f"to go on say {words}"
-        hint += " (with the device, on the console, or by the service of that name)"
+        hint += (
+            " (with the device, in robot-rl console, or by the ROS service of that name, as with"
+            " robot-rl doctor call=/start)"
+        )
         if OperatorEvent.START in self._waits_for:
+            if missing := self._missing():
+                there = "start what is missing, unless it is starting now; docs/topics.md says what"
+                return _Halted(
+                    "the robot is not there",
+                    got=missing,
+                    hint=f"{there} each of them is. Then {hint}",
+                )
             return _Halted("a person has to look at the robot", got=why, hint=hint)
         return _Halted(why, hint=hint)
+
+    def _missing(self) -> str:
+        return self.robot.missing() if isinstance(self.robot, OperatorServer) else ""
 
     def _note_gripper(self, observation: Observation) -> None:
         """Let devices whose button toggles the one gripper know what it was told last."""

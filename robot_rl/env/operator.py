@@ -47,6 +47,13 @@ class OperatorEvent(StrEnum):
     CLEAR_ERRORS = "clear_errors"  # motion is allowed again after a stop
 
 
+# What nothing moves after, and what ends it.
+HALTS = {
+    OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS,
+    OperatorEvent.PAUSE: OperatorEvent.RESUME,
+}
+
+
 class OperatorInput(NamedTuple):
     """What the operator did since the last poll.
 
@@ -107,6 +114,7 @@ class OperatorInbox:
         self._jogs: dict[str, _Jog] = {}
         self._listeners: tuple[Callable[[OperatorEvent], None], ...] = ()
         self._stopped: dict[str, str] = {}  # arm → why
+        self._halts: set[OperatorEvent] = set()  # that were posted, and not yet taken back
         self._noting = threading.Lock()  # among arms: who reads takes none
         self.gripper = -1.0
         self.unmovable: tuple[str, ...] = ()
@@ -134,6 +142,11 @@ class OperatorInbox:
             ) from error
         for listener in self._listeners:
             listener(known)
+        for halt, end in HALTS.items():
+            if known is halt:
+                self._halts.add(halt)
+            elif known is end:
+                self._halts.discard(halt)
         unread = len(self._events)
         if unread < _MOST_UNREAD or known is OperatorEvent.STOP:
             self._events.append(known)
@@ -143,6 +156,25 @@ class OperatorInbox:
                 got=f"{unread} events unread, then {known}",
                 hint="see whether the actor or collect still runs",
             )
+
+    def ask(self, event: str) -> None:
+        """As `post`, for who hears the answer: a `start` that would be lost is refused.
+
+        Raises:
+            OperatorError: As `post`; or nothing can start, since the robot is stopped or paused.
+        """
+        if event == OperatorEvent.START:
+            ends = [str(HALTS[halt]) for halt in sorted(self._halts)]
+            stopped = self.why_stopped()
+            if stopped and OperatorEvent.CLEAR_ERRORS not in ends:
+                ends.insert(0, str(OperatorEvent.CLEAR_ERRORS))
+            if ends:
+                raise OperatorError(
+                    "nothing can start yet",
+                    got=stopped or f"the operator said {' and '.join(sorted(self._halts))}",
+                    hint=f"say {', then '.join((*ends, event))}",
+                )
+        self.post(event)
 
     def note_stopped(self, arm: str, why: str | None) -> None:
         """Let the loop hear that an arm has been stopped, or, after the last of them, cleared.
@@ -160,6 +192,7 @@ class OperatorInbox:
                 return
             self._stopped.pop(arm, None)
             if not self._stopped:
+                self._halts.discard(OperatorEvent.STOP)
                 self._events.append(OperatorEvent.CLEAR_ERRORS)
 
     def why_stopped(self) -> str:

@@ -141,3 +141,6 @@ class OperatorServer(Protocol):
             attend: Called in that loop's thread, again and again while `Robot.reset` moves the
                 robot; raises `RobotInterrupted` where the operator has halted it.
         """
+
+    def missing(self) -> str:
+        """Who of those that the robot consists of is not there, in words; empty where all are."""

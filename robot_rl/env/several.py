@@ -120,6 +120,11 @@ class SeveralArms:
             if isinstance(arm, OperatorServer):
                 arm.serve_operator(inbox, attend)
 
+    def missing(self) -> str:
+        """What each of them misses; see `OperatorServer`."""
+        every = (arm.missing() for arm in self.arms.values() if isinstance(arm, OperatorServer))
+        return "; ".join(missing for missing in every if missing)
+
     def _check_free(self) -> None:
         for arm in self.arms.values():
             if isinstance(arm, Stoppable):

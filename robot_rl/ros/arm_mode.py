@@ -28,7 +28,7 @@ class ArmMode:
 
     def __init__(self, client: RosClient) -> None:
         """See the class."""
-        self._topic = client.topic("mode")
+        self._topic, self._clear = client.topic("mode"), client.topic("clear_errors")
         self.stops = 0
         self._stopped = False
         self._last_reason = ""  # of the stop that lasts, or lasted
@@ -67,7 +67,8 @@ class ArmMode:
             raise ArmStopped(
                 "the arm is stopped",
                 got=self._why(),
-                hint="look at the arm, then say clear_errors",
+                hint="look at the arm, then say clear_errors, as with"
+                f" robot-rl doctor call={self._clear}",
             )
         if stops is not None and self.stops != stops:
             raise ArmStopped(

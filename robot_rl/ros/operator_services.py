@@ -52,6 +52,11 @@ class OperatorServices:
         mode.listen(lambda why: inbox.note_stopped(client.namespace, why))
         inbox.listen(self._pass_on)
 
+    @property
+    def stop_is_served(self) -> bool:
+        """Whether there is anybody who serves the arm's stop."""
+        return bool(self._stop.client.service_is_ready())
+
     def check_stop(self, timeout_s: float) -> None:
         """Wait until a stop that somebody posts reaches the arm: not inside the control loop.
 
@@ -64,7 +69,7 @@ class OperatorServices:
         self, event: OperatorEvent, request: Trigger.Request, answer: Trigger.Response
     ) -> Trigger.Response:
         try:
-            self._inbox.post(event)
+            self._inbox.ask(event)
         except OperatorError as error:
             answer.success, answer.message = False, str(error)
         else:

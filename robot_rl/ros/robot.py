@@ -21,6 +21,7 @@ from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.tracked import Tracked
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.applied_target import AppliedTarget
 from robot_rl.ros.arm_mode import ArmMode
@@ -38,6 +39,8 @@ Vector = npt.NDArray[np.float64]
 
 # The arm's node gives up a reset when half a second passes without a sign of who asked for it [s].
 _SHOWN_SECONDS = 0.05
+# ROS finds what runs already within so long [s].
+_FOUND_SECONDS = 2.0
 
 
 class RosRobot:
@@ -213,6 +216,14 @@ class RosRobot:
         """
         self._mode.check()
 
+    def missing(self) -> str:
+        """Whose topics and services are not there; see `OperatorServer`."""
+        silent = [sensor.topic for sensor in self.all_sensors if not sensor.is_published]
+        absent = [f"nobody publishes {', '.join(silent)}"] if silent else []
+        if self._operator is not None and not self._operator.stop_is_served:
+            absent.append(f"nobody serves {self.client.topic('stop')}")
+        return "; ".join(absent)
+
     def close(self) -> None:
         """Leave ROS."""
         self._monitor.close()
@@ -221,6 +232,7 @@ class RosRobot:
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
         """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
         self._operator, self._attend = OperatorServices(self.client, inbox, self._mode), attend
+        wait_until(lambda: not self.missing(), _FOUND_SECONDS)  # what runs is not yet known
 
     # -- for tasks, and for what brings the arm to its start --------------------------------------
 

@@ -136,6 +136,11 @@ class Sensor:
             return BadMeasurement(f"{self.topic}: {doubt}")
         return self._problem(age) if age > self.limit_s else None
 
+    @property
+    def is_published(self) -> bool:
+        """Whether there is anybody who publishes on the topic, as far as this node knows."""
+        return bool(self._subscription.get_publisher_count())
+
     def arrivals(self) -> list[Arrival]:
         """The newest measurements, oldest first."""
         since_steady = 1e-9 * time.time_ns() - time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -256,6 +257,32 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before():
         cell.close()
 
 
+def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start():
+    config = configuration("/absent")
+    config.robot.mirror = None  # as of a real one
+    env = make_intervention(config, make_env(config), make_inbox(config))
+    try:
+        waiting = env.waiting()
+        assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")
+        assert "nobody serves /absent/stop; next: start what is missing" in waiting
+        assert waiting.index("docs/topics.md") < waiting.index("say start")
+        with arm_there(config):
+            listener = Listener("/absent")
+            listener.until(lambda: env.waiting().startswith("a person has to look at the robot"))
+            listener.close()
+    finally:
+        env.close()
+
+
+@contextmanager
+def arm_there(config):
+    arm = arm_node(config)
+    try:
+        yield
+    finally:
+        arm.close()
+
+
 def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start():
     cell = Resetting("/cleared", real=True)
     try:
@@ -265,7 +292,9 @@ def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start():
         deadline = time.monotonic() + 30.0
         while not step(cell.env)[0]:
             assert time.monotonic() < deadline
-        cell.listener.trigger("start")  # not yet: it is stopped
+        done, why = cell.listener.trigger("start")  # not yet
+        assert not done
+        assert "the service stop was called; next: say clear_errors, then start" in why
         cell.listener.trigger("clear_errors")
         cell.listener.until(lambda: "clear_errors" in cell.env.overhear().events)
         assert "the service stop was called; next: to go on say start" in cell.waits()
