@@ -122,11 +122,21 @@ def run(**options: str | None) -> None:
 
     Args:
         **options: `json`, "true" to print one JSON object as the last line; `teleop`, a choice of
-            `configs/teleop` to look at too.
+            `configs/teleop` to look at too; `call` and `topic`, what to ask a robot's nodes in
+            place of all this, where there is no `ros2` tool.
 
     Raises:
         Unusable: Python, MuJoCo or torch does not work.
+        RobotRLError: A node does not answer, or says no.
     """
+    if options.get("call") or options.get("topic"):
+        from robot_rl.ros import asking
+
+        if options.get("call"):
+            print(asking.call(str(options["call"])), flush=True)
+        if options.get("topic"):
+            print(asking.newest(str(options["topic"])), flush=True)
+        return
     findings = {}
     for check in CHECKS:
         findings[check.name] = examine(check.name)

@@ -283,6 +283,8 @@ STAGES: dict[str, Stage] = {
         options=(
             Option("json", "false", ("true", "false"), "one JSON object as the last line"),
             Option("teleop", None, (), "a device, whose axes are shown live for some seconds"),
+            Option("call", None, (), "only call this ROS service, such as /start or /clear_errors"),
+            Option("topic", None, (), "only print the newest message of this, as /current_pose"),
         ),
         takes_overrides=False,
         example="robot-rl doctor json=true",

@@ -30,7 +30,7 @@ def talker():
     client = RosClient("talker", "/talk")
 
     def answer(request, response):
-        response.success = True
+        response.success, response.message = True, "yes"
         return response
 
     client.node.create_service(Trigger, "ask", answer)
@@ -48,6 +48,12 @@ def talker():
     ending.set()
     thread.join()
     client.close()
+
+
+def test_without_the_ros2_tool_a_person_calls_a_service_and_reads_a_topic(talker, robot_rl_command):
+    called = robot_rl_command("doctor", "call=/talk/ask", "topic=/talk/one")
+    assert called.returncode == 0, called.stderr
+    assert called.stdout.startswith("/talk/ask: yes\ngeometry_msgs.msg.PoseStamped(")
 
 
 def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_start():
