@@ -52,8 +52,8 @@ class Keyboard(AxesDevice):
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _listener: Any = field(default=None, init=False, repr=False)
 
-    def connect(self) -> None:
-        """Begin to listen.
+    def __post_init__(self) -> None:
+        """Look for what it needs, before anything else of a robot is started.
 
         Raises:
             MissingExtra: pynput is not installed.
@@ -65,6 +65,10 @@ class Keyboard(AxesDevice):
                 got="DISPLAY is not set",
                 hint="start from a terminal of the desktop, or take another device: teleop=gamepad",
             )
+        require("pynput.keyboard", "keyboard")
+
+    def connect(self) -> None:
+        """Begin to listen."""
         keyboard = require("pynput.keyboard", "keyboard")
         self.close()
         self._listener = keyboard.Listener(on_press=self._press, on_release=self._release)

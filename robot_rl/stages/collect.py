@@ -22,7 +22,7 @@ from robot_rl.rewards.factory import make_source, make_watched_env, reward_camer
 from robot_rl.rewards.source import HUMAN_VERSION
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.stages.nodes import check_nodes, robot_nodes
+from robot_rl.stages.nodes import check_robot, robot_nodes
 from robot_rl.stages.resumable import working_run
 from robot_rl.stages.teleoperation import TeleoperatedSession
 
@@ -143,7 +143,7 @@ def _collect_by_hand(
 
 def run(config: DictConfig) -> None:
     """Collect into a new run directory, or go on in that of `run`."""
-    check_nodes(config)  # what cannot work is said before anything is made
+    check_robot(config)  # what cannot work is said before anything is made
     check_expert_is_judged(config)
     check_least(config, {"demonstrations": 1})
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,11 +10,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from robot_rl.env.factory import check_device
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.ros.environment import prepare_environment
 from robot_rl.ros.node_description import NodeDescription
 from robot_rl.ros.nodes import node_table
+from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
 
@@ -70,12 +73,14 @@ class NodeSupervisor:
                 return
 
 
-def check_nodes(config: DictConfig) -> None:
-    """Check the nodes that a stage would start, before anything is made.
+def check_robot(config: DictConfig) -> None:
+    """Check the nodes that a stage would start and the device it would use, before either is made.
 
     Raises:
-        RobotRLError: One of them cannot be started, or a camera has none.
+        RobotRLError: One of them cannot be started, or a camera has none; or the operator's device
+            cannot be used here.
     """
+    check_device(config)
     if config.start_nodes:
         node_table(config)
 
@@ -98,8 +103,9 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[NodeSupervisor | Non
         yield None
         return
     prepare_environment(config.robot.discovery_range)
+    table = node_table(config)
     with ProcessGroup(logs) as group:
-        supervisor = NodeSupervisor(node_table(config), group, logs)
+        supervisor = NodeSupervisor(table, group, logs)
         try:
             yield supervisor
         except KeyboardInterrupt:
@@ -107,3 +113,21 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[NodeSupervisor | Non
             raise
         finally:
             supervisor.stop_watching()
+            for node in table:
+                _tell_kept_stop(node)
+
+
+def _tell_kept_stop(node: NodeDescription) -> None:
+    """Say of an arm that is stopped that it stays so when this command has ended."""
+    folder = Path(node.parameters.get("stop_folder", default_stop_folder()))
+    name = f"{node.namespace.rstrip('/')}/{node.name}"
+    kept = kept_stop(folder, name)
+    if kept is not None:
+        clear = f"{node.namespace.rstrip('/')}/clear_errors"
+        print(
+            f"{name} is still stopped: {kept}. It stays so when it is started again. Next: look at"
+            " the arm, give the command again and say clear_errors, with the device, in"
+            f" robot-rl console, or with robot-rl doctor call={clear}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -215,3 +215,12 @@ def test_an_action_that_is_no_action_never_reaches_the_robot(bad):
         env.step(action)
     after = env.robot.observe()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("stage", ["collect", "train"])
+def test_a_keyboard_without_a_display_is_refused_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    words = ("robot=ros_sim", "task=reach", "teleop=keyboard")
+    assert "the keyboard needs a display" in _refused(capsys, stage, *words)

@@ -20,6 +20,7 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.group import ProcessDied
+from robot_rl.ros import asking
 from robot_rl.stages.nodes import robot_nodes
 
 WAIT_SECONDS = 90.0
@@ -67,6 +68,17 @@ def test_a_node_that_is_killed_is_started_again_and_all_end_with_the_stage(tmp_p
         env.close()
     assert not any(node.is_running() for node in running.values())
     assert "connected: drivers.arm.sim.SimArm" in (tmp_path / "supervised-arm.log").read_text()
+
+
+def test_of_a_stop_that_is_kept_the_stage_says_at_its_end_that_it_stays(tmp_path, capfd):
+    config = configuration()
+    for how, said in (("stop", True), ("clear_errors", False)):
+        with robot_nodes(config, tmp_path):
+            asking.call(f"/supervised/{how}")
+            assert "/supervised/arm is still stopped" not in capfd.readouterr().err
+        told = capfd.readouterr().err
+        assert ("/supervised/arm is still stopped: the service stop was called." in told) == said
+        assert ("robot-rl doctor call=/supervised/clear_errors" in told) == said
 
 
 @pytest.fixture
