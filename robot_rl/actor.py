@@ -50,6 +50,7 @@ _ROOM_SECONDS = 0.05
 NOTE = "actor: "
 # The learner first has the base propose along all demonstrations, and a large base is slow.
 _FIRST_WEIGHTS_SECONDS = 900.0
+_QUIET_SECONDS = 5.0  # and then says what it waits for
 
 
 class ActingController(ControllerWrapper[PolicyRunner]):
@@ -124,7 +125,7 @@ def act(
     total, number = int(config.environment_steps), _number(config)
     with closing(inner), _spooling_client(config, run, place, env, stop) as client:
         receiver = WeightsReceiver(run)
-        first = _first_behaviour(client, receiver, stop)
+        first = _first_behaviour(client, receiver, run, stop)
         check_fit(first.behaviour, env.schema)
         schema = stored_schema(env.schema, first.behaviour)
         _check_spool(config, env, schema)
@@ -255,9 +256,14 @@ def _number(config: DictConfig) -> int:
     return number
 
 
-def _first_behaviour(client: ReplayClient, receiver: WeightsReceiver, stop: StopEvent) -> Published:
-    deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
-    while time.monotonic() < deadline:
+def _first_behaviour(
+    client: ReplayClient, receiver: WeightsReceiver, run: RunDirectory, stop: StopEvent
+) -> Published:
+    began, told = time.monotonic(), False
+    while (waited := time.monotonic() - began) < _FIRST_WEIGHTS_SECONDS:
+        if waited > _QUIET_SECONDS and not told:
+            told = True
+            _note("waiting for the learner's first weights")
         if stop.is_set():
             raise Stopped
         found = receiver.fetch(client, None, 0.5)
@@ -266,7 +272,7 @@ def _first_behaviour(client: ReplayClient, receiver: WeightsReceiver, stop: Stop
     raise RobotRLError(
         "there are no weights to act with",
         got=f"none within {_FIRST_WEIGHTS_SECONDS:g} s",
-        hint="start the learner of this run: robot-rl learner run=RUN",
+        hint=f"start the learner of this run: robot-rl learner run={run.path}",
     )
 
 

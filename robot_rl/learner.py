@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,7 +179,7 @@ class Learner:
                 raise Stopped
             self._sampler.refresh(target)
 
-    def _train_block(self, target: int, stop: StopEvent) -> dict[str, float]:
+    def _train_block(self, target: int, stop: StopEvent) -> dict[str, Any]:
         started = time.monotonic()
         count = self._blocks.updates_at(target) - self.updates
         self._sampler.refresh(target)
@@ -201,7 +202,7 @@ class Learner:
 
     def _record(
         self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         schedule = self._algorithm.schedule
         online = self.environment_steps - schedule.warmup_steps
         paid = self.updates - schedule.critic_only_updates
@@ -213,7 +214,7 @@ class Learner:
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
             "updates_per_second": count / max(seconds, 1e-9),
-            "update_to_data": paid / online if online > 0 else 0.0,
+            "update_to_data": paid / online if online > 0 else None,  # it warms up
             "replay_transitions": transitions,
             **means,
         }

@@ -368,6 +368,12 @@ def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys):
         assert part in lines[-1]
 
 
+def test_while_it_warms_up_no_ratio_is_shown(capsys):
+    with WorkProgress(1000) as progress:
+        progress.update(100, updates_per_second=0.0, update_to_data=None, replay_transitions=2100)
+    assert "update-to-data ratio none, warming up" in capsys.readouterr().out
+
+
 def test_a_long_path_is_one_line_of_a_log():
     output = StringIO()
     path = f"/{'data/' * 40}demonstrations.zarr"

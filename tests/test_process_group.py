@@ -46,6 +46,21 @@ def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatc
     assert note.startswith("waiting for 'learner' to save and end; in ")
 
 
+def test_who_presses_ctrl_c_is_told_what_a_second_one_does(tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    notes = []
+
+    def interrupted():
+        with ProcessGroup(tmp_path, note=notes.append) as group:
+            group.start("learner", [], module="slow")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert notes == ["ending learner; Ctrl-C again kills them at once"]
+
+
 def test_what_a_child_prints_is_told_line_by_line_and_once(tmp_path, monkeypatch):
     (tmp_path / "talking.py").write_text(TALKING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -224,6 +224,9 @@ class ProcessGroup:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """End all children."""
+        if isinstance(error, KeyboardInterrupt) and self._children:
+            names = ", ".join(self._children)
+            self._note(f"ending {names}; Ctrl-C again kills them at once")
         try:
             problems = self.end()
         finally:  # a second Ctrl-C while they save: nobody is left behind

@@ -100,7 +100,14 @@ class WorkProgress:
         update_to_data: float | None = None,
         replay_transitions: int | None = None,
     ) -> None:
-        """Report the work done so far, since the job's first start; None keeps the last figure."""
+        """Report the work done so far, since the job's first start.
+
+        Args:
+            done: How much, in the unit that is counted.
+            updates_per_second: Of the learner; None keeps the last figures of it.
+            update_to_data: Its updates for each environment step; None while it warms up.
+            replay_transitions: What it learns from.
+        """
         self._done = done
         now = self._clock()
         self._history.append((now, done))
@@ -108,8 +115,8 @@ class WorkProgress:
             self._history.popleft()
         if updates_per_second is not None:
             self._figures["updates/s"] = f"{updates_per_second:.1f}"
-        if update_to_data is not None:
-            self._figures["update-to-data ratio"] = f"{update_to_data:.2f}"
+            ratio = "none, warming up" if update_to_data is None else f"{update_to_data:.2f}"
+            self._figures["update-to-data ratio"] = ratio
         if replay_transitions is not None:
             self._figures["replay transitions"] = f"{replay_transitions:,}"
         self._print_line_if_due()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
@@ -36,7 +37,7 @@ from robot_rl.run import (
     learned_steps,
     load_policy,
 )
-from robot_rl.stages.nodes import robot_nodes
+from robot_rl.stages.nodes import check_robot, robot_nodes
 
 RECORDS = "evaluations"
 _POLL_SECONDS = 0.2
@@ -108,10 +109,12 @@ class FinalEvaluation:
     Attributes:
         cloned: Of the cloned policy, None where it was not compared.
         learned: Of the learned policy, None where nothing was learned.
+        run: Where the run is.
     """
 
     cloned: EvaluationResult | None
     learned: EvaluationResult | None
+    run: Path
 
     @property
     def results(self) -> list[EvaluationResult]:
@@ -133,8 +136,8 @@ class FinalEvaluation:
             return "nothing was learned"
         if self.cloned is None:
             return (
-                "the cloned one was not evaluated beside it; robot-rl train resume=RUN"
-                " evaluation.compare=true evaluates both"
+                "the cloned one was not evaluated beside it;"
+                f" robot-rl train resume={self.run} evaluation.compare=true evaluates both"
             )
         other = self.cloned if self.deployed is self.learned else self.learned
         name = CLONED_POLICY if other.cloned else LEARNED_POLICY
@@ -166,7 +169,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
             results[name] = result = evaluator.evaluate(*load_policy(run, name), "final")
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
             _record_final(run, result)
-    return FinalEvaluation(results[CLONED_POLICY], results[LEARNED_POLICY])
+    return FinalEvaluation(results[CLONED_POLICY], results[LEARNED_POLICY], run.path)
 
 
 def _record_final(run: RunDirectory, result: EvaluationResult) -> None:
@@ -233,6 +236,8 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
                 raise KeyboardInterrupt from None
         return
     torch.set_num_threads(1)
+    if on_stepped_clock(config).clock == "realtime":  # with its operator and their device
+        check_robot(config)
     check_value("evaluation.policy", config.evaluation.policy, POLICIES)
     behaviour, steps = load_policy(directory, config.evaluation.policy)
     with (

@@ -47,7 +47,7 @@ from robot_rl.stages.evaluate import (
     film_final,
     unevaluated,
 )
-from robot_rl.stages.nodes import check_nodes, robot_nodes
+from robot_rl.stages.nodes import check_robot, robot_nodes
 from robot_rl.stages.pretrain import check_cloning, check_networks, check_sources, pretrain
 from robot_rl.stages.resumable import working_run
 from robot_rl.stages.vision import exploration_steps
@@ -57,8 +57,15 @@ _TIMES = "times"
 
 
 @dataclass
-class _Feed:
-    """Hands new lines of the run's files to the display."""
+class Feed:
+    """Hands new lines of the run's files to the display.
+
+    Attributes:
+        run: The run.
+        progress: The display.
+        episodes: How many of the run's it has been told of.
+        evaluations: The same of evaluations.
+    """
 
     run: RunDirectory
     progress: WorkProgress
@@ -66,6 +73,7 @@ class _Feed:
     evaluations: int = 0
 
     def show(self) -> None:
+        """Look for what is new; the first line of a log comes before the first block is learned."""
         episodes = self.run.read_jsonl("episodes")
         for episode in episodes[self.episodes :]:
             self.progress.episode(
@@ -81,7 +89,9 @@ class _Feed:
                 self.progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
         self.evaluations = len(evaluations)
         blocks = self.run.read_jsonl("learner")
-        if blocks:
+        if not blocks:
+            self.progress.update(0)
+        else:
             last = blocks[-1]
             self.progress.update(
                 int(last["environment_steps"]),
@@ -122,7 +132,7 @@ def run(config: DictConfig) -> None:
     check_cloning(config)
     trains_on(config.observation)
     check_algorithm(config.algorithm)
-    check_nodes(config)
+    check_robot(config)
     if config.replay.connect:
         raise ConfigError(
             "train starts a replay server of its own",
@@ -228,7 +238,7 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         waits_for = waits_for_annotation(config, run)
         if waits_for is not None:
             progress.note(f"learner: {waits_for}")
-        feed = _Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
+        feed = Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
         waiting = [name for name in processes if name != "replay"]
         actors = [name for name in processes if name.startswith("actor")]
         while waiting:

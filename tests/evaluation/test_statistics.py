@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,11 +227,11 @@ def test_a_policy_that_is_as_good_is_called_worse_in_one_run_of_twenty_at_the_mo
          " same scenes"),
         (98, None, "deployed: the cloned policy (98 of 100) — nothing was learned"),
         (None, 97, "deployed: the learned policy (97 of 100) — the cloned one was not evaluated"
-         " beside it; robot-rl train resume=RUN evaluation.compare=true evaluates both"),
+         " beside it; robot-rl train resume=runs/1 evaluation.compare=true evaluates both"),
     ],
 )  # fmt: skip
 def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(cloned, learned, said):
     def result(count, steps):
         return None if count is None else on_scenes([n < count for n in range(100)], steps=steps)
 
-    assert str(FinalEvaluation(result(cloned, 0), result(learned, 500))) == said
+    assert str(FinalEvaluation(result(cloned, 0), result(learned, 500), Path("runs/1"))) == said

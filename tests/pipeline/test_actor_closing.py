@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 
 import pytest
 from tiny_runs import TINY, ServerProcess, publish_cloned
 
+from robot_rl import actor
 from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.env.sim.robot import SimRobot
 from robot_rl.learning.pacing import SteppedWeights
-from robot_rl.processes.signals import StopEvent
+from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.run import RunDirectory
 
 
@@ -26,6 +28,19 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("hold", "close"):
         monkeypatch.setattr(SimRobot, name, lambda robot, name=name: told.append(name))
     return told
+
+
+def test_an_actor_that_waits_for_the_first_weights_says_so_and_ends_when_asked_to(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(actor, "_QUIET_SECONDS", 0.1)
+    stop = StopEvent()
+    asked = threading.Timer(3.0, stop.set)
+    asked.start()
+    run = RunDirectory.open(str(server.run), str(server.run.parent))
+    with pytest.raises(Stopped):
+        list(act(compose([*TINY]), run, stop))
+    assert capsys.readouterr().out.count("actor: waiting for the learner's first weights") == 1
 
 
 def test_a_weight_source_that_cannot_be_closed_leaves_the_robot_held(

@@ -12,7 +12,10 @@ from safetensors import safe_open
 from tiny_runs import TINY, lines, without
 
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay import StoreReader
+from robot_rl.run import RunDirectory
+from robot_rl.stages.train import Feed
 
 SUMMARY_KEYS = {
     "task",
@@ -66,6 +69,13 @@ def test_an_evaluation_is_told_before_it_is_saved(folder, robot_rl_command):
     assert f"robot-rl: {saved} cannot be written" in done.stderr
 
 
+def test_a_log_has_a_line_before_the_learner_has_its_first_block(tmp_path, capsys):
+    with WorkProgress(400, log_interval_s=0.0) as progress:
+        progress.phase("online learning")
+        Feed(RunDirectory.create("reach", str(tmp_path)), progress).show()
+        assert "online learning | environment steps 0 of 400" in capsys.readouterr().out
+
+
 def test_a_policy_is_tested_outside_of_its_training(folder, robot_rl_command):
     """Every result is kept, with what made it."""
     run = (folder / "runs" / "latest").resolve()
@@ -111,6 +121,8 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     )
     assert done.returncode == 0, done.stdout + done.stderr
     blocks = lines(run / "learner.jsonl")
+    assert blocks[0]["update_to_data"] is None  # it warms up
+    assert blocks[-1]["update_to_data"] == pytest.approx(1.0)
     assert [b["environment_steps"] for b in blocks] == list(range(25, 451, 25))  # none twice
     assert _online_steps(run) == 450
     episodes = lines(run / "episodes.jsonl")
