@@ -14,6 +14,7 @@ this node: one that begins anew is stopped until `clear_errors`. How the guard w
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -51,6 +52,7 @@ from robot_rl.safety import (
 
 # A reset that a client accompanies is given up when nothing has come from it for so long [s].
 _SILENCE_SECONDS = 0.5
+_NUMBER = re.compile(r"[\d.]+")
 
 
 class ArmNode(DeviceNode):
@@ -196,9 +198,9 @@ class ArmNode(DeviceNode):
     def _tell_mode(self) -> None:
         assert self.guard is not None
         mode = f"{self.guard.mode.value}: {self.guard.reason}"
-        if mode == self._told_mode:
-            return
-        self._told_mode = mode
+        if (words := _NUMBER.sub("", mode)) == self._told_mode:
+            return  # an age, for example, is another one at every poll
+        self._told_mode = words
         if self.guard.mode is Mode.STOPPED:
             try:
                 self._latch.set(self.guard.reason)

@@ -300,11 +300,11 @@ class Intervention(RobotEnvWrapper):
                 "the operator has halted the robot",
                 hint="it was taken back: what was interrupted begins anew",
             )
-        words = ", then ".join(sorted(self._waits_for))  # `start` after all others
-        why, hint = "; ".join(dict.fromkeys(self._waits_for.values())), f"to go on say {words}"
-        hint += (
-            " (with the device, in robot-rl console, or by the ROS service of that name, as with"
-            " robot-rl doctor call=/start)"
+        words = sorted(self._waits_for)  # `start` after all others
+        why = "; ".join(dict.fromkeys(self._waits_for.values()))
+        hint = (
+            f"to go on say {', then '.join(words)} (with the device, in robot-rl console, or by the"
+            f" ROS service of that name, as with robot-rl doctor call=/{words[0]})"
         )
         if OperatorEvent.START in self._waits_for:
             if missing := self._missing():

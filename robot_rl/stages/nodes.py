@@ -104,17 +104,19 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[NodeSupervisor | Non
         return
     prepare_environment(config.robot.discovery_range)
     table = node_table(config)
-    with ProcessGroup(logs) as group:
-        supervisor = NodeSupervisor(table, group, logs)
-        try:
-            yield supervisor
-        except KeyboardInterrupt:
-            supervisor.check()
-            raise
-        finally:
-            supervisor.stop_watching()
-            for node in table:
-                _tell_kept_stop(node)
+    try:
+        with ProcessGroup(logs) as group:
+            supervisor = NodeSupervisor(table, group, logs)
+            try:
+                yield supervisor
+            except KeyboardInterrupt:
+                supervisor.check()
+                raise
+            finally:
+                supervisor.stop_watching()
+    finally:
+        for node in table:
+            _tell_kept_stop(node)
 
 
 def _tell_kept_stop(node: NodeDescription) -> None:
