@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from robot_rl._cli_help import overview, stage_page
 from robot_rl.errors import RobotRLError, described, nearest
@@ -260,5 +260,13 @@ def _say(message: str) -> None:
         print(f"robot-rl: {message}", file=sys.stderr, flush=True)
 
 
+def command() -> NoReturn:
+    """Run one stage as a program, which a further Ctrl-C at its very end ends without a word."""
+    code = main()
+    for number in ending_signals():
+        signal.signal(number, signal.SIG_DFL)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -160,3 +160,34 @@ def test_a_command_that_is_done_looks_for_no_garbage():
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("robot-rl ")
     assert "looked" not in done.stdout
+
+
+LEAVING = """
+import atexit, sys, time
+from robot_rl import cli
+from robot_rl.stages.table import STAGES, Stage
+
+def leave():
+    print("leaving", flush=True)
+    time.sleep(60)
+
+def work():
+    atexit.register(leave)
+
+sys.modules["leaving"] = sys.modules["__main__"]
+STAGES["work"] = Stage("leaving:work", "", "", takes_overrides=False)
+sys.argv = ["robot-rl", "work"]
+cli.command()
+"""
+
+
+def test_who_presses_ctrl_c_again_at_the_very_end_sees_no_traceback():
+    words = [sys.executable, "-c", LEAVING]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"leaving\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60.0) == -signal.SIGINT
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()

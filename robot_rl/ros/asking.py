@@ -28,7 +28,12 @@ def call(service: str) -> str:
         ServiceFailed: Nobody serves it, or it says no.
     """
     with _client() as client:
-        client.wait_for(client.node.create_client(Trigger, service), _SECONDS)
+        if not wait_until(client.node.create_client(Trigger, service).service_is_ready, _SECONDS):
+            raise ServiceFailed(
+                f"nobody serves {service}",
+                hint="the arm's node serves stop and clear_errors; start, pause and what else an"
+                " operator can say are served while collect, train or evaluate moves the robot",
+            )
         answer = client.call(Trigger, service, Trigger.Request(), _CALL_SECONDS)
     if not answer.success:
         raise ServiceFailed(f"{service} was refused", got=answer.message)

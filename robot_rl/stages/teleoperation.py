@@ -129,9 +129,9 @@ class TeleoperatedSession:
                 self._progress.update(self._successes(writer))
             self._env.look()
             counting, halted = time.monotonic() < begins, self._operated.waiting()
-            if halted or not counting:
-                self._tell_waiting(halted or f"episode {number}: say start, or move the device")
             asked = OperatorEvent.START in said.events or said.moving
+            if halted or not (counting or asked):
+                self._tell_waiting(halted or f"episode {number}: say start, or move the device")
             if not (counting or halted) and (asked or not self._config.recording.wait_for_start):
                 return
             time.sleep(_POLL_SECONDS)
