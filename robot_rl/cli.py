@@ -1,6 +1,6 @@
 """The command `robot-rl`: one word per stage, configuration overrides after it.
 
-The words are in `robot_rl.stages.table`. A stage is imported when it is asked for.
+The words are in `robot_rl.commands.table`. A stage is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from robot_rl._cli_help import overview, stage_page
+from robot_rl.commands.help import overview, stage_page
+from robot_rl.commands.table import STAGES, Stage
 from robot_rl.errors import RobotRLError, described, nearest
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
@@ -28,7 +29,6 @@ from robot_rl.processes.signals import (
     end_with_input,
     ending_signals,
 )
-from robot_rl.stages.table import STAGES, Stage
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -218,7 +218,8 @@ def _run_bench(words: list[str]) -> int:
 
 def stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
     """Compose the configuration, or take that of the run directory that the overrides name."""
-    from robot_rl.config import compose, compose_for_run, load_resolved
+    from robot_rl.commands.run_config import compose_for_run, load_resolved
+    from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 
     overrides = [_in_full(stage, override) for override in overrides]

@@ -22,11 +22,13 @@ from policies.compute import compute_device, explained_memory
 from policies.policy import Policy
 from policies.runner import PolicyRunner
 from policies.vision import ENCODER_ID, FEATURES
-from robot_rl.algorithms.factory import make_algorithm
+from robot_rl.commands.annotate import waits_for_annotation
+from robot_rl.commands.demonstrations import open_demonstrations
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit, feature_columns, stored_schema
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms.factory import make_algorithm
 from robot_rl.learning.blocks import Blocks
 from robot_rl.learning.weights import BEHAVIOUR, base_apart, publish
 from robot_rl.processes.machine import yield_to_control_loop
@@ -40,8 +42,6 @@ from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.run import CLONED, LAST, STATE_FILE, RunDirectory, load_cloned
-from robot_rl.stages.annotate import waits_for_annotation
-from robot_rl.stages.demonstrations import open_demonstrations
 
 DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002

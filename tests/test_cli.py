@@ -15,20 +15,12 @@ import pytest
 from rich.console import Console
 
 from robot_rl import cli
-from robot_rl.config import (
-    compare_run,
-    compose,
-    compose_for_run,
-    flatten,
-    group_choices,
-    load_resolved,
-    save_resolved,
-)
-from robot_rl.config_overrides import ConfigError
+from robot_rl.commands.run_config import compare_run, compose_for_run, load_resolved, save_resolved
+from robot_rl.commands.table import STAGES, Stage
+from robot_rl.config import ConfigError, compose, flatten, group_choices
 from robot_rl.processes.machine import describe_machine
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
-from robot_rl.stages.table import STAGES, Stage
 
 
 def test_help_starts_at_once_and_names_all_stages(robot_rl_command):

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from robot_rl import cli
+from robot_rl.commands.table import STAGES, Stage
 from robot_rl.processes import signals
-from robot_rl.stages.table import STAGES, Stage
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -100,7 +100,7 @@ SHOWING = """
 import signal, sys, time
 from robot_rl import cli
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.stages.table import STAGES, Stage
+from robot_rl.commands.table import STAGES, Stage
 
 def work():
     with WorkProgress(10, "episodes") as progress:

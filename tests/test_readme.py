@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from robot_rl.cli import bench_names
+from robot_rl.commands.table import STAGES
 from robot_rl.config import compose, group_choices
-from robot_rl.stages.table import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [

@@ -15,6 +15,8 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.bench._topics import NAMESPACE, demonstrated, over_topics
+from robot_rl.commands.nodes import robot_nodes
+from robot_rl.commands.pretrain import pretrain
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env
@@ -25,8 +27,6 @@ from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.robot import RosRobot
 from robot_rl.ros.stamps import to_nanoseconds
-from robot_rl.stages.nodes import robot_nodes
-from robot_rl.stages.pretrain import pretrain
 
 # Control and cameras keep their phase within an episode: many short ones meet all phases.
 _EPISODE_STEPS = 20

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from robot_rl.commands.collect import collect
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.progress import WorkProgress
@@ -21,7 +22,6 @@ from robot_rl.ros.shared_memory import (
     remove_abandoned_segments,
 )
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
 
 NAMESPACE = "/bench"
 _DEMONSTRATIONS = 2

@@ -18,13 +18,13 @@ from omegaconf import DictConfig
 
 from robot_rl.actor import act
 from robot_rl.bench._killed_server import KilledServer
-from robot_rl.config import save_resolved
+from robot_rl.commands.collect import collect
+from robot_rl.commands.pretrain import pretrain
+from robot_rl.commands.run_config import save_resolved
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
-from robot_rl.stages.pretrain import pretrain
 
 RATES_HZ = (10.0, 50.0)
 KILLS_EVERY_SECONDS = 5.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from robot_rl.config_overrides import check_least
+from robot_rl.config import check_least
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.rate_limiter import RateLimiter
 

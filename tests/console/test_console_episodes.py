@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from console_links import make_run
 
+from robot_rl.commands.collect import collect
 from robot_rl.config import compose
 from robot_rl.console.curves import read_curves, running_mean
 from robot_rl.console.endpoint import ConsoleError
@@ -24,7 +25,6 @@ from robot_rl.console.requests import Requests
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server import ReplayServer
-from robot_rl.stages.collect import collect
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from untrained_policy import untrained
 
 from policies.runner import PolicyRunner
+from robot_rl.commands.collect import ExpertController
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
@@ -17,7 +18,6 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.replay.windows import make_windows
-from robot_rl.stages.collect import ExpertController
 
 
 class Faulty:

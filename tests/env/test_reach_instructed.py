@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scenes import PERFECT, configuration, environment, expert_episode
 
+from robot_rl.commands.collect import collect
+from robot_rl.commands.pretrain import pretrain
 from robot_rl.env.factory import make_expert
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
-from robot_rl.stages.pretrain import pretrain
 
 TASK = "reach_instructed"
 COLOURS = ("red", "blue")

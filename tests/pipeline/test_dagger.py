@@ -10,17 +10,17 @@ from rich.console import Console
 from tiny_runs import TINY
 from untrained_policy import untrained
 
-from robot_rl.config import compose, save_resolved
-from robot_rl.config_overrides import ConfigError
+from robot_rl.commands import dagger, driven
+from robot_rl.commands.collect import collect
+from robot_rl.commands.dagger import corrections
+from robot_rl.commands.pretrain import pretrain
+from robot_rl.commands.run_config import save_resolved
+from robot_rl.config import ConfigError, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import make_env
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import CLONED, RunDirectory
-from robot_rl.stages import dagger, driven
-from robot_rl.stages.collect import collect
-from robot_rl.stages.dagger import corrections
-from robot_rl.stages.pretrain import pretrain
 
 
 def rows_of(pattern, terminated):

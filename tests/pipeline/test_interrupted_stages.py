@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY, Command, starting
 
+from robot_rl.commands.collect import collect
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
 
 COLLECT = ["collect", "task=reach", "demonstrations=2000"]
 EXAMPLES = ["collect-reward", "task=reach", "observation=state_and_cameras"]

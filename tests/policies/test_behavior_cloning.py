@@ -12,14 +12,14 @@ from policy_examples import diffusion
 from policies.diffusion import DiffusionPolicy
 from policies.ema import EMA, move_towards, power_decay
 from policies.networks import linear, seeded
-from robot_rl.algorithms.behavior_cloning import (
+from robot_rl.data.windows import WindowSampler
+from robot_rl.learning.algorithms.behavior_cloning import (
     BehaviorCloning,
     CloningError,
     CloningOptions,
     train,
     warm_up_cosine,
 )
-from robot_rl.data.windows import WindowSampler
 
 KEYS = {"state/position": 2}
 

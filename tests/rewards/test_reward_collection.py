@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from robot_rl.config import compose, save_resolved
+from robot_rl.commands.collect import ExpertController
+from robot_rl.commands.collect_reward import ExampleCollector, collect_by_operator
+from robot_rl.commands.run_config import save_resolved
+from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.env.controllers import IdleController
@@ -22,8 +25,6 @@ from robot_rl.rewards.examples import REACTION_FRAMES, Examples
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import ExpertController
-from robot_rl.stages.collect_reward import ExampleCollector, collect_by_operator
 
 CAMERAS = compose([]).classifier.cameras[:1]
 CONFIG = compose(

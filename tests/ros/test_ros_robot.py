@@ -19,6 +19,7 @@ from std_msgs.msg import Bool, String
 
 from drivers.arm.sim_node import SimArmNode
 from drivers.gripper.node import GripperNode
+from robot_rl.commands.collect import ExpertController
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
@@ -39,7 +40,6 @@ from robot_rl.ros.errors import (
     SensorSlow,
 )
 from robot_rl.ros.sensors import wait_for_all
-from robot_rl.stages.collect import ExpertController
 
 REST = {"rate_hz": 60.0}
 SCRIPTED = (

@@ -17,7 +17,8 @@ from omegaconf import DictConfig
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.config_overrides import ConfigError
+from robot_rl.commands.driven import make_attended_env, once_free
+from robot_rl.config import ConfigError
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Row
@@ -26,7 +27,6 @@ from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import RunDirectory
-from robot_rl.stages.driven import make_attended_env, once_free
 
 _FINISHED = "corrections"  # the episodes that are, in RUN/corrections.jsonl
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
+from robot_rl.commands.driven import make_driven_env
 from robot_rl.data.episodes import EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
@@ -18,7 +19,6 @@ from robot_rl.env.rollout import EpisodeResult, rollout
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import RunDirectory
-from robot_rl.stages.driven import make_driven_env
 
 _POLL_SECONDS = 0.02
 _RETRY_SECONDS = 0.5

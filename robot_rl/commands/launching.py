@@ -24,13 +24,13 @@ from launch_ros.substitutions import FindPackagePrefix
 from omegaconf import DictConfig
 
 from launch import LaunchContext, LaunchDescription
+from robot_rl.commands.table import STAGES, Stage
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import EXIT_INTERRUPTED
 from robot_rl.ros.environment import ros_environment
 from robot_rl.ros.node_description import NodeDescription
 from robot_rl.ros.nodes import PACKAGE, node_table
-from robot_rl.stages.table import STAGES, Stage
 
 StageConfig = Callable[[Stage, list[str]], DictConfig]
 

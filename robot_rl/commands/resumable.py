@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from robot_rl.config import save_resolved
+from robot_rl.commands.run_config import save_resolved
 from robot_rl.processes.folders import point
 from robot_rl.processes.group import ProcessDied
 from robot_rl.run import LATEST, RunDirectory

@@ -12,8 +12,8 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.machine import describe_machine
 
 _SECONDS = 60.0
-_PROBES = "robot_rl.stages._doctor_probes"
-_TELEOP_PROBE = "robot_rl.stages._teleop_probe"
+_PROBES = "robot_rl.commands._doctor_probes"
+_TELEOP_PROBE = "robot_rl.commands._teleop_probe"
 _WATCHED_SECONDS = 6.0
 
 

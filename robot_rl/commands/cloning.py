@@ -11,9 +11,9 @@ from policies import registry
 from policies.compute import compute_device
 from policies.policy import ChunkPolicy
 from policies.vision import FEATURES
-from robot_rl.algorithms.behavior_cloning import Metrics
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.windows import WindowSampler
+from robot_rl.learning.algorithms.behavior_cloning import Metrics
 from robot_rl.processes.progress import WorkProgress
 
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from policies import registry
 from policies.compute import compute_device, explained_memory
+from robot_rl.commands.resumable import working_run
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.reward_report import RewardRecord, write_reward_report
@@ -21,7 +22,6 @@ from robot_rl.rewards.examples import Examples
 from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score_all
 from robot_rl.rewards.validation import validate, weaknesses
 from robot_rl.run import REWARD, RunDirectory
-from robot_rl.stages.resumable import working_run
 
 RECORD = "reward.json"
 

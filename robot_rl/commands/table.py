@@ -66,7 +66,7 @@ class Stage:
 
 STAGES: dict[str, Stage] = {
     "collect": Stage(
-        "robot_rl.stages.collect:run",
+        "robot_rl.commands.collect:run",
         "Record demonstrations with the task's scripted expert.",
         "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
@@ -77,7 +77,7 @@ STAGES: dict[str, Stage] = {
         " clock start_nodes run runs_directory",
     ),
     "collect-reward": Stage(
-        "robot_rl.stages.collect_reward:run",
+        "robot_rl.commands.collect_reward:run",
         "Record frames of success and of failure for a success classifier.",
         "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
         " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
@@ -89,7 +89,7 @@ STAGES: dict[str, Stage] = {
         " runs_directory",
     ),
     "train-reward": Stage(
-        "robot_rl.stages.train_reward:run",
+        "robot_rl.commands.train_reward:run",
         "Train a success classifier on recorded frames and say how far to trust it.",
         "Holds episodes out, chooses calibration and threshold on them, and writes"
         " checkpoints/reward, reward.json and reward.html in the run with the examples;"
@@ -103,7 +103,7 @@ STAGES: dict[str, Stage] = {
         " classifier.training.false_positive_episodes device run runs_directory",
     ),
     "pretrain": Stage(
-        "robot_rl.stages.pretrain:run",
+        "robot_rl.commands.pretrain:run",
         "Clone the demonstrations into a policy.",
         "Trains the policy on the demonstrations of `run=RUN`, by default of the latest run, or of"
         " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
@@ -116,7 +116,7 @@ STAGES: dict[str, Stage] = {
         " execute_steps dagger.rounds dagger.episodes device run runs_directory",
     ),
     "train": Stage(
-        "robot_rl.stages.train:run",
+        "robot_rl.commands.train:run",
         "The whole pipeline: collect, pretrain, online learning, evaluation, report.",
         "Starts the replay server, the actor and the learner as processes of their own. Ends by"
         " deciding which policy is deployed, the cloned or the learned one, and with summary.json"
@@ -155,7 +155,7 @@ STAGES: dict[str, Stage] = {
         " replay.capacity_rows run runs_directory",
     ),
     "console": Stage(
-        "robot_rl.stages.console:run",
+        "robot_rl.commands.console:run",
         "The operator's console of a run, in a browser.",
         "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
         " pause, take over and stop. It may be opened and closed at any time, and finds the actor"
@@ -166,7 +166,7 @@ STAGES: dict[str, Stage] = {
         " runs_directory",
     ),
     "evaluate": Stage(
-        "robot_rl.stages.evaluate:run",
+        "robot_rl.commands.evaluate:run",
         "Measure the success rate of a run's policy.",
         "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
         " Runs seeded episodes that training never used; prints the success rate with its exact"
@@ -181,7 +181,7 @@ STAGES: dict[str, Stage] = {
         short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
     ),
     "inspect": Stage(
-        "robot_rl.stages.inspection:run",
+        "robot_rl.commands.inspection:run",
         "Say what a dataset, store, checkpoint or run directory holds.",
         "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
         " changed.",
@@ -191,7 +191,7 @@ STAGES: dict[str, Stage] = {
         example="robot-rl inspect runs/latest",
     ),
     "export": Stage(
-        "robot_rl.stages.interchange:export",
+        "robot_rl.commands.interchange:export",
         "Write the episodes of a store to a dataset, also while training runs.",
         "STORE is a store, a run directory or an episode dataset; OUT is made and never"
         " overwritten. Open episodes are left out. LeRobot datasets have no final observation and"
@@ -212,7 +212,7 @@ STAGES: dict[str, Stage] = {
         example="robot-rl export runs/latest OUT format=lerobot",
     ),
     "annotate": Stage(
-        "robot_rl.stages.annotate:run",
+        "robot_rl.commands.annotate:run",
         "Have a progress model judge the episodes of a store.",
         "STORE is a store or a run directory whose replay server runs; the model listens at"
         " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
@@ -223,7 +223,7 @@ STAGES: dict[str, Stage] = {
         example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
     ),
     "import": Stage(
-        "robot_rl.stages.interchange:import_dataset",
+        "robot_rl.commands.interchange:import_dataset",
         "Take in what robot-rl export wrote: as an episode dataset, or into a running store.",
         "PATH is a LeRobot or a zarr dataset. OUT is made, never overwritten, and serves as"
         " dataset=OUT of pretrain and train; or it is a store or run directory whose server runs:"
@@ -235,7 +235,7 @@ STAGES: dict[str, Stage] = {
         example="robot-rl import PATH demonstrations.zarr",
     ),
     "keys": Stage(
-        "robot_rl.stages.keys:run",
+        "robot_rl.commands.keys:run",
         "Make the keys with which other machines may use the replay server.",
         "Writes a key pair of the server, and one for the processes beside it, into FOLDER; with"
         " client=NAME a further one into FOLDER/NAME, to be copied to that machine. Nothing is ever"
@@ -246,7 +246,7 @@ STAGES: dict[str, Stage] = {
         example="robot-rl keys keys client=robot2",
     ),
     "calibrate": Stage(
-        "robot_rl.stages.calibrate:run",
+        "robot_rl.commands.calibrate:run",
         "Work out where a camera is (hand-eye calibration).",
         "WHAT=board writes a picture of the board to PATH, to be printed. WHAT=camera works on the"
         " folder PATH: with camera=FILE arm=FILE, which configure a driver each (YAML with"
@@ -276,7 +276,7 @@ STAGES: dict[str, Stage] = {
         example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
     ),
     "doctor": Stage(
-        "robot_rl.stages.doctor:run",
+        "robot_rl.commands.doctor:run",
         "Say what of this machine works here, and how to mend what does not.",
         "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
         " memory, each in a process of its own. Fails only without Python, MuJoCo or torch.",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from robot_rl.algorithms.base import AlgorithmError
+from robot_rl.learning.algorithms.base import AlgorithmError
 
 Range = Sequence[float]
 

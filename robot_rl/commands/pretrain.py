@@ -16,23 +16,23 @@ from policies.behaviour import Behaviour, Interface
 from policies.compute import compute_device, explained_memory
 from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.vision import FEATURES, ImageEncoder, observed_keys
-from robot_rl.algorithms.behavior_cloning import train
-from robot_rl.algorithms.factory import make_algorithm
-from robot_rl.config_overrides import check_least
+from robot_rl.commands.cloning import show, untrained, windows
+from robot_rl.commands.dagger import correct
+from robot_rl.commands.demonstrations import check_demonstrations, open_demonstrations
+from robot_rl.commands.resumable import working_run
+from robot_rl.commands.vision import make_image_encoder, train_image_encoder
+from robot_rl.config import check_least
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms.behavior_cloning import train
+from robot_rl.learning.algorithms.factory import make_algorithm
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.reader import StoreReader
 from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.stages.cloning import show, untrained, windows
-from robot_rl.stages.dagger import correct
-from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
-from robot_rl.stages.resumable import working_run
-from robot_rl.stages.vision import make_image_encoder, train_image_encoder
 
 
 @explained_memory("lower cloning.batch_size, or add device=cpu")

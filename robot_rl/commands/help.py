@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from robot_rl.stages.table import Stage
+    from robot_rl.commands.table import Stage
 
 _WIDTH, _COLUMN = 80, 32
 

@@ -8,8 +8,10 @@ from contextlib import ExitStack, closing
 
 from omegaconf import DictConfig
 
-from robot_rl.config import in_real_time
-from robot_rl.config_overrides import ConfigError, check_least
+from robot_rl.commands.nodes import check_nodes, robot_nodes
+from robot_rl.commands.resumable import working_run
+from robot_rl.commands.teleoperation import TeleoperatedSession
+from robot_rl.config import ConfigError, check_least, in_real_time
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
@@ -22,9 +24,6 @@ from robot_rl.rewards.factory import make_source, make_watched_env, reward_camer
 from robot_rl.rewards.source import HUMAN_VERSION
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.stages.nodes import check_nodes, robot_nodes
-from robot_rl.stages.resumable import working_run
-from robot_rl.stages.teleoperation import TeleoperatedSession
 
 _MOST_FAILURES = 200
 _MOST_ATTEMPTS = 100_000

@@ -1,9 +1,9 @@
 """What `robot-rl doctor teleop=DEVICE` runs in a process of its own: a look at a device.
 
-    python -m robot_rl.stages._teleop_probe DEVICE SECONDS
+    python -m robot_rl.commands._teleop_probe DEVICE SECONDS
 
 shows the axes on the standard error output for so long where that is a terminal, reads them once
-where it is not, and prints a `robot_rl.stages.doctor.Finding` as JSON in its last line.
+where it is not, and prints a `robot_rl.commands.doctor.Finding` as JSON in its last line.
 """
 
 from __future__ import annotations

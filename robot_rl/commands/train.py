@@ -11,10 +11,22 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.actor import NOTE
-from robot_rl.algorithms.encoding import trains_on
-from robot_rl.algorithms.factory import check_algorithm
-from robot_rl.config import save_resolved
-from robot_rl.config_overrides import ConfigError, check_least
+from robot_rl.commands.annotate import waits_for_annotation
+from robot_rl.commands.collect import check_expert_is_judged, collect
+from robot_rl.commands.demonstrations import check_demonstrations, open_demonstrations
+from robot_rl.commands.evaluate import (
+    FinalEvaluation,
+    evaluate_final,
+    evaluates_periodically,
+    film_final,
+    unevaluated,
+)
+from robot_rl.commands.nodes import check_nodes, robot_nodes
+from robot_rl.commands.pretrain import check_cloning, check_networks, check_sources, pretrain
+from robot_rl.commands.resumable import working_run
+from robot_rl.commands.run_config import save_resolved
+from robot_rl.commands.vision import exploration_steps
+from robot_rl.config import ConfigError, check_least
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
@@ -23,6 +35,8 @@ from robot_rl.evaluation.statistics import (
     first_confirmed,
     worse_than_cloned,
 )
+from robot_rl.learning.algorithms.encoding import trains_on
+from robot_rl.learning.algorithms.factory import check_algorithm
 from robot_rl.learning.blocks import Blocks
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
@@ -37,20 +51,6 @@ from robot_rl.run import (
     learned_steps,
     load_policy,
 )
-from robot_rl.stages.annotate import waits_for_annotation
-from robot_rl.stages.collect import check_expert_is_judged, collect
-from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
-from robot_rl.stages.evaluate import (
-    FinalEvaluation,
-    evaluate_final,
-    evaluates_periodically,
-    film_final,
-    unevaluated,
-)
-from robot_rl.stages.nodes import check_nodes, robot_nodes
-from robot_rl.stages.pretrain import check_cloning, check_networks, check_sources, pretrain
-from robot_rl.stages.resumable import working_run
-from robot_rl.stages.vision import exploration_steps
 
 _POLL_SECONDS = 0.25
 _TIMES = "times"

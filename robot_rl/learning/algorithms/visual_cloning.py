@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from policies.policy import ChunkPolicy
 from policies.vision import FEATURES, ImageEncoder, random_shift
-from robot_rl.algorithms.behavior_cloning import CloningOptions
+from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.safety import rotations
 
 REMAINING_MOTION = "remaining_motion"

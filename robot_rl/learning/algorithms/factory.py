@@ -7,8 +7,8 @@ from typing import Any
 
 from policies import registry
 from policies.behaviour import Behaviour
-from robot_rl.algorithms.base import Algorithm, AlgorithmError
-from robot_rl.algorithms.encoding import make_encoding, trains_on
+from robot_rl.learning.algorithms.base import Algorithm, AlgorithmError
+from robot_rl.learning.algorithms.encoding import make_encoding, trains_on
 
 
 def check_algorithm(config: Mapping[str, Any]) -> None:

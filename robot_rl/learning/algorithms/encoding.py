@@ -24,7 +24,7 @@ from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from policies.policy import ChunkPolicy
 from policies.seeing import SeeingEncoder
 from policies.vision import random_shift
-from robot_rl.algorithms.base import AlgorithmError, Batch
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch
 
 FROZEN, CONTINUED = "frozen", "continued"
 

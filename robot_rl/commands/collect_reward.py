@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from policies import registry
 from policies.runner import PolicyRunner
+from robot_rl.commands.resumable import working_run
 from robot_rl.config import on_stepped_clock
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
@@ -36,7 +37,6 @@ from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import CLONED, LAST, RunDirectory, load_policy
-from robot_rl.stages.resumable import working_run
 
 _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted

@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
-from robot_rl.config import on_stepped_clock
-from robot_rl.config_overrides import check_value
+from robot_rl.commands.nodes import robot_nodes
+from robot_rl.config import check_value, on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
@@ -36,7 +36,6 @@ from robot_rl.run import (
     learned_steps,
     load_policy,
 )
-from robot_rl.stages.nodes import robot_nodes
 
 RECORDS = "evaluations"
 _POLL_SECONDS = 0.2

@@ -28,11 +28,11 @@ from policies.gripper import (
 )
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam
-from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.algorithms.encoding import Encoding
-from robot_rl.algorithms.losses import choice_loss
-from robot_rl.algorithms.value_range import Range, limited
+from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.losses import choice_loss
+from robot_rl.learning.algorithms.value_range import Range, limited
 
 COLUMN = "gripper"
 _NEXT = f"next/{LAST_COMMAND}"

@@ -1,6 +1,6 @@
 """The probes of `robot-rl doctor`; each runs in a process of its own, which may crash or hang.
 
-    python -m robot_rl.stages._doctor_probes NAME
+    python -m robot_rl.commands._doctor_probes NAME
 
 prints the answer as JSON in its last line, after whatever a library has to say. A probe returns
 what it found, and raises `NotHere` with the way to mend it.

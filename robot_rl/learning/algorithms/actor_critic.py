@@ -23,12 +23,12 @@ from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded, to_device
 from policies.policy import Policy
-from robot_rl.algorithms import losses
-from robot_rl.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.algorithms.critics import CriticEnsemble
-from robot_rl.algorithms.encoding import Encoding
-from robot_rl.algorithms.value_range import Range, check_value_range, limited
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learning.algorithms import losses
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.critics import CriticEnsemble
+from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.value_range import Range, check_value_range, limited
 
 
 @dataclass(frozen=True)

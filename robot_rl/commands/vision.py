@@ -14,14 +14,8 @@ from policies.behaviour import Behaviour, Interface
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder, observed_keys
-from robot_rl.algorithms.behavior_cloning import train
-from robot_rl.algorithms.visual_cloning import (
-    REMAINING_MOTION,
-    Explored,
-    SeeingPolicy,
-    VisionTraining,
-    remaining_motion,
-)
+from robot_rl.commands.cloning import show, untrained, windows
+from robot_rl.commands.driven import make_attended_env, once_free
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
@@ -29,10 +23,16 @@ from robot_rl.data.schema import SOURCE_POLICY, RowSchema
 from robot_rl.data.windows import WindowSampler
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.rollout import Seeds, SeedStream, rollout, training_seed
+from robot_rl.learning.algorithms.behavior_cloning import train
+from robot_rl.learning.algorithms.visual_cloning import (
+    REMAINING_MOTION,
+    Explored,
+    SeeingPolicy,
+    VisionTraining,
+    remaining_motion,
+)
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
-from robot_rl.stages.cloning import show, untrained, windows
-from robot_rl.stages.driven import make_attended_env, once_free
 
 _POSE = "state/tcp_pose"
 

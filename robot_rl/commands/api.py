@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.commands.inspection import Kind, look
 from robot_rl.data import lerobot
 from robot_rl.data.episodes import NotADataset
 from robot_rl.data.intervals import StatisticsError, clopper_pearson
@@ -33,7 +34,6 @@ from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.sampling import Sampler, SamplerOptions
 from robot_rl.replay.server import ReplayServer
 from robot_rl.run import LATEST, RunDirectory
-from robot_rl.stages.inspection import Kind, look
 
 if TYPE_CHECKING:
     from policies.behaviour import Behaviour
