@@ -16,14 +16,14 @@ from rich.console import Console
 
 from robot_rl import cli
 from robot_rl.commands.run_config import compare_run, compose_for_run, load_resolved, save_resolved
-from robot_rl.commands.table import STAGES, Stage
+from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.config import ConfigError, compose, flatten, group_choices
 from robot_rl.processes.machine import describe_machine
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 
 
-def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
+def test_help_starts_at_once_and_names_all_commands(robot_rl_command):
     seconds = []
     for _ in range(3):  # the best of three: a busy machine is no fault of the command
         start = time.monotonic()
@@ -31,13 +31,13 @@ def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
         seconds.append(time.monotonic() - start)
     assert min(seconds) < 1.0
     assert done.returncode == 0
-    assert all(stage in done.stdout for stage in STAGES)
+    assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("stage", list(STAGES))
-def test_help_of_each_stage_shows_what_matters_and_with_all_the_rest(capsys, stage):
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_help_of_each_command_shows_what_matters_and_with_all_the_rest(capsys, command):
     def page(*words: str) -> list[str]:
-        assert cli.main([stage, "--help", *words]) == 0
+        assert cli.main([command, "--help", *words]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(len(line) for line in lines) <= 80
         return lines
@@ -45,10 +45,10 @@ def test_help_of_each_stage_shows_what_matters_and_with_all_the_rest(capsys, sta
     short = page()
     keys = [key[0] for line in short if (key := re.findall(r"^  ([\w.]+)=", line))]
     assert len(keys) <= 20
-    for option in STAGES[stage].options:
+    for option in COMMANDS[command].options:
         assert option.name in keys
         assert all(choice in "\n".join(short) for choice in option.choices)
-    if not STAGES[stage].takes_overrides:
+    if not COMMANDS[command].takes_overrides:
         return
     assert len(keys) >= 7
     whole = page("all")
@@ -289,8 +289,8 @@ def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path,
     folder.mkdir()
     (folder / "own_stage.py").write_text("seen = []\ndef run(config): seen.append(config)\n")
     monkeypatch.syspath_prepend(str(folder))
-    stage = Stage("own_stage:run", "", "", run_key="run", default_run="latest")
-    monkeypatch.setitem(STAGES, "own", stage)
+    command = Command("own_stage:run", "", "", run_key="run", default_run="latest")
+    monkeypatch.setitem(COMMANDS, "own", command)
     assert cli.main(["own", f"runs_directory={tmp_path}/runs", "evaluation.episodes=4"]) == 0
     seen = sys.modules["own_stage"].seen
     assert seen[0].task.name == "reach"
@@ -312,7 +312,7 @@ def test_exit_codes(tmp_path, monkeypatch, capsys, body, code, message):
     (tmp_path / "failing_stage.py").write_text(f"def run(config):\n    {body}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "failing_stage", raising=False)
-    monkeypatch.setitem(STAGES, "failing", Stage("failing_stage:run", "", ""))
+    monkeypatch.setitem(COMMANDS, "failing", Command("failing_stage:run", "", ""))
     before = signal.getsignal(signal.SIGTERM)
     assert cli.main(["failing"]) == code
     assert message in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""The stages of the command line: each has `run(config)`."""
+"""The words of the command line: `table` names the function behind each."""

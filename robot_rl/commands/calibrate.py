@@ -41,7 +41,7 @@ def run(what: str, path: str, **options: str | None) -> None:
     Args:
         what: `board` writes a picture of the board to `path`; `camera` works on the folder `path`.
         path: A new PNG, or a folder of views.
-        **options: See the stage `calibrate` in `robot_rl.cli`.
+        **options: See the command `calibrate` in `robot_rl.cli`.
 
     Raises:
         CalibrationError: Something is missing, or the pose does not follow from the views.

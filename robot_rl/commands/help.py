@@ -11,49 +11,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from robot_rl.commands.table import Stage
+    from robot_rl.commands.table import Command
 
 _WIDTH, _COLUMN = 80, 32
 
 
-def overview(stages: Mapping[str, Stage]) -> str:
-    """Say what each stage does, in a line each."""
-    lines = ["robot-rl STAGE [key=value ...]", ""]
-    for name, stage in stages.items():
-        lines += _entry(" ".join((name, *stage.arguments)), stage.summary)
-    return "\n".join([*lines, "", "robot-rl STAGE --help says more. Start with: robot-rl train"])
+def overview(commands: Mapping[str, Command]) -> str:
+    """Say what each command does, in a line each."""
+    lines = ["robot-rl COMMAND [key=value ...]", ""]
+    for name, command in commands.items():
+        lines += _entry(" ".join((name, *command.arguments)), command.summary)
+    return "\n".join([*lines, "", "robot-rl COMMAND --help says more. Start with: robot-rl train"])
 
 
-def stage_page(name: str, stage: Stage, words: Sequence[str], names: Sequence[str]) -> str:
-    """Say what a stage does, and what may follow it.
+def page(name: str, command: Command, words: Sequence[str], names: Sequence[str]) -> str:
+    """Say what a command does, and what may follow it.
 
     Args:
-        name: The stage's word.
-        stage: Its description.
+        name: The command's word.
+        command: Its description.
         words: What was typed: overrides, with which the values are shown; `all` shows every key.
         names: What may stand for its first argument, where that is a name.
 
     Raises:
         ConfigError: An override that is not valid.
     """
-    settings = " [key=value ...]" if stage.takes_overrides or stage.options else ""
-    lines = [" ".join(("robot-rl", name, *stage.arguments)) + settings, ""]
-    lines += textwrap.wrap(f"{stage.summary} {stage.details}", _WIDTH)
+    settings = " [key=value ...]" if command.takes_overrides or command.options else ""
+    lines = [" ".join(("robot-rl", name, *command.arguments)) + settings, ""]
+    lines += textwrap.wrap(f"{command.summary} {command.details}", _WIDTH)
     if names:
         lines += ["", *textwrap.wrap(f"NAME is one of {', '.join(names)}.", _WIDTH)]
     lines += [""] if settings else []
-    for option in stage.options:
+    for option in command.options:
         choices = f"{' or '.join(option.choices)}: " if option.choices else ""
         lines += _entry(f"{option.name}={option.default or ''}", choices + option.summary)
-    if stage.takes_overrides:
-        for key, value, meaning in _settings(stage, words):
+    if command.takes_overrides:
+        for key, value, meaning in _settings(command, words):
             lines += _entry(f"{key}={value}", meaning)
-    if stage.takes_overrides and "all" not in words:
+    if command.takes_overrides and "all" not in words:
         lines += ["", f"robot-rl {name} --help all shows every key."]
     return "\n".join(lines)
 
 
-def _settings(stage: Stage, words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _settings(command: Command, words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Keys of the configuration with their values and meanings."""
     # Late: Hydra takes a moment.
     from robot_rl.config import choice_file, compose, flatten, group_choices
@@ -65,8 +65,8 @@ def _settings(stage: Stage, words: Sequence[str]) -> Iterator[tuple[str, str, st
     for group in groups:
         file = choice_file(group, str(config.choices[group]))
         meanings |= _meanings(file, group) if file is not None else {}
-    for key in [*groups, *values] if "all" in words else stage.keys.split():
-        place = stage.short.get(key, key)
+    for key in [*groups, *values] if "all" in words else command.keys.split():
+        place = command.short.get(key, key)
         value, meaning = config.choices.get(key), meanings.get(place, "")
         if key in groups:
             others = ", ".join(choice for choice in groups[key] if choice != value)

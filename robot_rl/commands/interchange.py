@@ -74,7 +74,7 @@ def import_dataset(path: str, out: str, *, table: str | None) -> None:
 
     Args:
         path: What `robot-rl export` wrote.
-        out: The directory to make, which then serves as ``dataset=`` of the other stages; or a
+        out: The directory to make, which then serves as ``dataset=`` of the other commands; or a
             store or a run directory, whose replay server must be running.
         table: Name of the store's table; None takes the only one, or makes one named after the
             task.

@@ -1,4 +1,4 @@
-"""Describes to `ros2 launch` what it starts: the table of nodes, and the stage that uses them.
+"""Describes to `ros2 launch` what it starts: the table of nodes, and the command that uses them.
 
 Loads ROS's `launch` and `launch_ros`, which come with a ROS installation and are not on PyPI.
 """
@@ -24,7 +24,7 @@ from launch_ros.substitutions import FindPackagePrefix
 from omegaconf import DictConfig
 
 from launch import LaunchContext, LaunchDescription
-from robot_rl.commands.table import STAGES, Stage
+from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import EXIT_INTERRUPTED
@@ -32,7 +32,7 @@ from robot_rl.ros.environment import ros_environment
 from robot_rl.ros.node_description import NodeDescription
 from robot_rl.ros.nodes import PACKAGE, node_table
 
-StageConfig = Callable[[Stage, list[str]], DictConfig]
+CommandConfig = Callable[[Command, list[str]], DictConfig]
 
 _RESPAWN_SECONDS = 1.0
 _STOP_SECONDS = "60"
@@ -44,7 +44,7 @@ _HINT = (
 
 
 class LaunchError(RobotRLError):
-    """A job that cannot be launched, or whose stage or node has failed."""
+    """A job that cannot be launched, or whose command or node has failed."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Job:
     """What a launch file is for.
 
     Attributes:
-        stage: The stage of `robot-rl` that runs beside the nodes; None for the nodes alone.
+        command: The command of `robot-rl` that runs beside the nodes; None for the nodes alone.
         robot: Default of the argument `robot`.
         arguments: Names of its arguments.
     """
 
-    stage: str | None
+    command: str | None
     robot: str
     arguments: tuple[str, ...]
 
@@ -82,11 +82,11 @@ JOBS = {
 }
 
 
-def launch_description(name: str, stage_config: StageConfig) -> LaunchDescription:
-    """The description of a job of `JOBS`; `stage_config` composes what a stage runs with.
+def launch_description(name: str, command_config: CommandConfig) -> LaunchDescription:
+    """The description of a job of `JOBS`; `command_config` composes what a command runs with.
 
-    A node that is killed is started again. The stage is not, and its end is the end of all: it has
-    then let the robot hold. So is an error of a node, such as an impossible parameter, which it
+    A node that is killed is started again. The command is not, and its end is the end of all: it
+    has then let the robot hold. So is an error of a node, such as an impossible parameter, which it
     would meet again. `ros2 launch` returns 1 after an error of either.
     """
     job = JOBS[name]
@@ -98,7 +98,7 @@ def launch_description(name: str, stage_config: StageConfig) -> LaunchDescriptio
             DeclareLaunchArgument(argument, default_value=default, description=description)
         )
     return LaunchDescription(
-        [*declared, OpaqueFunction(function=_actions, args=[job, stage_config])]
+        [*declared, OpaqueFunction(function=_actions, args=[job, command_config])]
     )
 
 
@@ -120,16 +120,18 @@ def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
         ) from error
 
 
-def _actions(context: LaunchContext, job: Job, stage_config: StageConfig) -> list[Any]:
+def _actions(context: LaunchContext, job: Job, command_config: CommandConfig) -> list[Any]:
     values = {name: LaunchConfiguration(name).perform(context) for name in job.arguments}
     overrides = overrides_of(job, values)
     try:
-        # The nodes are those of what the stage does: of the run that it evaluates or goes on with.
-        config = stage_config(STAGES[job.stage], overrides) if job.stage else compose(overrides)
+        # Its nodes are those of the run that it evaluates or goes on with.
+        config = (
+            command_config(COMMANDS[job.command], overrides) if job.command else compose(overrides)
+        )
         table = node_table(config)
     except RobotRLError as error:
         raise LaunchError(f"{error} ({_HINT})") from error
-    if job.stage is None and not table:
+    if job.command is None and not table:
         raise LaunchError(
             "there is nothing to launch",
             got=f"robot={config.choices.robot}, whose section `nodes` is empty",
@@ -139,20 +141,20 @@ def _actions(context: LaunchContext, job: Job, stage_config: StageConfig) -> lis
     environment = ros_environment(config.robot.discovery_range)
     actions: list[Any] = [SetEnvironmentVariable(n, value) for n, value in environment.items()]
     actions += [_node(description) for description in table]
-    if job.stage is not None:
-        actions.append(_stage(job.stage, overrides))
+    if job.command is not None:
+        actions.append(_command(job.command, overrides))
     return actions
 
 
-def stage_ended(stage: str) -> Callable[[Any, LaunchContext], Shutdown]:
-    """What happens at the end of a stage: the end of all, with an error if it had one."""
+def command_ended(command: str) -> Callable[[Any, LaunchContext], Shutdown]:
+    """What happens at the end of a command: the end of all, with an error if it had one."""
 
     def end(event: Any, context: LaunchContext) -> Shutdown:
         if event.returncode not in (0, EXIT_INTERRUPTED):
             raise LaunchError(
-                f"robot-rl {stage} has failed", got=f"exit code {event.returncode}", hint=_HINT
+                f"robot-rl {command} has failed", got=f"exit code {event.returncode}", hint=_HINT
             )
-        return Shutdown(reason=f"robot-rl {stage} has ended")
+        return Shutdown(reason=f"robot-rl {command} has ended")
 
     return end
 
@@ -182,13 +184,13 @@ def _node(description: NodeDescription) -> Node:
     )
 
 
-def _stage(stage: str, overrides: list[str]) -> ExecuteProcess:
+def _command(command: str, overrides: list[str]) -> ExecuteProcess:
     program = PathJoinSubstitution([FindPackagePrefix(PACKAGE), "lib", PACKAGE, "robot-rl"])
     return ExecuteProcess(
-        cmd=[program, stage, *overrides, "start_nodes=false"],
+        cmd=[program, command, *overrides, "start_nodes=false"],
         cwd=str(Path.cwd()),
-        name=stage,
+        name=command,
         output="both",
         sigterm_timeout=_STOP_SECONDS,  # it saves its data
-        on_exit=stage_ended(stage),
+        on_exit=command_ended(command),
     )

@@ -1,4 +1,4 @@
-"""Starts the ROS 2 nodes of a robot for as long as a stage runs, and keeps them running."""
+"""Starts the ROS 2 nodes of a robot for as long as a command runs, and keeps them running."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class NodeSupervisor:
 
 
 def check_nodes(config: DictConfig) -> None:
-    """Check the nodes that a stage would start, before anything is made.
+    """Check the nodes that a command would start, before anything is made.
 
     Raises:
         RobotRLError: One of them cannot be started, or a camera has none.

@@ -1,4 +1,4 @@
-"""The words of the command line: what each stage does, what it reads and what may follow it.
+"""The words of the command line: what each command does, what it reads and what may follow it.
 
 Stages are named, not imported: help and errors do not wait for torch.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Option:
-    """One `key=value` of a stage that has no configuration.
+    """One `key=value` of a command that has no configuration.
 
     Attributes:
         name: The key, which is also the name of the function's argument.
@@ -27,25 +27,25 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Command:
     """One word of the command line.
 
     Attributes:
         target: `module:function` that does the work; it is called with the configuration.
-        summary: One line for the list of stages.
-        details: What the stage reads and writes.
+        summary: One line for the list of commands.
+        details: What the command reads and writes.
         run_key: The configuration key that names the run directory to work on. The configuration
             of that run is used, and overrides that would make it another run are refused.
-        default_run: The run when that key is not given; None when the stage makes its own.
-        new_run_key: A key with which the stage makes its own run in place of the default one.
+        default_run: The run when that key is not given; None when the command makes its own.
+        new_run_key: A key with which the command makes its own run in place of the default one.
         elsewhere: Whether it may work with another robot, and other parameters of the task, than
             the run was made with. It is then told the overrides too, for its records.
         keys: The settings that matter most, for its help page: keys and groups
             of the configuration, with spaces between them.
         short: Words that stand for a longer key of the configuration.
         arguments: Names of the positional arguments, which come before the overrides.
-        options: What `key=value` may follow, of a stage that has no configuration.
-        takes_overrides: Whether the stage has a configuration.
+        options: What `key=value` may follow, of a command that has no configuration.
+        takes_overrides: Whether the command has a configuration.
         example: A command to show to somebody who gave the wrong arguments.
     """
 
@@ -64,8 +64,8 @@ class Stage:
     example: str = ""
 
 
-STAGES: dict[str, Stage] = {
-    "collect": Stage(
+COMMANDS: dict[str, Command] = {
+    "collect": Command(
         "robot_rl.commands.collect:run",
         "Record demonstrations with the task's scripted expert.",
         "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
@@ -76,7 +76,7 @@ STAGES: dict[str, Stage] = {
         " recording.countdown_s recording.undo_s recording.keep_failures control_rate_hz"
         " clock start_nodes run runs_directory",
     ),
-    "collect-reward": Stage(
+    "collect-reward": Command(
         "robot_rl.commands.collect_reward:run",
         "Record frames of success and of failure for a success classifier.",
         "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
@@ -88,7 +88,7 @@ STAGES: dict[str, Stage] = {
         " classifier.collection.frames_after_success classifier.collection.reaction_s run"
         " runs_directory",
     ),
-    "train-reward": Stage(
+    "train-reward": Command(
         "robot_rl.commands.train_reward:run",
         "Train a success classifier on recorded frames and say how far to trust it.",
         "Holds episodes out, chooses calibration and threshold on them, and writes"
@@ -102,7 +102,7 @@ STAGES: dict[str, Stage] = {
         " classifier.training.validation_share classifier.training.false_positive_frames"
         " classifier.training.false_positive_episodes device run runs_directory",
     ),
-    "pretrain": Stage(
+    "pretrain": Command(
         "robot_rl.commands.pretrain:run",
         "Clone the demonstrations into a policy.",
         "Trains the policy on the demonstrations of `run=RUN`, by default of the latest run, or of"
@@ -115,7 +115,7 @@ STAGES: dict[str, Stage] = {
         " cloning.learning_rate cloning.bf16 policy.horizon policy.observation_steps"
         " execute_steps dagger.rounds dagger.episodes device run runs_directory",
     ),
-    "train": Stage(
+    "train": Command(
         "robot_rl.commands.train:run",
         "The whole pipeline: collect, pretrain, online learning, evaluation, report.",
         "Starts the replay server, the actor and the learner as processes of their own. Ends by"
@@ -127,7 +127,7 @@ STAGES: dict[str, Stage] = {
         " demonstrations dataset environment_steps evaluation.every_steps"
         " evaluation.final_episodes device console.open resume",
     ),
-    "replay": Stage(
+    "replay": Command(
         "robot_rl.replay.main:run",
         "The replay server of a run, alone.",
         "The only writer of the run's store, and the mailbox of weights.",
@@ -136,7 +136,7 @@ STAGES: dict[str, Stage] = {
         keys="replay replay.address replay.keys replay.fsync replay.map_size_bytes"
         " replay.capacity_rows replay.capacity_bytes replay.memory_bytes run runs_directory",
     ),
-    "actor": Stage(
+    "actor": Command(
         "robot_rl.actor:run",
         "The actor of a run, alone: steps the robot with the newest policy.",
         "Sends every transition to the replay server and takes new weights from it.",
@@ -145,7 +145,7 @@ STAGES: dict[str, Stage] = {
         keys="operator teleop actor actors device environment_steps start_nodes replay.connect"
         " replay.keys replay.spool_bytes run runs_directory",
     ),
-    "learner": Stage(
+    "learner": Command(
         "robot_rl.learner:run",
         "The learner of a run, alone: updates the policy from the store.",
         "Reads the store through its memory map and publishes weights to the replay server.",
@@ -154,7 +154,7 @@ STAGES: dict[str, Stage] = {
         keys="environment_steps device evaluation.every_steps replay.connect replay.keys"
         " replay.capacity_rows run runs_directory",
     ),
-    "console": Stage(
+    "console": Command(
         "robot_rl.commands.console:run",
         "The operator's console of a run, in a browser.",
         "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
@@ -165,7 +165,7 @@ STAGES: dict[str, Stage] = {
         keys="console.host console.port console.token_file console.certificate console.model run"
         " runs_directory",
     ),
-    "evaluate": Stage(
+    "evaluate": Command(
         "robot_rl.commands.evaluate:run",
         "Measure the success rate of a run's policy.",
         "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
@@ -180,7 +180,7 @@ STAGES: dict[str, Stage] = {
         " device start_nodes run runs_directory",
         short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
     ),
-    "inspect": Stage(
+    "inspect": Command(
         "robot_rl.commands.inspection:run",
         "Say what a dataset, store, checkpoint or run directory holds.",
         "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
@@ -190,7 +190,7 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl inspect runs/latest",
     ),
-    "export": Stage(
+    "export": Command(
         "robot_rl.commands.interchange:export",
         "Write the episodes of a store to a dataset, also while training runs.",
         "STORE is a store, a run directory or an episode dataset; OUT is made and never"
@@ -211,7 +211,7 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl export runs/latest OUT format=lerobot",
     ),
-    "annotate": Stage(
+    "annotate": Command(
         "robot_rl.commands.annotate:run",
         "Have a progress model judge the episodes of a store.",
         "STORE is a store or a run directory whose replay server runs; the model listens at"
@@ -222,7 +222,7 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
     ),
-    "import": Stage(
+    "import": Command(
         "robot_rl.commands.interchange:import_dataset",
         "Take in what robot-rl export wrote: as an episode dataset, or into a running store.",
         "PATH is a LeRobot or a zarr dataset. OUT is made, never overwritten, and serves as"
@@ -234,7 +234,7 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl import PATH demonstrations.zarr",
     ),
-    "keys": Stage(
+    "keys": Command(
         "robot_rl.commands.keys:run",
         "Make the keys with which other machines may use the replay server.",
         "Writes a key pair of the server, and one for the processes beside it, into FOLDER; with"
@@ -245,7 +245,7 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl keys keys client=robot2",
     ),
-    "calibrate": Stage(
+    "calibrate": Command(
         "robot_rl.commands.calibrate:run",
         "Work out where a camera is (hand-eye calibration).",
         "WHAT=board writes a picture of the board to PATH, to be printed. WHAT=camera works on the"
@@ -275,7 +275,7 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
     ),
-    "doctor": Stage(
+    "doctor": Command(
         "robot_rl.commands.doctor:run",
         "Say what of this machine works here, and how to mend what does not.",
         "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
@@ -287,7 +287,7 @@ STAGES: dict[str, Stage] = {
         takes_overrides=False,
         example="robot-rl doctor json=true",
     ),
-    "bench": Stage(
+    "bench": Command(
         "robot_rl.bench",
         "Measure one part on this machine.",
         "Prints one JSON object as its last line: medians, and the machine they were measured on.",
