@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
@@ -40,14 +37,3 @@ def run(store: str, address: str, *, table: str | None) -> None:
         if stop.is_set():
             print("the same command judges the others")
             raise KeyboardInterrupt
-
-
-def waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:
-    """Say what learning waits for where annotations are its only reward, None where not."""
-    name = config.reward.annotation
-    if name in (None, LABELS):
-        return None
-    return (
-        f"learns only from steps with the annotation {name!r}, and waits until there are some:"
-        f" robot-rl annotate {run.path} ADDRESS"
-    )

@@ -23,7 +23,7 @@ from robot_rl.env.sim.cameras import CameraError
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.records import VIDEOS
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.learning.blocks import Blocks
+from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
@@ -37,7 +37,6 @@ from robot_rl.run import (
     load_policy,
 )
 
-RECORDS = "evaluations"
 _POLL_SECONDS = 0.2
 
 
@@ -69,33 +68,13 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
             cloned = None if result.cloned else _periodic_of_cloned(run)
             if cloned is not None:
                 result = replace(result, against_cloned=result.beside(cloned, looks))
-            run.append_jsonl(RECORDS, result.to_json())
+            run.append_jsonl(EVALUATIONS, result.to_json())
 
 
 def _periodic_of_cloned(run: RunDirectory) -> EvaluationResult | None:
-    periodic = (r for r in run.read_jsonl(RECORDS) if r["seed_set"] == "periodic")
+    periodic = (r for r in run.read_jsonl(EVALUATIONS) if r["seed_set"] == "periodic")
     cloned = [r for r in periodic if r["environment_steps"] == 0]
     return EvaluationResult.from_json(cloned[-1]) if cloned else None
-
-
-def evaluates_periodically(config: DictConfig) -> bool:
-    """Whether checkpoints are evaluated while a run trains."""
-    return bool(config.evaluation.get("periodic", True))
-
-
-def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
-    """Environment steps of the periodic evaluations that are still to be made, or waited for."""
-    if not evaluates_periodically(config):
-        return []
-    records = run.read_jsonl(RECORDS)
-    known = {r["environment_steps"] for r in records if r["seed_set"] == "periodic"}
-    learned = learned_steps(run)
-    return [
-        steps
-        for steps in Blocks.of(config).evaluation_points()
-        if steps not in known
-        and (steps == 0 or steps > learned or run.has_folder(run.snapshot_name(steps)))
-    ]
 
 
 @dataclass(frozen=True)
@@ -170,9 +149,9 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
 
 def _record_final(run: RunDirectory, result: EvaluationResult) -> None:
     """Add a final evaluation to the run's records, unless the same one is there already."""
-    known = (EvaluationResult.from_json(record) for record in run.read_jsonl(RECORDS))
+    known = (EvaluationResult.from_json(record) for record in run.read_jsonl(EVALUATIONS))
     if all(replace(record, wall_seconds=result.wall_seconds) != result for record in known):
-        run.append_jsonl(RECORDS, result.to_json())
+        run.append_jsonl(EVALUATIONS, result.to_json())
 
 
 def film_final(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from robot_rl.commands.run_config import save_resolved
+from robot_rl.commands.run_config import lasting, save_resolved
 from robot_rl.processes.folders import point
 from robot_rl.processes.group import ProcessDied
 from robot_rl.run import LATEST, RunDirectory
@@ -53,7 +53,7 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
     before = latest.readlink() if latest.is_symlink() else None
     run = RunDirectory.create(config.task.name, config.runs_directory)
     try:
-        save_resolved(config, run.path)
+        save_resolved(lasting(config), run.path)
         yield run
     except Exception:
         if run.is_empty():

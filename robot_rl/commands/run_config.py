@@ -17,8 +17,10 @@ from robot_rl.run import CONFIG_FILE
 # A run may be continued or evaluated with other values of these; all else made it what it is.
 MAY_DIFFER = (
     "actor",
+    "artifacts",
     "bench",
     "choices.classifier",
+    "choices.recipe",
     "choices.replay",
     "choices.teleop",
     "classifier",
@@ -26,10 +28,12 @@ MAY_DIFFER = (
     "device",
     "environment_steps",
     "evaluation",
+    "recipe",
     "replay",
     "resume",
     "run",
     "runs_directory",
+    "stage",
     "teleop",
     "start_nodes",
 )
@@ -153,6 +157,12 @@ def save_resolved(config: DictConfig, run: Path) -> None:
         replace_text(run / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
     except OSError as error:
         raise ConfigError(f"{run / CONFIG_FILE} cannot be written", got=error) from error
+
+
+def lasting(config: DictConfig) -> DictConfig:
+    """What a run keeps of a configuration: all but what names runs, and the one stage asked for."""
+    once = dict.fromkeys(("artifacts", "resume", "run", "stage"))
+    return OmegaConf.merge(config, once)  # type: ignore[return-value]
 
 
 def load_resolved(run: Path) -> DictConfig:

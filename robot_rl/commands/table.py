@@ -66,7 +66,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "collect": Command(
-        "robot_rl.commands.collect:run",
+        "robot_rl.commands.stage:collect",
         "Record demonstrations with the task's scripted expert.",
         "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
@@ -77,7 +77,7 @@ COMMANDS: dict[str, Command] = {
         " clock start_nodes run runs_directory",
     ),
     "collect-reward": Command(
-        "robot_rl.commands.collect_reward:run",
+        "robot_rl.commands.stage:collect_reward",
         "Record frames of success and of failure for a success classifier.",
         "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
         " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
@@ -89,7 +89,7 @@ COMMANDS: dict[str, Command] = {
         " runs_directory",
     ),
     "train-reward": Command(
-        "robot_rl.commands.train_reward:run",
+        "robot_rl.commands.stage:train_reward",
         "Train a success classifier on recorded frames and say how far to trust it.",
         "Holds episodes out, chooses calibration and threshold on them, and writes"
         " checkpoints/reward, reward.json and reward.html in the run with the examples;"
@@ -103,7 +103,7 @@ COMMANDS: dict[str, Command] = {
         " classifier.training.false_positive_episodes device run runs_directory",
     ),
     "pretrain": Command(
-        "robot_rl.commands.pretrain:run",
+        "robot_rl.commands.stage:pretrain",
         "Clone the demonstrations into a policy.",
         "Trains the policy on the demonstrations of `run=RUN`, by default of the latest run, or of"
         " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"

@@ -1,32 +1,22 @@
-"""`robot-rl train`: demonstrations, cloning, online learning through the processes, report."""
+"""`robot-rl train`: the stages of a recipe, through the processes; then evaluation and report."""
 
 from __future__ import annotations
 
-import copy
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl.actor import NOTE
-from robot_rl.commands.annotate import waits_for_annotation
-from robot_rl.commands.collect import check_expert_is_judged, collect
-from robot_rl.commands.demonstrations import check_demonstrations, open_demonstrations
-from robot_rl.commands.evaluate import (
-    FinalEvaluation,
-    evaluate_final,
-    evaluates_periodically,
-    film_final,
-    unevaluated,
-)
+from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
 from robot_rl.commands.nodes import check_nodes, robot_nodes
-from robot_rl.commands.pretrain import check_cloning, check_networks, check_sources, pretrain
 from robot_rl.commands.resumable import working_run
-from robot_rl.commands.run_config import save_resolved
-from robot_rl.commands.vision import exploration_steps
-from robot_rl.config import ConfigError, check_least
+from robot_rl.commands.run_config import lasting, save_resolved
+from robot_rl.commands.stage import check_sources, perform
+from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
@@ -35,20 +25,23 @@ from robot_rl.evaluation.statistics import (
     first_confirmed,
     worse_than_cloned,
 )
-from robot_rl.learning.algorithms.encoding import trains_on
-from robot_rl.learning.algorithms.factory import check_algorithm
-from robot_rl.learning.blocks import Blocks
+from robot_rl.learning.blocks import evaluates_periodically
+from robot_rl.learning.cloning import check_networks
+from robot_rl.learning.demonstrations import check_demonstrations, open_demonstrations
+from robot_rl.learning.recipe import Recipe
+from robot_rl.learning.stages.online import waits_for_annotation
+from robot_rl.learning.stages.vision import exploration_steps
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
+    DEMONSTRATIONS,
     LAST,
     LEARNED_POLICY,
     RunDirectory,
     RunError,
-    learned_steps,
     load_policy,
 )
 
@@ -115,13 +108,13 @@ class _Costs:
 
 
 def run(config: DictConfig) -> None:
-    """Run the whole pipeline, or go on with the run `config.resume`."""
-    Blocks.of(config).check_learning()  # what cannot work is said before anything is made
+    """Run the stages of the recipe, or those that are left in the run `config.resume`."""
+    # What cannot work is said before anything is made.
+    recipe = Recipe(config)
     check_counts(config)
-    check_least(config, {"demonstrations": 1})
-    check_cloning(config)
-    trains_on(config.observation)
-    check_algorithm(config.algorithm)
+    known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
+    left = recipe.left(known)
+    recipe.check(known, [n for n, s in recipe.stages.items() if n in left or s.with_actors])
     check_nodes(config)
     if config.replay.connect:
         raise ConfigError(
@@ -130,8 +123,6 @@ def run(config: DictConfig) -> None:
             hint="start robot-rl actor or robot-rl learner alone on this machine",
         )
     if not config.resume:
-        if config.dataset is None:
-            check_expert_is_judged(config)
         check_sources(config)
     with (
         working_run(config, "resume", "robot-rl train resume=") as directory,
@@ -140,23 +131,18 @@ def run(config: DictConfig) -> None:
         robot_nodes(config, directory.path / "logs"),
     ):
         costs = _Costs(directory, memory)
-        _check(config, directory)
+        recipe.borrow(directory, left)
+        _check(config, directory, recipe)
         try:
             if config.resume:
-                save_resolved(_lasting(config), directory.path)
-            _prepare(config, directory)
-            _learn_online(config, directory, lock)
-            _finish(config, directory, costs)
+                save_resolved(lasting(config), directory.path)
+            _go_through(config, directory, recipe, lock)
+            if config.stage is None and directory.has_folder(CLONED):
+                _finish(config, directory, costs)
         except BaseException:
             _note_costs(costs)
             raise
         costs.save()
-
-
-def _lasting(config: DictConfig) -> DictConfig:
-    """What the run keeps of a configuration: all but what names the run itself."""
-    kept = copy.deepcopy(config)
-    return OmegaConf.merge(kept, {"resume": None, "run": None})  # type: ignore[return-value]
 
 
 def _note_costs(costs: _Costs) -> None:
@@ -164,7 +150,7 @@ def _note_costs(costs: _Costs) -> None:
         costs.save()
 
 
-def _check(config: DictConfig, run: RunDirectory) -> None:
+def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
     """Look for damage, and for what cannot be made, before anything is collected."""
     for name in (CLONED, LAST):
         if run.has_folder(name):
@@ -176,20 +162,22 @@ def _check(config: DictConfig, run: RunDirectory) -> None:
             hint="put it back from a copy; without one begin another run, with"
             f" dataset={run.demonstrations} for the same demonstrations",
         )
-    if config.dataset or run.has_folder(CLONED):
+    made = {made for name in recipe.left(run) for made in recipe.stages[name].makes}
+    if DEMONSTRATIONS not in made and (config.dataset or run.demonstrations.exists()):
         check_demonstrations(config, run)
-    if not run.has_folder(CLONED):
+    if CLONED in made:
         check_networks(config)
 
 
-def _prepare(config: DictConfig, run: RunDirectory) -> None:
-    """Collect and clone, unless the run has done so before."""
-    if config.dataset is None:
-        with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
-            progress.phase("collecting")
-            collect(config, run, progress)
-    if not run.has_folder(CLONED):
-        pretrain(config, run)
+def _go_through(config: DictConfig, run: RunDirectory, recipe: Recipe, lock: int) -> None:
+    """Run the stages that are left: those that learn beside actors in processes of their own."""
+    print("\n".join(recipe.table(run)), flush=True)
+    for beside, names in groupby(recipe.left(run), lambda name: recipe.stages[name].with_actors):
+        if beside:
+            _learn_online(config, run, lock)
+        else:
+            perform(recipe, list(names), config, run)
+    print("\n".join(recipe.table(run)), flush=True)
 
 
 def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
@@ -210,9 +198,9 @@ def _beside(config: DictConfig) -> list[str]:
 def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
     """Start the processes and wait until all steps are learned from and evaluated."""
     total = int(config.environment_steps)
-    if learned_steps(run) >= total and not unevaluated(config, run):
-        return
     place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]
+    if config.stage is not None:
+        place.append(f"stage={config.stage}")
     with (
         WorkProgress(total, "environment steps") as progress,
         ProcessGroup(run.path / "logs", [lock], progress.note) as group,

@@ -1,4 +1,4 @@
-"""`robot-rl collect teleop=DEVICE`: demonstrations that a person drives."""
+"""Demonstrations that a person drives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from robot_rl.commands.driven import make_driven_env
 from robot_rl.data.episodes import EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
@@ -16,6 +15,7 @@ from robot_rl.env.controllers import IdleController
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import EpisodeResult, rollout
+from robot_rl.learning.driven import make_driven_env
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import RunDirectory

@@ -1,4 +1,4 @@
-"""`robot-rl collect-reward`: frames that show success and frames that do not, for a classifier."""
+"""Frames that show success and frames that do not, for a classifier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 
 from policies import registry
 from policies.runner import PolicyRunner
-from robot_rl.commands.resumable import working_run
 from robot_rl.config import on_stepped_clock
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
@@ -24,6 +23,8 @@ from robot_rl.env.factory import make_env, make_expert, make_inbox, make_interve
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.recipe import Stage
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.collection import (
     OPERATOR,
@@ -36,7 +37,7 @@ from robot_rl.rewards.examples import REACTION_FRAMES
 from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
-from robot_rl.run import CLONED, LAST, RunDirectory, load_policy
+from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory, load_policy
 
 _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
@@ -46,6 +47,32 @@ Attempt = Callable[[int], EpisodeResult]
 
 class NoExamples(RobotRLError):
     """Whoever acts never brings about what is to be recorded."""
+
+
+class CollectReward(Stage):
+    """Records frames of success and of failure, by the task's expert or labelled by an operator."""
+
+    makes = (EXAMPLES,)
+
+    def run(self, bench: Workbench) -> None:
+        """Record what is missing."""
+        config, directory = bench.config, bench.run
+        options = config.classifier.collection
+        expected = options.negative_episodes
+        expected += options.positive_frames // options.frames_after_success
+        with WorkProgress(expected, "episodes") as progress:
+            progress.phase("collecting examples of success and failure")
+            if options.labels == OPERATOR:
+                dataset = collect_by_operator(config, directory, make_inbox(config), progress)
+            else:
+                dataset = ExampleCollector(config, directory).collect(progress)
+            frames = _positive_frames(dataset)
+            successes = int(dataset.successes.sum())
+            progress.note(
+                f"{frames} frames show success, in {successes} episodes; the other"
+                f" {dataset.rows_total - frames} do not, {len(dataset) - successes} episodes"
+                f" never\nwritten to {directory.reward_examples}; next: robot-rl train-reward"
+            )
 
 
 class ExampleCollector:
@@ -298,25 +325,3 @@ def _positive_frames(dataset: EpisodeDataset) -> int:
 
 def _facts(config: DictConfig) -> dict[str, Any]:
     return {"robot": str(config.choices.robot)}
-
-
-def run(config: DictConfig) -> None:
-    """Collect into a new run directory, or go on in that of `run`."""
-    options = config.classifier.collection
-    expected = options.negative_episodes + options.positive_frames // options.frames_after_success
-    with (
-        working_run(config) as directory,
-        directory.claim("train"),
-        WorkProgress(expected, "episodes") as progress,
-    ):
-        progress.phase("collecting examples of success and failure")
-        if options.labels == OPERATOR:
-            dataset = collect_by_operator(config, directory, make_inbox(config), progress)
-        else:
-            dataset = ExampleCollector(config, directory).collect(progress)
-        frames = _positive_frames(dataset)
-        progress.note(
-            f"{frames} frames show success, in {int(dataset.successes.sum())} episodes; the other"
-            f" {dataset.rows_total - frames} do not, {int((~dataset.successes).sum())} episodes"
-            f" never\nwritten to {directory.reward_examples}; next: robot-rl train-reward"
-        )

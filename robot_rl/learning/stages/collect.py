@@ -1,4 +1,4 @@
-"""`robot-rl collect`: demonstrations by the task's scripted expert."""
+"""Demonstrations, by the task's scripted expert or by a person."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from contextlib import ExitStack, closing
 
 from omegaconf import DictConfig
 
-from robot_rl.commands.nodes import check_nodes, robot_nodes
-from robot_rl.commands.resumable import working_run
-from robot_rl.commands.teleoperation import TeleoperatedSession
 from robot_rl.config import ConfigError, check_least, in_real_time
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
@@ -19,11 +16,14 @@ from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import check_expert, make_expert
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.recipe import Stage
+from robot_rl.learning.teleoperation import TeleoperatedSession
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.source import HUMAN_VERSION
 from robot_rl.rewards.wrapper import RewardWrapper
-from robot_rl.run import RunDirectory
+from robot_rl.run import DEMONSTRATIONS, RunDirectory
 
 _MOST_FAILURES = 200
 _MOST_ATTEMPTS = 100_000
@@ -33,26 +33,62 @@ class ExpertFails(RobotRLError):
     """The scripted expert does not solve the task."""
 
 
-def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> EpisodeDataset:
-    """Record demonstrations until the wanted number has succeeded; failures are not kept.
+class Collect(Stage):
+    """Records demonstrations until the wanted number has succeeded.
 
-    The task's scripted expert drives, or with a device of `teleop` a person, whose failures may be
-    kept apart. The configured reward judges.
+    The task's scripted expert drives, whose failures are not kept; or with a device of `teleop` a
+    person, whose failures may be kept apart. The configured reward judges.
 
     A recording that was interrupted goes on where it stopped: the episodes are numbered, and
     their seeds follow from the run's seed and their number.
-
-    Args:
-        config: The configuration.
-        run: Where to write.
-        progress: Where to show how far it is.
-
-    Raises:
-        ExpertFails: It failed 200 times in a row.
-        StorageFull: The disk is full; what was recorded before is kept.
     """
-    if config.teleop.device is not None:
-        return _collect_by_hand(config, run, progress)
+
+    makes = (DEMONSTRATIONS,)
+
+    def wanted(self, config: DictConfig) -> bool:
+        """Not where `dataset` names demonstrations."""
+        return config.dataset is None
+
+    def check(self, config: DictConfig) -> None:
+        """Check that somebody demonstrates, and that somebody says whether that was a success.
+
+        Raises:
+            ConfigError: Nobody does, or none are wanted.
+            RobotRLError: There is no expert, nor a person who demonstrates.
+        """
+        check_least(config, {"demonstrations": 1})
+        if config.teleop.device is not None:
+            return
+        check_expert(config)
+        if make_source(config).version == HUMAN_VERSION:  # no person looks at a scripted expert
+            raise ConfigError(
+                "nobody says whether the scripted expert has succeeded",
+                got=f"reward={config.choices.reward} and teleop={config.choices.teleop}",
+                hint="drive the demonstrations with teleop=DEVICE; or record them with robot-rl"
+                " collect reward=task, and name them with dataset=RUN/demonstrations.zarr",
+            )
+
+    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+        """As soon as there are enough."""
+        path, wanted = run.demonstrations, int(config.demonstrations)
+        return path.exists() and len(EpisodeDataset(path)) >= wanted
+
+    def run(self, bench: Workbench) -> None:
+        """Record those that are missing.
+
+        Raises:
+            ExpertFails: The expert failed 200 times in a row.
+            StorageFull: The disk is full; what was recorded before is kept.
+        """
+        config, run = bench.config, bench.run
+        by_hand = config.teleop.device is not None
+        with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
+            progress.phase("collecting")
+            (_collect_by_hand if by_hand else _collect)(config, run, progress)
+
+
+def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
+    """Let the task's scripted expert demonstrate."""
     inner, hidden = make_watched_env(config, reward_cameras(config))
     env = RewardWrapper(inner, make_source(config), hidden=hidden)
     if not inner.robot.simulated:
@@ -99,30 +135,9 @@ def collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> Ep
             f"collected {wanted} demonstrations of {config.task.name} in {attempts} attempts"
             f" ({100 * wanted / attempts:.0f} % succeeded)"
         )
-    return EpisodeDataset(run.demonstrations)
 
 
-def check_expert_is_judged(config: DictConfig) -> None:
-    """Check that somebody says whether an expert has succeeded; no person looks at a scripted one.
-
-    Raises:
-        ConfigError: Nobody does.
-        RobotRLError: There is no expert, nor a person who demonstrates.
-    """
-    if config.teleop.device is None:
-        check_expert(config)
-    if config.teleop.device is None and make_source(config).version == HUMAN_VERSION:
-        raise ConfigError(
-            "nobody says whether the scripted expert has succeeded",
-            got=f"reward={config.choices.reward} and teleop={config.choices.teleop}",
-            hint="drive the demonstrations with teleop=DEVICE; or record them with robot-rl collect"
-            " reward=task, and name them with dataset=RUN/demonstrations.zarr",
-        )
-
-
-def _collect_by_hand(
-    config: DictConfig, run: RunDirectory, progress: WorkProgress
-) -> EpisodeDataset:
+def _collect_by_hand(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
     """Let a person drive the demonstrations; see `TeleoperatedSession`."""
     config = in_real_time(config)
     facts = {"robot": config.choices.robot, "teleop": config.choices.teleop}
@@ -137,23 +152,6 @@ def _collect_by_hand(
         first = _attempts_behind(EpisodeDataset(run.demonstrations).seeds.tolist(), seed)
         seeds = (_seed(seed, number) for number in itertools.count(first))
         session.record(int(config.demonstrations), seeds, writer, failures)
-    return EpisodeDataset(run.demonstrations)
-
-
-def run(config: DictConfig) -> None:
-    """Collect into a new run directory, or go on in that of `run`."""
-    check_nodes(config)  # what cannot work is said before anything is made
-    check_expert_is_judged(config)
-    check_least(config, {"demonstrations": 1})
-    with (
-        working_run(config) as directory,
-        directory.claim("train"),
-        robot_nodes(config, directory.path / "logs"),
-        WorkProgress(int(config.demonstrations), "demonstrations") as progress,
-    ):
-        progress.phase("collecting")
-        collect(config, directory, progress)
-        progress.note(f"written to {directory.demonstrations}")
 
 
 def _seed(run_seed: int, attempt: int) -> int:
