@@ -8,7 +8,6 @@ import torch
 from omegaconf import DictConfig
 
 from robot_rl.learning.recipe import Recipe
-from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.signals import Stopped, stop_event
 from robot_rl.run import RunDirectory, learned_steps
@@ -27,12 +26,8 @@ def run(config: DictConfig) -> None:
     recipe = Recipe(config)
     with stop_event() as stop, directory.claim("learner"):
         for name in recipe.left_with_actors(directory):
-            records = recipe.stages[name].records
-            with (
-                suppress(Stopped),
-                Workbench(config, directory, stop, records=records) as bench,
-            ):
-                recipe.perform(name, bench)
+            with suppress(Stopped):
+                recipe.perform(name, directory, stop)
             if stop.is_set():
                 raise KeyboardInterrupt
     print(f"learner: learned from {learned_steps(directory)} environment steps", flush=True)

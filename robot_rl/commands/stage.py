@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -18,7 +17,6 @@ from robot_rl.learning.stages.collect_reward import CollectReward
 from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.reward import Reward
 from robot_rl.learning.stages.vision import Vision
-from robot_rl.learning.workbench import Workbench
 from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, RunDirectory
 
@@ -32,7 +30,8 @@ def collect(config: DictConfig) -> None:
         directory.claim("train"),
         robot_nodes(config, directory.path / "logs"),
     ):
-        perform(recipe, names, config, directory)
+        for name in names:
+            recipe.perform(name, directory)
         print(f"written to {directory.demonstrations}", flush=True)
 
 
@@ -45,7 +44,8 @@ def pretrain(config: DictConfig) -> None:
         check_sources(config)
     with working_run(config) as directory, directory.claim("train"):
         check_unused(config, directory)
-        perform(recipe, names, config, directory)
+        for name in names:
+            recipe.perform(name, directory)
         print(f"written to {directory.path / CLONED}", flush=True)
 
 
@@ -57,13 +57,6 @@ def collect_reward(config: DictConfig) -> None:
 def train_reward(config: DictConfig) -> None:
     """Train a success classifier on the examples of `run`."""
     _alone(config, Reward)
-
-
-def perform(recipe: Recipe, names: Sequence[str], config: DictConfig, run: RunDirectory) -> None:
-    """Run stages in this process, one after the other."""
-    for name in names:
-        with Workbench(config, run, records=recipe.stages[name].records) as bench:
-            recipe.perform(name, bench)
 
 
 def check_sources(config: DictConfig) -> None:
@@ -86,7 +79,8 @@ def check_sources(config: DictConfig) -> None:
 def _alone(config: DictConfig, kind: type[Stage]) -> None:
     recipe, names = _checked(config, kind)
     with working_run(config) as directory, directory.claim("train"):
-        perform(recipe, names, config, directory)
+        for name in names:
+            recipe.perform(name, directory)
 
 
 def _checked(config: DictConfig, *kinds: type[Stage]) -> tuple[Recipe, list[str]]:

@@ -15,7 +15,7 @@ from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_fin
 from robot_rl.commands.nodes import check_nodes, robot_nodes
 from robot_rl.commands.resumable import working_run
 from robot_rl.commands.run_config import lasting, save_resolved
-from robot_rl.commands.stage import check_sources, perform
+from robot_rl.commands.stage import check_sources
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
@@ -176,7 +176,8 @@ def _go_through(config: DictConfig, run: RunDirectory, recipe: Recipe, lock: int
         if beside:
             _learn_online(config, run, lock)
         else:
-            perform(recipe, list(names), config, run)
+            for name in names:
+                recipe.perform(name, run)
     print("\n".join(recipe.table(run)), flush=True)
 
 

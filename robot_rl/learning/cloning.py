@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,10 @@ from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, train
 from robot_rl.learning.algorithms.factory import make_algorithm
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.reader import StoreReader
 from robot_rl.run import CLONED, LAST, RunDirectory
-
-if TYPE_CHECKING:
-    from robot_rl.learning.workbench import Workbench
 
 
 @explained_memory("lower cloning.batch_size, or add device=cpu")

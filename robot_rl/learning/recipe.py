@@ -14,16 +14,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
 from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
+from robot_rl.learning.workbench import Workbench
+from robot_rl.processes.signals import StopEvent
 from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError
-
-if TYPE_CHECKING:
-    from robot_rl.learning.workbench import Workbench
 
 RECORDS = "stages"
 
@@ -160,20 +159,22 @@ class Recipe:
             else:
                 os.symlink((other.path / need).resolve(), run.path / need)
 
-    def perform(self, name: str, bench: Workbench) -> None:
-        """Run a stage; note how long it took, and whether that was to its end.
+    def perform(self, name: str, run: RunDirectory, stop: StopEvent | None = None) -> None:
+        """Run a stage in a run directory; note how long it took, and whether that was to its end.
 
         Raises:
             RobotRLError: The stage cannot do its work.
+            Stopped: `stop` was set, and what could be saved is.
         """
-        started, finished = time.monotonic(), False
+        stage, started, finished = self.stages[name], time.monotonic(), False
         try:
-            self.stages[name].run(bench)
-            finished = not bench.stop.is_set()
+            with Workbench(self._config, run, stop, records=stage.records) as bench:
+                stage.run(bench)
+                finished = not bench.stop.is_set()
         finally:
             record = {"stage": name, "seconds": time.monotonic() - started, "finished": finished}
             with suppress(RunError):  # the disk is full, and the stage has said so or will
-                bench.run.append_jsonl(RECORDS, record)
+                run.append_jsonl(RECORDS, record)
 
     def table(self, run: RunDirectory) -> list[str]:
         """A line for each stage: what it makes, whether it has, and how long that took."""

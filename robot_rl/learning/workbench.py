@@ -73,7 +73,6 @@ class Workbench:
         """See the class."""
         self.config, self.run = config, run
         self.stop = StopEvent() if stop is None else stop
-        self.device = compute_device(config)
         self._records = records
         self._opened = ExitStack()
         self._base: StoredBase | None = None
@@ -87,6 +86,11 @@ class Workbench:
     def __exit__(self, *error: object) -> None:
         """Release what was opened."""
         self._opened.close()
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where networks compute."""
+        return compute_device(self.config)
 
     @cached_property
     def client(self) -> ReplayClient:

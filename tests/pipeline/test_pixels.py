@@ -12,12 +12,12 @@ from tiny_runs import TINY
 from policies import checkpoint
 from policies.vision import ENCODER_ID, FEATURES
 from robot_rl import cli
-from robot_rl.commands import driven
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.sim.robot import SimRobot
+from robot_rl.learning import driven
 from robot_rl.replay import StoreReader
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"

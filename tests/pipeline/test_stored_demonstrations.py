@@ -16,7 +16,7 @@ from policies import checkpoint
 from robot_rl.commands.run_config import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learner import insert_demonstrations
+from robot_rl.learning.demonstrations import insert_demonstrations
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayClient, StoreReader
 from robot_rl.run import RunDirectory

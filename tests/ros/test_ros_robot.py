@@ -19,10 +19,10 @@ from std_msgs.msg import Bool, String
 
 from drivers.arm.sim_node import SimArmNode
 from drivers.gripper.node import GripperNode
-from robot_rl.commands.collect import ExpertController
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rate import ClockError
 from robot_rl.env.robot import RobotInterrupted
