@@ -117,14 +117,15 @@ COMMANDS: dict[str, Command] = {
     ),
     "train": Command(
         "robot_rl.commands.train:run",
-        "The whole pipeline: collect, pretrain, online learning, evaluation, report.",
-        "Starts the replay server, the actor and the learner as processes of their own. Ends by"
-        " deciding which policy is deployed, the cloned or the learned one, and with summary.json"
-        " and report.html in runs/<task>/<time>, which runs/latest points to. Ctrl-C stops"
-        " everything with data and checkpoint saved; resume=RUN goes on.",
+        "The whole pipeline: the stages of a recipe, evaluation, report.",
+        "recipe=residual collects demonstrations, clones them and learns online, with replay"
+        " server, actor and learner as processes of their own. Ends by deciding which policy is"
+        " deployed, the cloned or the learned one, and with summary.json and report.html in"
+        " runs/<task>/<time>, which runs/latest points to. Ctrl-C stops everything with data and"
+        " checkpoint saved; resume=RUN goes on at the stage that was interrupted.",
         run_key="resume",
         keys="task robot policy algorithm observation operator teleop reset reward seed"
-        " demonstrations dataset environment_steps evaluation.every_steps"
+        " demonstrations dataset recipe environment_steps evaluation.every_steps"
         " evaluation.final_episodes device console.open resume",
     ),
     "replay": Command(

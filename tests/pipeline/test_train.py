@@ -293,3 +293,31 @@ def test_two_actors_share_the_steps_and_keep_pace_with_the_learner(tmp_path, rob
     assert min(by_actor.values()) > 0
     assert 400 <= sum(by_actor.values()) <= 400 + 25  # each may learn late that all are there
     assert len({e.metadata["seed"] for e in episodes}) == len(episodes)
+
+
+def test_a_stage_alone_runs_again_on_the_artifacts_of_another_run(folder, robot_rl_command):
+    """The stages after it then go on from what it has made, and the other run stays as it is."""
+    other = (folder / "runs/latest").resolve()
+    words = ["train", *TINY, "environment_steps=150"]
+    done = robot_rl_command(*words, "stage=clone", f"artifacts={other}", "cloning.updates=80")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (folder / "runs/latest").resolve()
+    assert run != other
+    assert [record["stage"] for record in lines(run / "stages.jsonl")] == ["clone"]
+    assert "stage online   to do" in done.stdout
+    assert not (run / "summary.json").exists()
+    for name in ("demonstrations.zarr", "checkpoints/bc"):
+        assert (run / name).exists()
+    first, again = (_contents(r / "checkpoints/bc/policy/policy.safetensors") for r in (other, run))
+    assert first != again
+    done = robot_rl_command("train", f"resume={run}", timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [record["stage"] for record in lines(run / "stages.jsonl")] == ["clone", "online"]
+    assert json.loads((run / "summary.json").read_text())["demonstrations"] == 4
+
+    refused = robot_rl_command(*words, "stage=online", "runs_directory=elsewhere")
+    assert refused.returncode == 2
+    assert "the stage 'online' needs demonstrations.zarr, which no stage before" in refused.stderr
+    assert not (folder / "elsewhere").exists()
+    refused = robot_rl_command(*words, "stage=clones")
+    assert "has no stage 'clones' here; expected: one of collect, clone, online" in refused.stderr
