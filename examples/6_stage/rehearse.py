@@ -38,13 +38,7 @@ class Rehearse(Stage):
         with EpisodeWriter(path, demonstrations.schema) as writer:
             done = len(writer)  # what an earlier start has recorded
             for episode in bench.gather(acting, self._episodes, _SEEDS, "rehearsing", done=done):
-                writer.append(
-                    episode.rows,
-                    seed=episode.seed,
-                    instruction=str(episode.facts["instruction"]),
-                    success=episode.success,
-                    source=SOURCE_POLICY,
-                )
+                episode.keep(writer, SOURCE_POLICY)
         shown = [demonstrations, EpisodeDataset(path)]  # of both, only what has succeeded
         after = clone(bench.config, shown, before.vision, bench.generator("rehearse"))
         old, new = (bench.evaluate(policy, self._judged) for policy in (before, after))

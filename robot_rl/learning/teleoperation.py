@@ -179,13 +179,7 @@ class TeleoperatedSession:
         assert chosen is not None, "what is not kept is not pending"
         try:
             with deferred_signals():  # or it would be written again
-                chosen.append(
-                    result.rows,
-                    seed=result.seed,
-                    instruction=self._env.task.instruction,
-                    success=result.success,
-                    source=SOURCE_DEMONSTRATION,
-                )
+                result.keep(chosen, SOURCE_DEMONSTRATION)
                 self._pending = None
         except StorageFull as problem:
             self._progress.note(f"the last episode waits for space: {problem}")

@@ -198,7 +198,6 @@ class Workbench:
                     seeds.again(result.seed)
                     continue
                 result.rows = [{name: row[name] for name in names} for row in result.rows]
-                result.facts["instruction"] = env.task.instruction
                 done += 1
                 progress.episode(result.success, result.intervened_steps / result.steps)
                 progress.update(done)

@@ -82,23 +82,6 @@ def test_one_seed_gives_one_policy():
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-def test_a_resumed_training_goes_on_exactly():
-    policy, sampler, options = learner()
-    batch = sampler.batch(sampler.indices[:32])
-    whole = BehaviorCloning(policy, options, seeded(0))
-    for _ in range(5):
-        whole.update(batch)
-    state = whole.state_dict()
-    resumed = BehaviorCloning(learner(seed=9)[0], options, seeded(9))
-    resumed.load_state_dict(state)
-    for _ in range(3):
-        assert whole.update(batch) == resumed.update(batch)
-    for mine, other in zip(whole.averaged.parameters(), resumed.averaged.parameters(), strict=True):
-        assert torch.equal(mine, other)
-    with pytest.raises(CloningError, match="does not fit"):
-        resumed.load_state_dict({k: v for k, v in state.items() if k != "step"})
-
-
 def test_unfit_batches_and_windows_are_refused():
     policy, sampler, options = learner()
     algorithm = BehaviorCloning(policy, options, seeded(0))

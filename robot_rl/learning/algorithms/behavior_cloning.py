@@ -26,7 +26,7 @@ _LOOK_EVERY = 100
 
 
 class CloningError(RobotRLError):
-    """A batch or a state that behaviour cloning cannot use, or a loss that is not finite."""
+    """A batch that behaviour cloning cannot use, or a loss that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -158,40 +158,6 @@ class BehaviorCloning(Generic[Student]):
         self.step += 1
         return {"bc_loss": loss.detach(), "learning_rate": rate}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Give everything that resuming needs as flat named tensors."""
-        state = {
-            "step": torch.tensor(self.step),
-            "ema_step": torch.tensor(self._ema.step),
-            "generator": self._generator.get_state(),
-        }
-        for prefix, module in (("policy/", self.policy), ("average/", self._ema.model)):
-            state |= {prefix + name: tensor for name, tensor in module.state_dict().items()}
-        for name, parameter in self._parameters.items():
-            for entry, tensor in self._optimizer.state[parameter].items():
-                state[f"optimizer/{name}/{entry}"] = tensor
-        return {name: tensor.detach().clone() for name, tensor in state.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state_dict` was taken.
-
-        Raises:
-            CloningError: An entry is missing or does not fit.
-        """
-        try:
-            for prefix, module in (("policy/", self.policy), ("average/", self._ema.model)):
-                module.load_state_dict(_below(prefix, state))
-            for name, parameter in self._parameters.items():
-                entries = _below(f"optimizer/{name}/", state)
-                self._optimizer.state[parameter] = {
-                    key: tensor.clone().to(parameter.device) for key, tensor in entries.items()
-                }
-            self.step = int(state["step"])
-            self._ema.step = int(state["ema_step"])
-            self._generator.set_state(state["generator"])
-        except (KeyError, RuntimeError) as error:
-            raise CloningError("the training state does not fit", got=repr(error)) from error
-
 
 def train(
     policy: Student,
@@ -255,11 +221,3 @@ def warm_up_cosine(step: int, warm_up: int, updates: int) -> float:
         return (step + 1) / warm_up
     progress = (step - warm_up) / max(updates - warm_up, 1)
     return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
-def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in state.items()
-        if name.startswith(prefix)
-    }

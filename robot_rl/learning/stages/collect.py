@@ -122,13 +122,7 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
                     f" has judged it: reward={config.choices.reward}",
                 )
             if result.success:
-                writer.append(
-                    result.rows,
-                    seed=result.seed,
-                    instruction=env.task.instruction,
-                    success=True,
-                    source=SOURCE_DEMONSTRATION,
-                )
+                result.keep(writer, SOURCE_DEMONSTRATION)
                 progress.update(len(writer))
     if attempts > first:
         progress.note(

@@ -122,7 +122,7 @@ class ExampleCollector:
         while left > 0:
             self._source.frames = min(options.frames_after_success, left)
             result = next(attempts)
-            _record(writer, result)
+            result.keep(writer, int(result.rows[0]["source"]))
             left -= sum(bool(row["success"]) for row in result.rows)
             progress.update(len(writer))
 
@@ -133,7 +133,8 @@ class ExampleCollector:
         left = self._options.negative_episodes - int((~known.successes).sum())
         attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
         for _ in range(left):
-            _record(writer, next(attempts))
+            result = next(attempts)
+            result.keep(writer, int(result.rows[0]["source"]))
             progress.update(len(writer))
 
     def _attempts(
@@ -253,7 +254,7 @@ def collect_by_operator(
             if cut is not None or not detector.labelled:
                 progress.note(f"not kept: {cut or 'nobody said success or failure'}")
                 continue
-            _record(writer, result)
+            result.keep(writer, int(result.rows[0]["source"]))
             successes -= sum(bool(row["success"]) for row in result.rows)
             failures -= not result.success
             progress.update(len(writer))
@@ -303,20 +304,9 @@ def _one(
     env: RewardWrapper, controller: Controller, seed: int, recorder: RowBuilder
 ) -> EpisodeResult:
     result = next(rollout([env], controller, iter([seed]), recorder=recorder))
-    result.facts["instruction"] = env.task.instruction
     # What was reached may have come undone while the episode went on.
     result.success = any(bool(row["success"]) for row in result.rows)
     return result
-
-
-def _record(writer: EpisodeWriter, result: EpisodeResult) -> None:
-    writer.append(
-        result.rows,
-        seed=result.seed,
-        instruction=str(result.facts["instruction"]),
-        success=result.success,
-        source=int(result.rows[0]["source"]),
-    )
 
 
 def _positive_frames(dataset: EpisodeDataset) -> int:

@@ -94,7 +94,7 @@ def _act(bench: Workbench, behaviour: Behaviour, number: int, count: int, done: 
                     writer.append(
                         segment,
                         seed=episode.seed,
-                        instruction=str(episode.facts["instruction"]),
+                        instruction=episode.instruction,
                         success=True,
                         source=SOURCE_INTERVENTION,
                     )

@@ -110,13 +110,7 @@ def _explore(
         for episode in bench.gather(
             acting, count, SeedStream.EXPLORATION, "exploring for the image encoder", done=known
         ):
-            writer.append(
-                episode.rows,
-                seed=episode.seed,
-                instruction=str(episode.facts["instruction"]),
-                success=episode.success,
-                source=SOURCE_POLICY,
-            )
+            episode.keep(writer, SOURCE_POLICY)
     recorded = EpisodeDataset(path)
     arrays = recorded.arrays([_POSE, *taught.vision.cameras])
     return Explored(arrays.pop(_POSE), arrays, recorded.episode_ends)
