@@ -5,8 +5,7 @@
         demonstrations.zarr/           episodes
         exploration.zarr/              with cameras: episodes for the image encoder
         corrections.zarr/              what an operator corrected before online learning
-        reward.zarr/                   examples for a success classifier
-        store/                         the replay store (LMDB)
+        reward.zarr/  store/           examples for a success classifier; the replay store
         spool/actor-1.ring             steps of an actor that are not in the store yet
         checkpoints/vision/            with cameras: the image encoder
         checkpoints/bc/                the cloned policy
@@ -132,7 +131,8 @@ class RunDirectory:
         """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
         files = (path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size)
         logs = self.path / "logs"
-        return all(f.name in (CONFIG_FILE, "zarr.json") or logs in f.parents for f in files)
+        nothing = (CONFIG_FILE, "stages.jsonl", "zarr.json")
+        return all(f.name in nothing or logs in f.parents for f in files)
 
     @property
     def config(self) -> Path:

@@ -117,7 +117,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "task=peg_insret"], "peg_insert, peg_insert_hard", "mean task=peg_insert?"),
         (["train", "policy=difusion"], "diffusion", "did you mean policy=diffusion?"),
         (["train", "algorithm=rpld"], "residual, rlpd", "did you mean algorithm=rlpd?"),
-        (["train", "algoritm.lr=1"], "algorithm, bench, block_steps", "did you mean algorithm?"),
+        (["train", "algoritm.lr=1"], "algorithm, artifacts, bench", "did you mean algorithm?"),
         (["train", "evaluation.episods=5"], "episodes, every_steps", "mean evaluation.episodes?"),
         (["train", "evaluation={episods: 5}"], "episodes, every", "mean evaluation.episodes?"),
         (["train", "clock=steped"], "stepped, realtime", "did you mean clock=stepped?"),
