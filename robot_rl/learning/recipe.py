@@ -8,7 +8,6 @@ A choice of configs/recipe names them; each is a class with a file of its own, s
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from omegaconf import DictConfig
 from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.learning.workbench import Workbench
+from robot_rl.processes.folders import MANIFEST, new_folder, newest_folder
 from robot_rl.processes.signals import StopEvent
 from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError
 
@@ -103,12 +103,7 @@ class Recipe:
         """
         if self._config.stage is not None:
             return [str(self._config.stage)]
-        ended = {record["stage"] for record in _records(run) if record["finished"]}
-        return [
-            name
-            for name, stage in self.stages.items()
-            if run is None or not stage.done(self._config, run, recorded=name in ended)
-        ]
+        return self._unfinished(run)
 
     def left_with_actors(self, run: RunDirectory) -> list[str]:
         """Names of the stages left that can learn side by side with actors now, in order."""
@@ -143,21 +138,19 @@ class Recipe:
             made |= set(stage.makes)
 
     def borrow(self, run: RunDirectory, names: Sequence[str]) -> None:
-        """Take from the run that `artifacts` names what these stages need and the run lacks.
-
-        Checkpoints are copied; a dataset stays where it is.
-        """
+        """Copy what these stages need, and the run lacks, from the run that `artifacts` names."""
         other = _other(self._config)
         if other is None:
             return
         for need in {n for name in names for n in self.stages[name].needed(self._config)}:
-            if (run.path / need).exists() or not (other.path / need).exists():
+            source, target = newest_folder(other.path / need), run.path / need
+            if target.exists() or not source.exists():
                 continue
-            if other.has_folder(need) and (other.path / need / "manifest.json").is_file():
-                with run.atomic_folder(need) as folder:
-                    shutil.copytree(other.complete_folder(need), folder, dirs_exist_ok=True)
-            else:
-                os.symlink((other.path / need).resolve(), run.path / need)
+            checkpoint = (source / MANIFEST).is_file()
+            partial = target.with_name(f".{target.name}.partial")
+            copy = run.atomic_folder(need) if checkpoint else new_folder(target, partial)
+            with copy as folder:
+                shutil.copytree(source, folder, dirs_exist_ok=True)
 
     def perform(self, name: str, run: RunDirectory, stop: StopEvent | None = None) -> None:
         """Run a stage in a run directory; note how long it took, and whether that was to its end.
@@ -178,11 +171,19 @@ class Recipe:
 
     def table(self, run: RunDirectory) -> list[str]:
         """A line for each stage: what it makes, whether it has, and how long that took."""
-        left = self.left(run)
+        left = self._unfinished(run)
         width = max(map(len, self.stages))
         return [
             f"stage {name:{width}}  {_state(run, name, name in left):12}  {', '.join(stage.makes)}"
             for name, stage in self.stages.items()
+        ]
+
+    def _unfinished(self, run: RunDirectory | None) -> list[str]:
+        ended = {record["stage"] for record in _records(run) if record["finished"]}
+        return [
+            name
+            for name, stage in self.stages.items()
+            if run is None or not stage.done(self._config, run, recorded=name in ended)
         ]
 
 

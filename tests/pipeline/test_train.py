@@ -298,6 +298,7 @@ def test_two_actors_share_the_steps_and_keep_pace_with_the_learner(tmp_path, rob
 def test_a_stage_alone_runs_again_on_the_artifacts_of_another_run(folder, robot_rl_command):
     """The stages after it then go on from what it has made, and the other run stays as it is."""
     other = (folder / "runs/latest").resolve()
+    before = {path: path.stat().st_mtime_ns for path in other.rglob("*")}
     words = ["train", *TINY, "environment_steps=150"]
     done = robot_rl_command(*words, "stage=clone", f"artifacts={other}", "cloning.updates=80")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -314,6 +315,8 @@ def test_a_stage_alone_runs_again_on_the_artifacts_of_another_run(folder, robot_
     assert done.returncode == 0, done.stdout + done.stderr
     assert [record["stage"] for record in lines(run / "stages.jsonl")] == ["clone", "online"]
     assert json.loads((run / "summary.json").read_text())["demonstrations"] == 4
+
+    assert {path: path.stat().st_mtime_ns for path in other.rglob("*")} == before
 
     refused = robot_rl_command(*words, "stage=online", "runs_directory=elsewhere")
     assert refused.returncode == 2
