@@ -12,7 +12,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
@@ -79,12 +79,15 @@ class Recipe:
 
     Raises:
         RecipeError: It has no stage of the name that `stage` asks for.
+        RunError: There is no run as `artifacts` names.
         RegistryError: A stage cannot be made.
     """
 
     def __init__(self, config: DictConfig) -> None:
         """Make the stages; see the class."""
-        self._config = config
+        self._config, self._other = config, None
+        if config.artifacts is not None:  # now: `latest` will soon be another run
+            self._other = RunDirectory.open(config.artifacts, config.runs_directory)
         made: dict[str, Stage] = {
             str(name): registry.make(section) for name, section in config.recipe.stages.items()
         }
@@ -107,7 +110,7 @@ class Recipe:
 
     def left_with_actors(self, run: RunDirectory) -> list[str]:
         """Names of the stages left that can learn side by side with actors now, in order."""
-        left = [name for name in self.stages if name in self.left(run)]
+        left = self.left(run)
         online = itertools.dropwhile(lambda name: not self.stages[name].with_actors, left)
         return list(itertools.takewhile(lambda name: self.stages[name].with_actors, online))
 
@@ -123,7 +126,7 @@ class Recipe:
             RobotRLError: One could not do its work.
         """
         made = {DEMONSTRATIONS} if self._config.dataset is not None else set()
-        places = [place for place in (run, _other(self._config)) if place is not None]
+        places = [place for place in (run, self._other) if place is not None]
         for name in names:
             stage = self.stages[name]
             for need in stage.needed(self._config):
@@ -139,11 +142,10 @@ class Recipe:
 
     def borrow(self, run: RunDirectory, names: Sequence[str]) -> None:
         """Copy what these stages need, and the run lacks, from the run that `artifacts` names."""
-        other = _other(self._config)
-        if other is None:
+        if self._other is None:
             return
         for need in {n for name in names for n in self.stages[name].needed(self._config)}:
-            source, target = newest_folder(other.path / need), run.path / need
+            source, target = newest_folder(self._other.path / need), run.path / need
             if target.exists() or not source.exists():
                 continue
             checkpoint = (source / MANIFEST).is_file()
@@ -166,7 +168,8 @@ class Recipe:
                 finished = not bench.stop.is_set()
         finally:
             record = {"stage": name, "seconds": time.monotonic() - started, "finished": finished}
-            with suppress(RunError):  # the disk is full, and the stage has said so or will
+            # Where the disk is full an unfinished stage has said so.
+            with nullcontext() if finished else suppress(RunError):
                 run.append_jsonl(RECORDS, record)
 
     def table(self, run: RunDirectory) -> list[str]:
@@ -195,9 +198,3 @@ def _state(run: RunDirectory, name: str, left: bool) -> str:
 
 def _records(run: RunDirectory | None) -> list[dict[str, Any]]:
     return [] if run is None else run.read_jsonl(RECORDS)
-
-
-def _other(config: DictConfig) -> RunDirectory | None:
-    """The run that `artifacts` names."""
-    named = config.artifacts
-    return None if named is None else RunDirectory.open(named, config.runs_directory)

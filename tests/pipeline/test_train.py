@@ -104,6 +104,10 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert 100 <= stopped_at < 400
     assert stopped_at == train.learned() <= _online_steps(run)
     assert not (run / "summary.json").exists()
+    # Of the stages that commands of their own have run nothing is repeated.
+    begun = [("collect", True), ("clone", True), ("online", False)]
+    assert [(r["stage"], r["finished"]) for r in lines(run / "stages.jsonl")] == begun
+    assert "stage clone    done 0:" in train.text
 
     # A longer run with other evaluations, which the processes must hear of.
     done = robot_rl_command(
@@ -112,6 +116,13 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert done.returncode == 0, done.stdout + done.stderr
     blocks = lines(run / "learner.jsonl")
     assert [b["environment_steps"] for b in blocks] == list(range(25, 451, 25))  # none twice
+    assert [r["stage"] for r in lines(run / "stages.jsonl") if r["finished"]] == [
+        "collect",
+        "clone",
+        "online",
+    ]
+    assert "stage online   begun 0:" in done.stdout
+    assert "stage online   done 0:" in done.stdout
     assert _online_steps(run) == 450
     episodes = lines(run / "episodes.jsonl")
     assert [e["episode"] for e in episodes] == list(range(len(episodes)))
@@ -300,7 +311,7 @@ def test_a_stage_alone_runs_again_on_the_artifacts_of_another_run(folder, robot_
     other = (folder / "runs/latest").resolve()
     before = {path: path.stat().st_mtime_ns for path in other.rglob("*")}
     words = ["train", *TINY, "environment_steps=150"]
-    done = robot_rl_command(*words, "stage=clone", f"artifacts={other}", "cloning.updates=80")
+    done = robot_rl_command(*words, "stage=clone", "artifacts=latest", "cloning.updates=80")
     assert done.returncode == 0, done.stdout + done.stderr
     run = (folder / "runs/latest").resolve()
     assert run != other
