@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from policies.runner import PolicyRunner
-from robot_rl.commands.run_config import load_resolved
+from robot_rl.commands.runs import load_resolved
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv

@@ -221,7 +221,7 @@ def _run_bench(words: list[str]) -> int:
 
 def command_config(command: Command, overrides: list[str]) -> DictConfig:
     """Compose the configuration, or take that of the run directory that the overrides name."""
-    from robot_rl.commands.run_config import compose_for_run, load_resolved
+    from robot_rl.commands.runs import compose_for_run, load_resolved
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 

@@ -3,7 +3,7 @@
 Hydra composes `configs/config.yaml`, its groups, which folders of the user's own and plug-ins add
 to, and the overrides of the command line. Added here:
 an unknown choice or key is answered with the valid names and the nearest one, and a value keeps the
-type of its default. `robot_rl.commands.run_config` adds what concerns the configuration of a run.
+type of its default. `robot_rl.commands.runs` adds what concerns the configuration of a run.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from robot_rl import cli
-from robot_rl.commands.run_config import compare_run, compose_for_run, load_resolved, save_resolved
+from robot_rl.commands.runs import compare_run, compose_for_run, load_resolved, save_resolved
 from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.config import ConfigError, compose, flatten, group_choices
 from robot_rl.processes.machine import describe_machine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from robot_rl.commands.run_config import compose_for_run
+from robot_rl.commands.runs import compose_for_run
 from robot_rl.config import ConfigError, compose
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from robot_rl.actor import act
 from robot_rl.bench._killed_server import KilledServer
-from robot_rl.commands.run_config import save_resolved
+from robot_rl.commands.runs import save_resolved
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench

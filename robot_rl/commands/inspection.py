@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from robot_rl.commands.run_config import load_resolved
+from robot_rl.commands.runs import load_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.lerobot import open_lerobot
 from robot_rl.data.lerobot.layout import INFO_PATH

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from robot_rl.commands.nodes import check_nodes, robot_nodes
-from robot_rl.commands.resumable import working_run
+from robot_rl.commands.runs import working_run
 from robot_rl.learning.cloning import check_unused
 from robot_rl.learning.demonstrations import check_demonstrations
 from robot_rl.learning.recipe import Recipe, Stage

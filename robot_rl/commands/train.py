@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from robot_rl.actor import NOTE
 from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
 from robot_rl.commands.nodes import check_nodes, robot_nodes
-from robot_rl.commands.resumable import working_run
-from robot_rl.commands.run_config import lasting, save_resolved
+from robot_rl.commands.runs import lasting, save_resolved, working_run
 from robot_rl.commands.stage import check_sources
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
@@ -114,7 +113,8 @@ def run(config: DictConfig) -> None:
     check_counts(config)
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     left = recipe.left(known)
-    recipe.check(known, [n for n, s in recipe.stages.items() if n in left or s.with_actors])
+    anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
+    recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
     check_nodes(config)
     if config.replay.connect:
         raise ConfigError(

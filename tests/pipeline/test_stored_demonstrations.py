@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from tiny_runs import ServerProcess, act_for
 
 from policies import checkpoint
-from robot_rl.commands.run_config import load_resolved, save_resolved
+from robot_rl.commands.runs import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.demonstrations import insert_demonstrations

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from robot_rl.commands.run_config import save_resolved
+from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder

@@ -17,7 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from robot_rl import cli
-from robot_rl.commands.run_config import save_resolved
+from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ros_environment
