@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from policies.runner import PolicyRunner
-from robot_rl.config import load_resolved, on_stepped_clock
+from robot_rl.commands.runs import load_resolved
+from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.run import CLONED_POLICY, LEARNED_POLICY, RunDirectory, load_policy

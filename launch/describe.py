@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def describe(job):
-    """Return the launch description of a job; see robot_rl/stages/launching.py."""
+    """Return the launch description of a job; see robot_rl/commands/launching.py."""
     prefix = Path(__file__).resolve().parents[3]
     sys.path += map(str, sorted(prefix.glob("lib/python3*/site-packages")))
-    from robot_rl.cli import stage_config
-    from robot_rl.stages.launching import launch_description
+    from robot_rl.cli import command_config
+    from robot_rl.commands.launching import launch_description
 
-    return launch_description(job, stage_config)
+    return launch_description(job, command_config)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from robot_rl.env.ids import register_when_gymnasium_is_there
 
 if TYPE_CHECKING:
-    from robot_rl.api import (
+    from robot_rl.commands.api import (
         Episode,
         Field,
         LoadedPolicy,
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> object:
     """Load the interface when one of its names is asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("robot_rl.api"), name)
+    return getattr(importlib.import_module("robot_rl.commands.api"), name)
 
 
 register_when_gymnasium_is_there()

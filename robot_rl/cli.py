@@ -1,6 +1,6 @@
-"""The command `robot-rl`: one word per stage, configuration overrides after it.
+"""The command `robot-rl`: one word, configuration overrides after it.
 
-The words are in `robot_rl.stages.table`. A stage is imported when it is asked for.
+The words are in `robot_rl.commands.table`. A command is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from robot_rl._cli_help import overview, stage_page
+from robot_rl.commands.help import overview, page
+from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.errors import RobotRLError, described, nearest
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
@@ -28,7 +29,6 @@ from robot_rl.processes.signals import (
     end_with_input,
     ending_signals,
 )
-from robot_rl.stages.table import STAGES, Stage
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,11 +38,11 @@ _NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, er
 
 
 class UsageError(RobotRLError):
-    """A command line that names no stage, or gives it the wrong arguments."""
+    """A command line that names no command, or gives it the wrong arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one stage.
+    """Run one command.
 
     Args:
         argv: The words after `robot-rl`; None takes those of the process.
@@ -117,22 +117,22 @@ def bench_names() -> tuple[str, ...]:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview(STAGES))
+        print(overview(COMMANDS))
         return 0
     if words[0] == "--version":
         print(f"robot-rl {version('robot_rl')}")
         return 0
     name, rest = words[0], words[1:]
-    if name not in STAGES:
+    if name not in COMMANDS:
         raise UsageError(
-            f"unknown stage {name!r}",
-            expected=f"one of {', '.join(STAGES)}",
-            hint=f"did you mean robot-rl {nearest(name, STAGES)}? See robot-rl --help",
+            f"unknown command {name!r}",
+            expected=f"one of {', '.join(COMMANDS)}",
+            hint=f"did you mean robot-rl {nearest(name, COMMANDS)}? See robot-rl --help",
         )
-    stage = STAGES[name]
+    command = COMMANDS[name]
     if any(word in ("-h", "--help") for word in rest):
         words = [word for word in rest if word not in ("-h", "--help")]
-        print(stage_page(name, stage, words, bench_names() if name == "bench" else ()))
+        print(page(name, command, words, bench_names() if name == "bench" else ()))
         return 0
     options = [word for word in rest if word.startswith("--")]
     if options:
@@ -140,19 +140,20 @@ def _dispatch(words: list[str]) -> int:
             f"{name} has no option {options[0]!r}",
             expected="--help, or overrides of the form key=value",
         )
-    return _run_stage(name, stage, rest)
+    return _run_command(name, command, rest)
 
 
-def _run_stage(name: str, stage: Stage, words: list[str]) -> int:
+def _run_command(name: str, command: Command, words: list[str]) -> int:
     if name == "bench":
         return _run_bench(words)
-    if not stage.takes_overrides:
-        positionals, options = _split(name, stage, words)
-        _load(stage.target)(*positionals, **options)
+    if not command.takes_overrides:
+        positionals, options = _split(name, command, words)
+        _load(command.target)(*positionals, **options)
         return 0
-    config = stage_config(stage, words)  # before the import: a mistyped word is answered at once
+    # Before the import: a mistyped word is answered at once.
+    config = command_config(command, words)
     print(f"{name}: {_first_words(config)}", flush=True)
-    _load(stage.target)(config, *([words] if stage.elsewhere else []))
+    _load(command.target)(config, *([words] if command.elsewhere else []))
     return 0
 
 
@@ -164,10 +165,12 @@ def _first_words(config: DictConfig) -> str:
     return f"{' '.join(chosen)} seed={config.seed}"
 
 
-def _split(name: str, stage: Stage, words: list[str]) -> tuple[list[str], dict[str, str | None]]:
+def _split(
+    name: str, command: Command, words: list[str]
+) -> tuple[list[str], dict[str, str | None]]:
     """Tell positional arguments from options, and check both."""
-    options = {option.name: option.default for option in stage.options}
-    choices = {option.name: option.choices for option in stage.options}
+    options = {option.name: option.default for option in command.options}
+    choices = {option.name: option.choices for option in command.options}
     positionals = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -187,12 +190,12 @@ def _split(name: str, stage: Stage, words: list[str]) -> tuple[list[str], dict[s
             )
         else:
             options[key] = value
-    if len(positionals) != len(stage.arguments):
-        one = "one " if len(stage.arguments) == 1 else ""
+    if len(positionals) != len(command.arguments):
+        one = "one " if len(command.arguments) == 1 else ""
         raise UsageError(
-            f"{name} takes {one}{' and '.join(stage.arguments) or 'key=value only'}",
+            f"{name} takes {one}{' and '.join(command.arguments) or 'key=value only'}",
             got=" ".join(positionals) or "nothing",
-            hint=stage.example,
+            hint=command.example,
         )
     return positionals, options
 
@@ -216,32 +219,33 @@ def _run_bench(words: list[str]) -> int:
     return 0
 
 
-def stage_config(stage: Stage, overrides: list[str]) -> DictConfig:
+def command_config(command: Command, overrides: list[str]) -> DictConfig:
     """Compose the configuration, or take that of the run directory that the overrides name."""
-    from robot_rl.config import compose, compose_for_run, load_resolved
+    from robot_rl.commands.runs import compose_for_run, load_resolved
+    from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 
-    overrides = [_in_full(stage, override) for override in overrides]
-    if stage.run_key is None:
+    overrides = [_in_full(command, override) for override in overrides]
+    if command.run_key is None:
         return compose(overrides)
-    places = (f"{stage.run_key}=", "runs_directory=")
+    places = (f"{command.run_key}=", "runs_directory=")
     where = compose([override for override in overrides if override.startswith(places)])
-    default = stage.default_run
-    if stage.new_run_key and any(o.startswith(f"{stage.new_run_key}=") for o in overrides):
+    default = command.default_run
+    if command.new_run_key and any(o.startswith(f"{command.new_run_key}=") for o in overrides):
         default = None
-    named = where[stage.run_key] or default
+    named = where[command.run_key] or default
     if named is None:
         return compose(overrides)
     run = RunDirectory.open(named, where.runs_directory)
-    config = compose_for_run(overrides, load_resolved(run.path), elsewhere=stage.elsewhere)
-    config[stage.run_key] = str(run.path)
+    config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.elsewhere)
+    config[command.run_key] = str(run.path)
     return config
 
 
-def _in_full(stage: Stage, override: str) -> str:
+def _in_full(command: Command, override: str) -> str:
     """An override with the key that its word stands for."""
     key, equals, value = override.partition("=")
-    return f"{stage.short.get(key, key)}{equals}{value}"
+    return f"{command.short.get(key, key)}{equals}{value}"
 
 
 def _load(target: str) -> Callable[..., Any]:

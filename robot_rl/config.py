@@ -1,9 +1,9 @@
-"""Compose, check, save and compare configurations: Hydra, with messages that name the way out.
+"""Compose and check configurations: Hydra, with messages that name the way out.
 
 Hydra composes `configs/config.yaml`, its groups, which folders of the user's own and plug-ins add
 to, and the overrides of the command line. Added here:
-an unknown choice or key is answered with the valid names and the nearest one, a value keeps the
-type of its default, and a run directory's configuration is compared with what the user asks for.
+an unknown choice or key is answered with the valid names and the nearest one, and a value keeps the
+type of its default. `robot_rl.commands.runs` adds what concerns the configuration of a run.
 """
 
 from __future__ import annotations
@@ -11,69 +11,32 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from policies import registry
-from robot_rl.config_overrides import (
-    ConfigError,
-    check_choice,
-    check_key,
-    check_value,
-    keep_type,
-    parse,
-    text_of,
-)
-from robot_rl.processes.files import replace_text
+from robot_rl.errors import RobotRLError, nearest
 from robot_rl.processes.resources import find_resource
 
-CONFIG_NAME = "config.yaml"
-# A run may be continued or evaluated with other values of these; all else made it what it is.
-MAY_DIFFER = (
-    "actor",
-    "bench",
-    "choices.classifier",
-    "choices.replay",
-    "choices.teleop",
-    "classifier",
-    "console",
-    "device",
-    "environment_steps",
-    "evaluation",
-    "replay",
-    "resume",
-    "run",
-    "runs_directory",
-    "teleop",
-    "start_nodes",
-)
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
-# What else may differ where a policy is measured: the robot, if its observations and actions fit,
-# and the parameters of the task.
-ELSEWHERE = (
-    "choices.robot",
-    "clock",
-    "nodes",
-    "observation.vision_training",  # how much a robot explores
-    "robot",
-    "simulation",
-    "task.environment",
-    "task.expert",
-    "task.tracked",
-)
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "joint_names": "[NAME,NAME,...]"}
 # What an entry of `observation.cameras` is that does not say so.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
-_NO_VALUE = object()
+
+
+class ConfigError(RobotRLError):
+    """An override, a configuration file or a run's configuration that cannot be used."""
 
 
 def choice_file(group: str, choice: str) -> Path | None:
@@ -118,26 +81,26 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         ConfigError: An override that does not parse, an unknown group choice or key, a value of
             another type than its default, or a value that must be given and is not.
     """
-    result = _composed(overrides)
-    _check_missing(result)
+    result = composed(overrides)
+    check_missing(result)
     return result
 
 
-def _composed(overrides: Sequence[str]) -> DictConfig:
-    """As `compose`, but values that must be given may be missing."""
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """As `compose`, but values that must be given may be missing; see `check_missing`."""
     groups = group_choices()
     parsed = [parse(text) for text in overrides]
     for override in parsed:
         if override.key_or_group in groups:
             check_choice(override, groups[override.key_or_group])
     chosen = [o for o in parsed if o.key_or_group in groups]
-    defaults = _resolved(_compose([text_of(o) for o in chosen]))
+    defaults = _resolved(_compose([str(o.input_line) for o in chosen]))
     del defaults["choices"]
     values = [o for o in parsed if o.key_or_group not in groups]
     for override in values:
         if not (override.is_add() or override.is_force_add() or override.is_delete()):
             check_key(override.key_or_group, override.value(), defaults)
-    config = _compose(overrides) if values else _compose([text_of(o) for o in chosen])
+    config = _compose(overrides) if values else _compose([str(o.input_line) for o in chosen])
     _complete_cameras(config)
     resolved = _resolved(config)
     for override in values:
@@ -167,62 +130,6 @@ def _complete_cameras(config: DictConfig) -> None:
         camera.setdefault("_target_", _CAMERA)
 
 
-def compose_for_run(
-    overrides: Sequence[str], run_config: DictConfig, *, elsewhere: bool = False
-) -> DictConfig:
-    """Apply overrides to the configuration of an existing run.
-
-    Args:
-        overrides: What the user typed; keys that are not mentioned keep the run's value.
-        run_config: The run's configuration, from `load_resolved`.
-        elsewhere: Whether it may differ in `ELSEWHERE` too.
-
-    Raises:
-        ConfigError: As `compose`, and an override that would make it another run.
-    """
-    given = [parse(text).key_or_group for text in overrides]
-    _check_own_choices(run_config)
-    choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
-    # What must be given was given when the run was made; it is not asked for again.
-    composed = _composed([*(text for g, text in choices.items() if g not in given), *overrides])
-    result = copy.deepcopy(run_config)
-    OmegaConf.set_struct(result, False)
-    kept = {key: OmegaConf.select(run_config, key) for key in given if key not in composed.choices}
-    plain = [f"{k}={json.dumps(v)}" for k, v in kept.items() if isinstance(v, int | float | str)]
-    _follow(result, _composed([*choices.values(), *plain]), composed)
-    for key in given:
-        if key in kept:
-            OmegaConf.update(result, key, OmegaConf.select(composed, key), merge=False)
-        elif composed.choices[key] != run_config.choices.get(key):
-            result[key], result.choices[key] = composed[key], composed.choices[key]
-    may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
-    compare_run(result, run_config, may_differ=may_differ)
-    OmegaConf.set_struct(result, True)
-    _check_missing(result)
-    return result
-
-
-def _check_own_choices(run_config: DictConfig) -> None:
-    """Check that the choices of a run are here: some may be in a folder of the user's own."""
-    known = group_choices()
-    for group, choice in run_config.choices.items():
-        if choice is not None and choice not in known.get(str(group), ()):
-            raise ConfigError(
-                f"the run was made with {group}={choice}, which is not here",
-                expected=f"one of {', '.join(known.get(str(group), ()))}",
-                hint=f"name the folder with configs/{group}/{choice}.yaml:"
-                f" --config-dir FOLDER, or {registry.PATH_VARIABLE}=FOLDER",
-            )
-
-
-def _follow(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
-    """Set what overrides change, other keys that refer to them among it."""
-    old, new = flatten(before), flatten(after)
-    for key, value in new.items():
-        if old.get(key, _NO_VALUE) != value:
-            OmegaConf.update(result, key, value, force_add=True)
-
-
 def in_real_time(config: DictConfig) -> DictConfig:
     """The same configuration on the wall clock, for what a person does."""
     return _on_clock(config, "realtime")
@@ -238,44 +145,6 @@ def on_stepped_clock(config: DictConfig) -> DictConfig:
     return _on_clock(config, "stepped")
 
 
-def compare_run(
-    config: DictConfig, run_config: DictConfig, *, may_differ: Iterable[str] = MAY_DIFFER
-) -> None:
-    """Check that a run directory was made with this configuration.
-
-    Args:
-        config: What is asked for.
-        run_config: What the run directory holds.
-        may_differ: Keys, or prefixes of keys, that do not make it another run.
-
-    Raises:
-        ConfigError: Names the first keys that differ, with both values.
-    """
-    ours, theirs = flatten(config), flatten(run_config)
-    prefixes = tuple(may_differ)
-    keys = [
-        key
-        for key in {**ours, **theirs}
-        if not any(key == p or key.startswith(f"{p}.") for p in prefixes)
-        and ours.get(key, _NO_VALUE) != theirs.get(key, _NO_VALUE)
-    ]
-    if not keys:
-        return
-    # The choice explains all values below it: name it first, and not its hundred consequences.
-    groups = [key.removeprefix("choices.") for key in keys if key.startswith("choices.")]
-    shown = groups or keys[:5]
-    lookup = [f"choices.{key}" for key in groups] or shown
-    raise ConfigError(
-        f"the run was made with another configuration: {', '.join(shown)} differ"
-        + (f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""),
-        got=", ".join(f"{s}={ours.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)),
-        expected=", ".join(
-            f"{s}={theirs.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)
-        ),
-        hint="leave these overrides out to go on with the run, or start a new run with them",
-    )
-
-
 def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a configuration by dotted key; a list is one value."""
     plain = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
@@ -286,39 +155,6 @@ def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[st
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def save_resolved(config: DictConfig, run: Path) -> None:
-    """Write the configuration to `<run>/config.yaml`; an older one is replaced in one step.
-
-    Raises:
-        ConfigError: The disk is full or the folder cannot be written.
-    """
-    try:
-        replace_text(run / CONFIG_NAME, OmegaConf.to_yaml(config, resolve=True))
-    except OSError as error:
-        raise ConfigError(f"{run / CONFIG_NAME} cannot be written", got=error) from error
-
-
-def load_resolved(run: Path) -> DictConfig:
-    """Read the configuration of a run directory.
-
-    Raises:
-        ConfigError: There is none, or it is not a configuration that `save_resolved` wrote.
-    """
-    path = run / CONFIG_NAME
-    try:
-        config = OmegaConf.load(path)
-    except Exception as error:  # OSError, or whatever YAML and OmegaConf raise on a cut file
-        raise ConfigError(f"the configuration {path} cannot be read", got=error) from error
-    if not isinstance(config, DictConfig) or "choices" not in config:
-        raise ConfigError(
-            f"{path} is not the configuration of a run",
-            got=type(config).__name__,
-            expected="a mapping with the key `choices`",
-        )
-    OmegaConf.set_struct(config, True)
-    return config
 
 
 def _on_clock(config: DictConfig, clock: str) -> DictConfig:
@@ -342,7 +178,7 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
     words = [f"hydra.searchpath={further}"] if places[1:] else []
     try:
         with initialize_config_dir(str(places[0]), job_name="robot_rl", version_base="1.3"):
-            config = hydra_compose(CONFIG_NAME, [*words, *overrides], return_hydra_config=True)
+            config = hydra_compose("config.yaml", [*words, *overrides], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(
             "the configuration cannot be composed", got=" ".join(str(error).split())
@@ -373,7 +209,12 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in dict(plain).items()}  # type: ignore[arg-type]
 
 
-def _check_missing(config: DictConfig) -> None:
+def check_missing(config: DictConfig) -> None:
+    """Check that nothing is missing that must be given.
+
+    Raises:
+        ConfigError: Something is.
+    """
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise ConfigError(
@@ -384,3 +225,156 @@ def _check_missing(config: DictConfig) -> None:
 
 def _written(key: str) -> str:
     return _WRITTEN.get(key.rpartition(".")[2], "VALUE")
+
+
+def parse(text: str) -> Override:
+    """Read an override in Hydra's grammar, such as `task=reach` or `algorithm.scale=0.3`.
+
+    Raises:
+        ConfigError: It does not parse, or gives several values.
+    """
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"the override {text!r} cannot be read",
+            got=" ".join(str(error).split()),
+            expected="key=value",
+            hint=f"put a value that holds spaces, = or , in two pairs of quotes: {_quoted(text)}",
+        ) from error
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"the override {text!r} gives several values",
+            expected="one value",
+            hint="start one run for each value",
+        )
+    return override
+
+
+def _quoted(text: str) -> str:
+    key, equal, value = text.partition("=")
+    return f"\"{key}='{value}'\"" if equal else "\"key='value'\""
+
+
+def check_choice(override: Override, choices: tuple[str, ...]) -> None:
+    """Check that a group's override names one of its choices.
+
+    Raises:
+        ConfigError: It does not; the error suggests the nearest one.
+    """
+    if not override.is_delete():
+        check_value(override.key_or_group, override.value(), choices)
+
+
+def check_value(key: str, value: object, valid: Sequence[str]) -> None:
+    """Check that a value is one of those that are valid.
+
+    Raises:
+        ConfigError: It is not; the error suggests the nearest one.
+    """
+    if value not in valid:
+        raise ConfigError(
+            f"unknown {key} {value!r}",
+            got=f"{key}={value}",
+            expected=f"one of {', '.join(valid)}",
+            hint=f"did you mean {key}={nearest(str(value), valid)}?",
+        )
+
+
+def check_least(config: Mapping[str, Any], least: Mapping[str, int]) -> None:
+    """Check that numbers are large enough.
+
+    Args:
+        config: The configuration.
+        least: The least that each may be, by dotted key.
+
+    Raises:
+        ConfigError: Names the first that is not, what it is and what it may be.
+    """
+    for key, bound in least.items():
+        value: Any = config
+        for part in key.split("."):
+            value = value[part]
+        if value < bound:
+            raise ConfigError(f"{key} is out of range", got=value, expected=f">= {bound}")
+
+
+def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
+    """Check that a dotted key is in the configuration.
+
+    Raises:
+        ConfigError: It is not; the error names the valid ones where it leaves the configuration.
+    """
+    level: Any = defaults
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(level, Mapping) or part not in level:
+            above = ".".join(parts[:depth])
+            names = sorted(level) if isinstance(level, Mapping) else []
+            close = nearest(part, names)
+            suggestion = ".".join([*parts[:depth], close or ""])
+            raise ConfigError(
+                f"unknown override {key!r}",
+                got=part if names else f"{above} is one value and has no parts",
+                expected=f"{f'below {above}, ' if above else ''}one of {', '.join(names)}"
+                if names
+                else None,
+                hint=f"did you mean {suggestion}?" if close else None,
+            )
+        level = level[part]
+    if isinstance(value, Mapping) and isinstance(level, Mapping):
+        for name, item in value.items():
+            check_key(f"{key}.{name}", item, defaults)
+
+
+def keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -> None:
+    """Check that an overridden value has its default's type; whole numbers serve as float.
+
+    Args:
+        key: The dotted key that was overridden.
+        defaults: Values without the override.
+        resolved: Values with it; a whole number that serves as float is made one here.
+
+    Raises:
+        ConfigError: It has another type.
+    """
+    *path, last = key.split(".")
+    old: Any = defaults
+    new: Any = resolved
+    for part in path:
+        old = old.get(part) if isinstance(old, Mapping) else None
+        new = new.get(part) if isinstance(new, dict) else None
+    if isinstance(old, Mapping) and last in old and isinstance(new, dict) and last in new:
+        new[last] = _of_same_type(key, old[last], new[last])
+
+
+def _of_same_type(key: str, default: Any, value: Any) -> Any:
+    if default is None or default == "???":
+        return value
+    if isinstance(default, Mapping) and isinstance(value, Mapping):
+        return {k: _of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
+    if isinstance(default, list) and isinstance(value, list):
+        same = len({type(item) for item in default}) == 1
+        first = default[0] if same else None
+        return [_of_same_type(f"{key}[{i}]", first, item) for i, item in enumerate(value)]
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is type(default):
+        return value
+    composite = isinstance(default, Mapping | list)
+    hint = None
+    if type(default) is int and isinstance(value, float) and value.is_integer():
+        hint = f"write {key}={int(value)}"
+    elif isinstance(default, str) and value is not None:
+        hint = f"put it in two pairs of quotes: \"{key}='{value}'\""
+    raise ConfigError(
+        f"{key} has another type than its default",
+        got=f"{'null' if value is None else value} ({_type_name(value)})",
+        expected=_type_name(default) + ("" if composite else f", as in {key}={default}"),
+        hint=hint,
+    )
+
+
+def _type_name(value: object) -> str:
+    names = {dict: "mapping", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

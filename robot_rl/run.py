@@ -5,13 +5,14 @@
         demonstrations.zarr/           episodes
         exploration.zarr/              with cameras: episodes for the image encoder
         corrections.zarr/              what an operator corrected before online learning
-        reward.zarr/                   examples for a success classifier
-        store/                         the replay store (LMDB)
+        reward.zarr/  store/           examples for a success classifier; the replay store
         spool/actor-1.ring             steps of an actor that are not in the store yet
+        checkpoints/vision/            with cameras: the image encoder
         checkpoints/bc/                the cloned policy
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/last/              the learner's full state
         checkpoints/reward/            a success classifier
+        stages.jsonl                   which stages of the recipe have run, and how long
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
         evaluate.jsonl                 what `robot-rl evaluate` has measured, one result a line
         summary.json  report.html
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
     from policies.behaviour import Behaviour
 
 LATEST = "latest"
+DEMONSTRATIONS = "demonstrations.zarr"
+VISION = "checkpoints/vision"
 CLONED = "checkpoints/bc"
 LAST = "checkpoints/last"
-REWARD = "checkpoints/reward"
+EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
 STATE_FILE = "state.json"
 DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
@@ -128,7 +131,8 @@ class RunDirectory:
         """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
         files = (path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size)
         logs = self.path / "logs"
-        return all(f.name in (CONFIG_FILE, "zarr.json") or logs in f.parents for f in files)
+        nothing = (CONFIG_FILE, "stages.jsonl", "zarr.json")
+        return all(f.name in nothing or logs in f.parents for f in files)
 
     @property
     def config(self) -> Path:
@@ -138,7 +142,7 @@ class RunDirectory:
     @property
     def demonstrations(self) -> Path:
         """The zarr group of the run's demonstrations."""
-        return self.path / "demonstrations.zarr"
+        return self.path / DEMONSTRATIONS
 
     @property
     def failures(self) -> Path:
@@ -158,7 +162,7 @@ class RunDirectory:
     @property
     def reward_examples(self) -> Path:
         """The zarr group of the examples for a success classifier."""
-        return self.path / "reward.zarr"
+        return self.path / EXAMPLES
 
     @property
     def store(self) -> Path:

@@ -15,23 +15,15 @@ import pytest
 from rich.console import Console
 
 from robot_rl import cli
-from robot_rl.config import (
-    compare_run,
-    compose,
-    compose_for_run,
-    flatten,
-    group_choices,
-    load_resolved,
-    save_resolved,
-)
-from robot_rl.config_overrides import ConfigError
+from robot_rl.commands.runs import compare_run, compose_for_run, load_resolved, save_resolved
+from robot_rl.commands.table import COMMANDS, Command
+from robot_rl.config import ConfigError, compose, flatten, group_choices
 from robot_rl.processes.machine import describe_machine
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
-from robot_rl.stages.table import STAGES, Stage
 
 
-def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
+def test_help_starts_at_once_and_names_all_commands(robot_rl_command):
     seconds = []
     for _ in range(3):  # the best of three: a busy machine is no fault of the command
         start = time.monotonic()
@@ -39,13 +31,13 @@ def test_help_starts_at_once_and_names_all_stages(robot_rl_command):
         seconds.append(time.monotonic() - start)
     assert min(seconds) < 1.0
     assert done.returncode == 0
-    assert all(stage in done.stdout for stage in STAGES)
+    assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("stage", list(STAGES))
-def test_help_of_each_stage_shows_what_matters_and_with_all_the_rest(capsys, stage):
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_help_of_each_command_shows_what_matters_and_with_all_the_rest(capsys, command):
     def page(*words: str) -> list[str]:
-        assert cli.main([stage, "--help", *words]) == 0
+        assert cli.main([command, "--help", *words]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(len(line) for line in lines) <= 80
         return lines
@@ -53,10 +45,10 @@ def test_help_of_each_stage_shows_what_matters_and_with_all_the_rest(capsys, sta
     short = page()
     keys = [key[0] for line in short if (key := re.findall(r"^  ([\w.]+)=", line))]
     assert len(keys) <= 20
-    for option in STAGES[stage].options:
+    for option in COMMANDS[command].options:
         assert option.name in keys
         assert all(choice in "\n".join(short) for choice in option.choices)
-    if not STAGES[stage].takes_overrides:
+    if not COMMANDS[command].takes_overrides:
         return
     assert len(keys) >= 7
     whole = page("all")
@@ -125,7 +117,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "task=peg_insret"], "peg_insert, peg_insert_hard", "mean task=peg_insert?"),
         (["train", "policy=difusion"], "diffusion", "did you mean policy=diffusion?"),
         (["train", "algorithm=rpld"], "residual, rlpd", "did you mean algorithm=rlpd?"),
-        (["train", "algoritm.lr=1"], "algorithm, bench, block_steps", "did you mean algorithm?"),
+        (["train", "algoritm.lr=1"], "algorithm, artifacts, bench", "did you mean algorithm?"),
         (["train", "evaluation.episods=5"], "episodes, every_steps", "mean evaluation.episodes?"),
         (["train", "evaluation={episods: 5}"], "episodes, every", "mean evaluation.episodes?"),
         (["train", "clock=steped"], "stepped, realtime", "did you mean clock=stepped?"),
@@ -297,8 +289,8 @@ def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path,
     folder.mkdir()
     (folder / "own_stage.py").write_text("seen = []\ndef run(config): seen.append(config)\n")
     monkeypatch.syspath_prepend(str(folder))
-    stage = Stage("own_stage:run", "", "", run_key="run", default_run="latest")
-    monkeypatch.setitem(STAGES, "own", stage)
+    command = Command("own_stage:run", "", "", run_key="run", default_run="latest")
+    monkeypatch.setitem(COMMANDS, "own", command)
     assert cli.main(["own", f"runs_directory={tmp_path}/runs", "evaluation.episodes=4"]) == 0
     seen = sys.modules["own_stage"].seen
     assert seen[0].task.name == "reach"
@@ -320,7 +312,7 @@ def test_exit_codes(tmp_path, monkeypatch, capsys, body, code, message):
     (tmp_path / "failing_stage.py").write_text(f"def run(config):\n    {body}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "failing_stage", raising=False)
-    monkeypatch.setitem(STAGES, "failing", Stage("failing_stage:run", "", ""))
+    monkeypatch.setitem(COMMANDS, "failing", Command("failing_stage:run", "", ""))
     before = signal.getsignal(signal.SIGTERM)
     assert cli.main(["failing"]) == code
     assert message in capsys.readouterr().err

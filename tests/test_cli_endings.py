@@ -12,20 +12,20 @@ import sys
 import pytest
 
 from robot_rl import cli
+from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.processes import signals
-from robot_rl.stages.table import STAGES, Stage
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
 
 @pytest.fixture
-def stage(monkeypatch):
-    """Makes a function a stage of its own, `robot-rl work`."""
+def command(monkeypatch):
+    """Makes a function a command of its own, `robot-rl work`."""
 
     def make(work):
         monkeypatch.setattr(sys.modules[__name__], "work", work, raising=False)
-        target = Stage(f"{__name__}:work", "works", "", takes_overrides=False)
-        monkeypatch.setitem(STAGES, "work", target)
+        target = Command(f"{__name__}:work", "works", "", takes_overrides=False)
+        monkeypatch.setitem(COMMANDS, "work", target)
 
     return make
 
@@ -36,7 +36,7 @@ def hang_up():
 
 @pytest.mark.parametrize(("together", "saved"), [(math.inf, ["saved"]), (0.0, [])])
 def test_of_signals_that_come_together_the_first_counts(
-    stage, monkeypatch, capsys, together, saved
+    command, monkeypatch, capsys, together, saved
 ):
     monkeypatch.setattr(signals, "_TOGETHER_SECONDS", together)
     done = []
@@ -48,13 +48,13 @@ def test_of_signals_that_come_together_the_first_counts(
             hang_up()  # in the middle of the clean end
             done.append("saved")
 
-    stage(work)
+    command(work)
     assert cli.main(["work"]) == 130
     assert done == saved
     assert capsys.readouterr().err == "robot-rl: stopped\n"
 
 
-def test_what_nohup_has_begun_outlives_its_terminal(stage):
+def test_what_nohup_has_begun_outlives_its_terminal(command):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     done = []
 
@@ -62,36 +62,36 @@ def test_what_nohup_has_begun_outlives_its_terminal(stage):
         hang_up()
         done.append("worked")
 
-    stage(work)
+    command(work)
     assert cli.main(["work"]) == 0
     assert done == ["worked"]
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_what_a_script_runs_aside_hears_ctrl_c(stage):
+def test_what_a_script_runs_aside_hears_ctrl_c(command):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stage(lambda: os.kill(os.getpid(), signal.SIGINT))
+    command(lambda: os.kill(os.getpid(), signal.SIGINT))
     assert cli.main(["work"]) == 130
 
 
-def test_what_a_library_makes_of_an_interruption_is_one_line(stage, capsys):
+def test_what_a_library_makes_of_an_interruption_is_one_line(command, capsys):
     def work():
         try:
             hang_up()
         except KeyboardInterrupt as error:
             raise ImportError("cannot load it") from error
 
-    stage(work)
+    command(work)
     assert cli.main(["work"]) == 130
     said = "robot-rl: what was going on ended with ImportError('cannot load it')"
     assert capsys.readouterr().err == f"{said}\nrobot-rl: stopped\n"
 
 
-def test_the_same_error_without_a_signal_is_shown_whole(stage):
+def test_the_same_error_without_a_signal_is_shown_whole(command):
     def work():
         raise ImportError("cannot load it")
 
-    stage(work)
+    command(work)
     with pytest.raises(ImportError):
         cli.main(["work"])
 
@@ -100,7 +100,7 @@ SHOWING = """
 import signal, sys, time
 from robot_rl import cli
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.stages.table import STAGES, Stage
+from robot_rl.commands.table import COMMANDS, Command
 
 def work():
     with WorkProgress(10, "episodes") as progress:
@@ -109,7 +109,7 @@ def work():
             time.sleep(0.1)
 
 sys.modules["showing"] = sys.modules["__main__"]
-STAGES["work"] = Stage("showing:work", "", "", takes_overrides=False)
+COMMANDS["work"] = Command("showing:work", "", "", takes_overrides=False)
 code = cli.main(["work"])
 open(sys.argv[1], "w").write(str(code))
 """
@@ -165,7 +165,7 @@ def test_a_command_that_is_done_looks_for_no_garbage():
 LEAVING = """
 import atexit, sys, time
 from robot_rl import cli
-from robot_rl.stages.table import STAGES, Stage
+from robot_rl.commands.table import COMMANDS, Command
 
 def leave():
     print("leaving", flush=True)
@@ -175,7 +175,7 @@ def work():
     atexit.register(leave)
 
 sys.modules["leaving"] = sys.modules["__main__"]
-STAGES["work"] = Stage("leaving:work", "", "", takes_overrides=False)
+COMMANDS["work"] = Command("leaving:work", "", "", takes_overrides=False)
 sys.argv = ["robot-rl", "work"]
 cli.command()
 """

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from policies.compute import CPU, ComputeError, compute_device, explained_memory
-from robot_rl.config import compose
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config import ConfigError, compose
 
 
 def test_auto_takes_a_card_only_where_there_is_one(monkeypatch):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from robot_rl.config import compose, compose_for_run
-from robot_rl.config_overrides import ConfigError
+from robot_rl.commands.runs import compose_for_run
+from robot_rl.config import ConfigError, compose
 
 
 def test_what_must_be_given_is_asked_for_once():

@@ -13,9 +13,9 @@ import pytest
 from scripted_device import ScriptedDevice
 
 from robot_rl import cli
-from robot_rl.stages import _doctor_probes as probes
-from robot_rl.stages._teleop_probe import watch
-from robot_rl.stages.doctor import CHECKS, Unusable, ask, examine, run
+from robot_rl.commands import _doctor_probes as probes
+from robot_rl.commands._teleop_probe import watch
+from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run
 
 LIGHT = [c for c in CHECKS if c.name in ("python", "mujoco", "hidraw", "disk", "memory")]
 
@@ -36,7 +36,7 @@ def check_report(text, checks):
 
 
 def test_the_report_names_everything_and_ends_with_json(capsys, monkeypatch):
-    monkeypatch.setattr("robot_rl.stages.doctor.CHECKS", LIGHT)
+    monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", LIGHT)
     assert cli.main(["doctor", "json=true"]) == 0
     check_report(capsys.readouterr().out, LIGHT)
     assert cli.main(["doctor"]) == 0
@@ -126,7 +126,7 @@ def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
     finding = examine("torch")
     assert "torch cannot be imported: ImportError: libc10.so" in finding.found
     assert "pip install" in finding.mend
-    monkeypatch.setattr("robot_rl.stages.doctor.CHECKS", [c for c in CHECKS if c.name == "torch"])
+    monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", [c for c in CHECKS if c.name == "torch"])
     with pytest.raises(Unusable, match=r"without torch; got: .*libc10.*next: pip install"):
         run(json="false")
     assert "missing" in capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_the_axes_of_a_device_are_shown_on_a_terminal_and_read_once_elsewhere():
 
 
 def test_a_device_that_is_named_is_looked_at_and_may_be_missing(capsys, monkeypatch):
-    monkeypatch.setattr("robot_rl.stages.doctor.CHECKS", LIGHT[:1])
+    monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", LIGHT[:1])
     monkeypatch.delenv("DISPLAY", raising=False)
     run(json="true", teleop="keyboard")
     checks = json.loads(capsys.readouterr().out.splitlines()[-1])["checks"]

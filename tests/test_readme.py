@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from robot_rl.cli import bench_names
+from robot_rl.commands.table import COMMANDS
 from robot_rl.config import compose, group_choices
-from robot_rl.stages.table import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -90,18 +90,18 @@ def test_every_command_is_one_and_composes(page):
     lines = re.findall(r"^ {3,}(?:\.venv/bin/)?robot-rl (.*)$", text, re.MULTILINE)
     lines += [f"train {words}" for words in re.findall(r'make train ARGS="([^"]*=[^"]*)"', text)]
     for line in lines:
-        stage, *words = shlex.split(line, comments=True)
+        command, *words = shlex.split(line, comments=True)
         words = [word for word in words if word != "--help"]
-        if STAGES[stage].takes_overrides:
-            positional = len(STAGES[stage].arguments)
+        if COMMANDS[command].takes_overrides:
+            positional = len(COMMANDS[command].arguments)
             overrides = [
                 word for word in words[positional:] if not word.startswith(("run=", "resume="))
             ]
             if "task=hover" not in overrides and not any("..." in word for word in overrides):
                 compose([word for word in overrides if word != "robot=mine"])
         else:
-            options = {option.name for option in STAGES[stage].options}
-            given = words[len(STAGES[stage].arguments) :]
+            options = {option.name for option in COMMANDS[command].options}
+            given = words[len(COMMANDS[command].arguments) :]
             assert {word.partition("=")[0] for word in given} <= options, line
 
 
@@ -118,7 +118,7 @@ def test_choices_that_are_named_exist(page):
 def test_the_tables_of_stages_and_benches_are_complete():
     page = text_of("docs/simulation.md")
     rows = re.findall(r"^\| (`[a-zA-Z`, -]+`) \|", page, re.MULTILINE)
-    assert set(STAGES) <= {word for row in rows for word in re.findall(r"[a-z-]+", row)}
+    assert set(COMMANDS) <= {word for row in rows for word in re.findall(r"[a-z-]+", row)}
     assert all(f"`{name}`" in page for name in bench_names())
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.config import compose, save_resolved
+from robot_rl.commands.runs import save_resolved
+from robot_rl.config import compose
 from robot_rl.processes.folders import CheckpointError
 from robot_rl.run import RunDirectory, RunError
 

@@ -15,9 +15,9 @@ from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from policies.residual import ResidualPolicy
-from robot_rl.algorithms.actor_critic import ActorCritic, ActorCriticSettings
-from robot_rl.algorithms.base import Schedule
-from robot_rl.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from robot_rl.learning.algorithms.base import Schedule
+from robot_rl.learning.algorithms.encoding import Encoding
 
 
 class BlendPolicy(ResidualPolicy):

@@ -15,18 +15,20 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.bench._topics import NAMESPACE, demonstrated, over_topics
+from robot_rl.commands.nodes import robot_nodes
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import rollout
+from robot_rl.learning.stages.clone import Clone
+from robot_rl.learning.stages.vision import Vision
+from robot_rl.learning.workbench import Workbench
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.robot import RosRobot
 from robot_rl.ros.stamps import to_nanoseconds
-from robot_rl.stages.nodes import robot_nodes
-from robot_rl.stages.pretrain import pretrain
 
 # Control and cameras keep their phase within an episode: many short ones meet all phases.
 _EPISODE_STEPS = 20
@@ -74,7 +76,10 @@ def _cloned(config: DictConfig, folder: Path) -> Behaviour:
         f"{training}.exploration_episodes=0",
         f"{training}.cloning.updates=20",
     )
-    return pretrain(settings, run)
+    bench = Workbench(settings, run)
+    for stage in (Vision(), Clone()):
+        stage.run(bench)
+    return bench.cloned
 
 
 class _Timed(RobotEnvWrapper):

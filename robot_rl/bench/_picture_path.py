@@ -11,11 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from sensor_msgs.msg import Image
 
 from robot_rl.bench._topics import NAMESPACE, BenchFailed, over_topics
+from robot_rl.commands.nodes import robot_nodes
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.messages import image_array
 from robot_rl.ros.stamps import to_nanoseconds
-from robot_rl.stages.nodes import robot_nodes
 
 RATE_HZ = 30.0
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"

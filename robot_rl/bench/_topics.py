@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.workbench import Workbench
 from robot_rl.ros.environment import DISCOVERY, prepare_environment
 from robot_rl.ros.errors import RosUnavailable
 from robot_rl.ros.shared_memory import (
@@ -21,7 +22,6 @@ from robot_rl.ros.shared_memory import (
     remove_abandoned_segments,
 )
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
 
 NAMESPACE = "/bench"
 _DEMONSTRATIONS = 2
@@ -82,8 +82,7 @@ def demonstrated(
     place = [f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"]
     settings = compose([*chosen(config), *overrides, *place])
     run = RunDirectory.create(str(settings.task.name), folder)
-    with WorkProgress(_DEMONSTRATIONS, "demonstrations") as progress:
-        collect(settings, run, progress)
+    Collect().run(Workbench(settings, run))
     return settings, run
 
 

@@ -15,10 +15,10 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.networks import seeded
 from policies.vision import observed_keys
-from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, observed_widths
-from robot_rl.stages.vision import make_image_encoder
+from robot_rl.learning.algorithms.factory import make_algorithm
+from robot_rl.learning.cloning import make_image_encoder
 
 _UPDATES = 200
 _WARM_UP = 20

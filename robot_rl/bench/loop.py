@@ -18,13 +18,13 @@ from omegaconf import DictConfig
 
 from robot_rl.actor import act
 from robot_rl.bench._killed_server import KilledServer
-from robot_rl.config import save_resolved
+from robot_rl.commands.runs import save_resolved
+from robot_rl.learning.stages.clone import Clone
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.group import ProcessGroup
-from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
-from robot_rl.stages.pretrain import pretrain
 
 RATES_HZ = (10.0, 50.0)
 KILLS_EVERY_SECONDS = 5.0
@@ -119,9 +119,8 @@ def measure(
         beside: What else goes on meanwhile in the run.
     """
     run = RunDirectory.create(config.task.name, config.runs_directory)
-    with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
-        collect(config, run, progress)
-    pretrain(config, run)
+    for stage in (Collect(), Clone()):
+        stage.run(Workbench(config, run))
     config.clock = "realtime"
     save_resolved(config, run.path)
     place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]

@@ -17,8 +17,8 @@ from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.residual import ResidualPolicy
 from policies.runner import PolicyRunner
-from robot_rl.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
 from robot_rl.bench import _vla
+from robot_rl.learning.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
 
 # The widths of a 7-joint arm's state observations, and a 6-D motion.
 _KEYS = {"state/tcp_pose": 7, "state/tcp_velocity": 6, "state/tcp_wrench": 6, "state/relative": 12}

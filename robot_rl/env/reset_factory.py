@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from policies import registry
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config import ConfigError
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot_env import RobotEnvWrapper

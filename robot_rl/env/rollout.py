@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from robot_rl.data.rows import (
 from robot_rl.data.schema import Observation, Row
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import EpisodeEnv
+
+if TYPE_CHECKING:
+    from robot_rl.data.episodes import EpisodeWriter
 
 # Top bit set: no training episode ever has the seed of an evaluation episode.
 _TRAINING_SEED_BIT = 1 << 31
@@ -83,6 +86,7 @@ class EpisodeResult:
             final one, as where an episode is truncated.
         rows: Its rows, where a recorder but no listener was given.
         facts: What else there is to record of it, by whoever runs it.
+        instruction: What the robot was told to do.
     """
 
     seed: int
@@ -98,6 +102,17 @@ class EpisodeResult:
     interrupted: RobotInterrupted | None = None
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)
+    instruction: str = ""
+
+    def keep(self, writer: EpisodeWriter, source: int) -> None:
+        """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""
+        writer.append(
+            self.rows,
+            seed=self.seed,
+            instruction=self.instruction,
+            success=self.success,
+            source=source,
+        )
 
 
 RowListener = Callable[[Row, EpisodeResult], None]
@@ -212,8 +227,8 @@ def _begin_next(
 ) -> None:
     seed = next(seeds, None)
     if seed is not None and _begin(slot, seed, stop, note):
-        instruction = slot.env.task.instruction
-        controller.reset([index], seeds=[seed], instructions=[instruction])
+        slot.result.instruction = slot.env.task.instruction
+        controller.reset([index], seeds=[seed], instructions=[slot.result.instruction])
 
 
 def _begin(slot: _Slot, seed: int, stop: Callable[[], bool], note: Callable[[str], None]) -> bool:

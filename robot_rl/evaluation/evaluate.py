@@ -14,8 +14,7 @@ from omegaconf import DictConfig
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.config import on_stepped_clock
-from robot_rl.config_overrides import check_least
+from robot_rl.config import check_least, on_stepped_clock
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from robot_rl.config_overrides import check_least
+from robot_rl.config import check_least
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.rate_limiter import RateLimiter
+from robot_rl.run import RunDirectory, learned_steps
+
+EVALUATIONS = "evaluations"  # the run's records of them
 
 
 class ScheduleError(RobotRLError):
@@ -128,3 +131,23 @@ class Blocks:
         """The bound between actors and learner; a sample is an update's mini-batch."""
         band = 2 * self.block_steps
         return RateLimiter(self.updates_per_step, self.warmup_steps, band * self.updates_per_step)
+
+
+def evaluates_periodically(config: DictConfig) -> bool:
+    """Whether checkpoints are evaluated while a run trains."""
+    return bool(config.evaluation.get("periodic", True))
+
+
+def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
+    """Environment steps of the periodic evaluations that are still to be made, or waited for."""
+    if not evaluates_periodically(config):
+        return []
+    records = run.read_jsonl(EVALUATIONS)
+    known = {r["environment_steps"] for r in records if r["seed_set"] == "periodic"}
+    learned = learned_steps(run)
+    return [
+        steps
+        for steps in Blocks.of(config).evaluation_points()
+        if steps not in known
+        and (steps == 0 or steps > learned or run.has_folder(run.snapshot_name(steps)))
+    ]

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from policies.vision import random_shift
-from robot_rl.algorithms.behavior_cloning import warm_up_cosine
+from robot_rl.learning.algorithms.behavior_cloning import warm_up_cosine
 from robot_rl.rewards.calibration import Scored
 from robot_rl.rewards.classifier import SuccessClassifier
 from robot_rl.rewards.examples import ExampleEpisode, Examples, Images

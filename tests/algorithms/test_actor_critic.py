@@ -17,9 +17,9 @@ from algorithm_examples import (
     weights,
 )
 
-from robot_rl.algorithms.base import AlgorithmError
-from robot_rl.algorithms.factory import check_algorithm
 from robot_rl.config import compose
+from robot_rl.learning.algorithms.base import AlgorithmError
+from robot_rl.learning.algorithms.factory import check_algorithm
 
 HEADS = 3
 

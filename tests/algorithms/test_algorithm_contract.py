@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
-from robot_rl.algorithms.base import AlgorithmError
+from robot_rl.learning.algorithms.base import AlgorithmError
 
 pytestmark = pytest.mark.parametrize("choice", CHOICES)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from policies.networks import seeded
-from robot_rl.algorithms import losses
-from robot_rl.algorithms.critics import CriticEnsemble
+from robot_rl.learning.algorithms import losses
+from robot_rl.learning.algorithms.critics import CriticEnsemble
 
 
 def ensemble(heads=4, inputs=5, hidden=(16, 8), seed=0):

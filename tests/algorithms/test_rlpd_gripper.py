@@ -6,10 +6,10 @@ import torch
 from algorithm_examples import KEYS, SIZE, acts, batch, cloned, configuration, make
 
 from policies.behaviour import Behaviour, Interface
-from robot_rl.algorithms.base import AlgorithmError
-from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
+from robot_rl.learning.algorithms.base import AlgorithmError
+from robot_rl.learning.algorithms.factory import make_algorithm
 
 FAST = (
     ("gripper.critic_rate", 0.02),

@@ -21,10 +21,10 @@ from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.console.pages import Pages
 from robot_rl.console.player import EpisodePlayer
 from robot_rl.console.requests import Requests
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server import ReplayServer
-from robot_rl.stages.collect import collect
 
 
 @contextmanager
@@ -46,8 +46,9 @@ def run(tmp_path_factory):
     """A run with three demonstrations, whose rows are in its store as well."""
     made = make_run(tmp_path_factory.mktemp("runs") / "run")
     config = compose(["task=reach", "demonstrations=3"])
-    with WorkProgress(3, "demonstrations") as progress:
-        dataset = collect(config, made, progress)
+    bench = Workbench(config, made)
+    Collect().run(bench)
+    dataset = bench.demonstrations()
     with serving(made.store), ReplayClient(made.store) as client:
         client.open_session("reach", dataset.schema, 1)
         for number in range(len(dataset)):

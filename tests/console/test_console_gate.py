@@ -140,7 +140,8 @@ def test_beyond_this_machine_it_is_encrypted(tmp_path):
 
 
 def test_the_command_refuses_a_network_without_a_token(tmp_path, monkeypatch, capsys):
-    from robot_rl.config import compose, save_resolved
+    from robot_rl.commands.runs import save_resolved
+    from robot_rl.config import compose
 
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

@@ -13,9 +13,9 @@ from robot_rl.console.client import LoopClient
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.snapshot import Activity, InControl
 from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.rollout import rollout
-from robot_rl.stages.collect import ExpertController
 
 
 class Loop:

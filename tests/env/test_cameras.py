@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scenes import configuration
 
-from robot_rl.config import compose
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config import ConfigError, compose
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.errors import RobotRLError

@@ -12,8 +12,7 @@ from policies.behaviour import Behaviour, Interface
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import seeded
-from robot_rl.config import compose
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config import ConfigError, compose
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.gym import GymError
 from robot_rl.errors import RobotRLError

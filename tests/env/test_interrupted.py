@@ -12,12 +12,12 @@ from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.replay.windows import make_windows
-from robot_rl.stages.collect import ExpertController
 
 
 class Faulty:

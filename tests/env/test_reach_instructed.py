@@ -6,10 +6,10 @@ from scenes import PERFECT, configuration, environment, expert_episode
 
 from robot_rl.env.factory import make_expert
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.learning.stages.clone import Clone
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.workbench import Workbench
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
-from robot_rl.stages.pretrain import pretrain
 
 TASK = "reach_instructed"
 COLOURS = ("red", "blue")
@@ -70,7 +70,9 @@ def test_who_tries_both_markers_fails_as_often_as_who_guesses():
 
 def test_each_demonstration_keeps_its_own_instruction(tmp_path):
     config = configuration(f"task={TASK}", "demonstrations=5")
-    dataset = collect(config, RunDirectory(tmp_path), WorkProgress(5))
+    bench = Workbench(config, RunDirectory(tmp_path))
+    Collect().run(bench)
+    dataset = bench.demonstrations()
     env = environment(TASK)
     for seed, text in zip(dataset.seeds, dataset.instructions, strict=True):
         env.reset(seed=int(seed))
@@ -82,10 +84,10 @@ def test_demonstrations_without_instructions_cannot_teach_to_follow_them(tmp_pat
     config = configuration(
         "task=reach", "task.environment.instruction=''", "policy=vla_tiny", "demonstrations=1"
     )
-    run = RunDirectory(tmp_path)
-    collect(config, run, WorkProgress(1))
+    bench = Workbench(config, RunDirectory(tmp_path))
+    Collect().run(bench)
     with pytest.raises(RobotRLError, match=r"got: episode 0 of .* instruction ''.*next: record"):
-        pretrain(config, run)
+        Clone().run(bench)
 
 
 def test_a_task_without_a_choice_is_refused():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scenes import PERFECT, configuration, environment
 
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config import ConfigError
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController

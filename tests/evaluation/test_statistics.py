@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from robot_rl.commands.evaluate import FinalEvaluation
 from robot_rl.data.intervals import clopper_pearson
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
@@ -20,7 +21,6 @@ from robot_rl.evaluation.statistics import (
     longest_run,
     pool,
 )
-from robot_rl.stages.evaluate import FinalEvaluation
 
 
 def binomial(n, k, p):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from robot_rl.commands.stage import collect
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter, StorageFull
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
-from robot_rl.stages import collect
 
 FRONT = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 RESET = [[0.0] * 6] * 2  # the device is read before and after the robot moves
@@ -52,7 +52,7 @@ def session(folder, script, *overrides, run=None):
     config.run = run
     printed = io.StringIO()
     with redirect_stdout(printed):
-        collect.run(config)
+        collect(config)
     return printed.getvalue(), (folder / "latest").resolve()
 
 
@@ -68,7 +68,7 @@ def disk_full_twice(monkeypatch):
         put(self, columns, name, start, values)
 
     monkeypatch.setattr(EpisodeWriter, "_put", put_until_full)
-    monkeypatch.setattr("robot_rl.stages.teleoperation._SPACE_SECONDS", 0.1)
+    monkeypatch.setattr("robot_rl.learning.teleoperation._SPACE_SECONDS", 0.1)
 
 
 def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
@@ -91,7 +91,7 @@ def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
 
 
 def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatch):
-    from robot_rl.stages.teleoperation import TeleoperatedSession
+    from robot_rl.learning.teleoperation import TeleoperatedSession
 
     waited = TeleoperatedSession._wait_for_start
 

@@ -10,17 +10,15 @@ from rich.console import Console
 from tiny_runs import TINY
 from untrained_policy import untrained
 
-from robot_rl.config import compose, save_resolved
-from robot_rl.config_overrides import ConfigError
+from robot_rl.commands.stage import collect, pretrain
+from robot_rl.config import ConfigError, compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.env.factory import make_env
 from robot_rl.env.operator import OperatorInbox
+from robot_rl.learning import driven, workbench
+from robot_rl.learning.stages.dagger import correct, corrections
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import CLONED, RunDirectory
-from robot_rl.stages import dagger, driven
-from robot_rl.stages.collect import collect
-from robot_rl.stages.dagger import corrections
-from robot_rl.stages.pretrain import pretrain
 
 
 def rows_of(pattern, terminated):
@@ -76,19 +74,16 @@ class Scripted(OperatorInbox):
         return super().poll()
 
 
-def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
-    tmp_path, monkeypatch
-):
-    config = compose(
-        [
-            *TINY,
-            f"runs_directory={tmp_path}",
-            "dagger.episodes=3",
-            "operator=simulated",
-            "operator.simulated.habits.attention=0.0",  # only what is said here counts
-        ]
-    )
-    run = RunDirectory.create("reach", str(tmp_path))
+@pytest.fixture
+def bench(folder):
+    """Of a run with demonstrations, whose operator says nothing by himself."""
+    quiet = "operator.simulated.habits.attention=0.0"
+    config = compose([*TINY, "dagger.episodes=3", "operator=simulated", quiet])
+    run = RunDirectory.open("latest", folder / "runs")
+    return Workbench(config, run, records="corrections")
+
+
+def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(bench, monkeypatch):
     # Polls 2 to 4 are steps, as are 12 to 14; between them it waits, then is reset.
     said = Scripted(
         {
@@ -102,16 +97,17 @@ def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(
     monkeypatch.setattr(driven, "make_inbox", lambda config: said)
     printed = io.StringIO()
     monkeypatch.setattr(
-        dagger,
+        workbench,
         "WorkProgress",
         lambda *about: WorkProgress(*about, console=Console(file=printed, width=200)),
     )
-    (recorded,) = dagger.correct(config, run, untrained(make_env(config).schema), 1)
+    (recorded,) = correct(bench, untrained(bench.demonstrations().schema), 1)
     assert (
         "waiting: the operator has stopped the robot; next: to go on say clear_errors"
         in printed.getvalue()
     )
     assert len(recorded) == 1
+    assert len({record["seed"] for record in bench.notes()}) == 3  # the discarded one was run again
 
 
 class Interrupted(Scripted):
@@ -127,32 +123,22 @@ class Interrupted(Scripted):
         return super().poll()
 
 
-def test_an_interrupted_round_goes_on_with_the_episode_that_was_not_finished(tmp_path, monkeypatch):
-    config = compose(
-        [
-            *TINY,
-            f"runs_directory={tmp_path}",
-            "dagger.episodes=3",
-            "operator=simulated",
-            "operator.simulated.habits.attention=0.0",
-        ]
-    )
-    run = RunDirectory.create("reach", str(tmp_path))
-    behaviour = untrained(make_env(config).schema)
+def test_an_interrupted_round_goes_on_with_the_episode_that_was_not_finished(bench, monkeypatch):
+    behaviour = untrained(bench.demonstrations().schema)
     inboxes = [Interrupted(50), Interrupted(-1), Interrupted(-1)]
     monkeypatch.setattr(driven, "make_inbox", lambda config: inboxes.pop(0))
     with pytest.raises(KeyboardInterrupt):
-        dagger.correct(config, run, behaviour, 1)
-    (first,) = run.read_jsonl("corrections")
-    (recorded,) = dagger.correct(config, run, behaviour, 1)
-    finished = run.read_jsonl("corrections")
+        correct(bench, behaviour, 1)
+    (first,) = bench.notes()
+    (recorded,) = correct(bench, behaviour, 1)
+    finished = bench.notes()
     assert finished[0] == first
     assert len({record["seed"] for record in finished}) == len(finished) == 3
     assert [record["corrections"] for record in finished] == [1, 2, 3]
     assert recorded.seeds.tolist() == [record["seed"] for record in finished]
-    (both,) = dagger.correct(config, run, behaviour, 2)
+    (both,) = correct(bench, behaviour, 2)
     assert len(both) == 6
-    (again,) = dagger.correct(config, run, behaviour, 1)
+    (again,) = correct(bench, behaviour, 1)
     assert again.seeds.tolist() == recorded.seeds.tolist()
     assert again.rows_total == recorded.rows_total < both.rows_total
 
@@ -161,13 +147,12 @@ def test_an_interrupted_round_goes_on_with_the_episode_that_was_not_finished(tmp
 def test_a_round_of_corrections_is_recorded_and_cloned(tmp_path):
     overrides = [*TINY, f"runs_directory={tmp_path}", "dagger.rounds=1", "dagger.episodes=3"]
     with_operator = compose([*overrides, "operator=simulated"])
-    run = RunDirectory.create("reach", str(tmp_path))
-    save_resolved(with_operator, run.path)
-    with WorkProgress(4, "demonstrations") as progress:
-        collect(with_operator, run, progress)
+    collect(with_operator)
+    run = RunDirectory.open("latest", tmp_path)
+    with_operator.run = str(run.path)
     with pytest.raises(ConfigError, match="operator=simulated"):
-        pretrain(compose(overrides), run)
-    pretrain(with_operator, run)
+        pretrain(compose([*overrides, f"run={run.path}"]))
+    pretrain(with_operator)
     recorded = EpisodeDataset(run.corrections)
     assert len(recorded) > 0
     columns = recorded.episode(0)

@@ -13,6 +13,7 @@ from tiny_runs import TINY, lines
 import robot_rl
 from policies.registry import PATH_VARIABLE, add_folder
 from robot_rl.config import compose
+from robot_rl.data.episodes import EpisodeDataset
 
 # Of a tiny run: the policy is another, and it goes on for half as long.
 WORDS = [word for word in TINY if not word.startswith(("task=", "policy.", "environment_steps="))]
@@ -46,7 +47,7 @@ def test_each_command_of_the_page_fits_its_folder(checkout, monkeypatch):
 
 def test_parts_of_ones_own_train_and_are_evaluated(tmp_path, robot_rl_command, folders):
     """By every process of the run: learner, actor, evaluator; and by `evaluate` afterwards."""
-    own = added(folders, "1_task", "2_policy", "3_algorithm", "4_reward")
+    own = added(folders, "1_task", "2_policy", "3_algorithm", "4_reward", "6_stage")
     done = robot_rl_command(
         "train",
         *own,
@@ -56,6 +57,9 @@ def test_parts_of_ones_own_train_and_are_evaluated(tmp_path, robot_rl_command, f
         "policy.hidden=[64,64]",
         "algorithm=blend",
         "reward=settled",
+        "recipe=rehearsed",
+        "recipe.stages.rehearse.episodes=3",
+        "recipe.stages.rehearse.judged=4",
         "environment_steps=200",
         timeout=400,
     )
@@ -63,6 +67,12 @@ def test_parts_of_ones_own_train_and_are_evaluated(tmp_path, robot_rl_command, f
     run = (tmp_path / "runs/latest").resolve()
     policies = [record["policy"] for record in lines(run / "evaluations.jsonl")]
     assert policies == ["regression", "blend", "blend", "regression", "blend"]
+    stages = {record["stage"]: record["finished"] for record in lines(run / "stages.jsonl")}
+    assert stages == dict.fromkeys(("collect", "clone", "rehearse", "online"), True)
+    assert "stage rehearse  done" in done.stdout
+    (noted,) = lines(run / "rehearsal.jsonl")
+    assert set(noted) == {"before", "after"}
+    assert len(EpisodeDataset(run / "rehearsal.zarr")) == 3
     rows = np.concatenate([e.rows for e in robot_rl.read_episodes(run)])
     assert set(rows["reward_version"]) == {0, 1000}  # in an episode's last row nobody judged
 

@@ -140,7 +140,7 @@ def test_resuming_right_after_a_kill_waits_for_the_old_processes(folder, start_t
 
 def test_an_actor_killed_between_the_last_step_and_its_observation(folder, start_train):
     """The step that ended an episode is not counted until its last observation is there."""
-    from robot_rl.config import load_resolved
+    from robot_rl.commands.runs import load_resolved
     from robot_rl.data.schema import RowSchema
     from robot_rl.replay import ReplayClient, wait_for_endpoint
 

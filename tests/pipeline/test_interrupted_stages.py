@@ -9,9 +9,10 @@ from tiny_runs import TINY, Command, starting
 
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.learning.stages import collect
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import collect
 
 COLLECT = ["collect", "task=reach", "demonstrations=2000"]
 EXAMPLES = ["collect-reward", "task=reach", "observation=state_and_cameras"]
@@ -60,7 +61,7 @@ def test_cloning_goes_on_with_the_command_that_it_names(tmp_path, cloned, robot_
     assert f"written to {run}/checkpoints/bc" in done.stdout
 
 
-def test_who_goes_on_sees_at_once_what_is_there(folder):
+def test_who_goes_on_sees_at_once_what_is_there(folder, monkeypatch):
     shown = []
 
     class Noting(WorkProgress):
@@ -68,5 +69,6 @@ def test_who_goes_on_sees_at_once_what_is_there(folder):
             shown.append(done)
 
     run = RunDirectory.open("latest", folder / "runs")
-    collect(compose([*TINY, "demonstrations=5"]), run, Noting(5))
+    monkeypatch.setattr(collect, "WorkProgress", Noting)
+    collect.Collect().run(Workbench(compose([*TINY, "demonstrations=5"]), run))
     assert shown == [4, 5]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 from tiny_runs import TINY, ServerProcess, act_for
 
-from robot_rl import learner as learning
 from robot_rl.config import compose
-from robot_rl.learner import Learner
+from robot_rl.learning.stages import online as learning
+from robot_rl.learning.stages.online import Learner
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayClient
@@ -56,10 +56,10 @@ def test_a_checkpoint_is_saved_from_time_to_time(
 
     with (
         ReplayClient(run.store) as sender,
-        closing(Learner(configured(), run, sender, stop)) as learner,
+        Workbench(configured(), run, stop, records="learner", client=sender) as bench,
         Noting(STEPS) as progress,
     ):
-        learner.learn(stop, progress)
+        Learner(bench).learn(progress)
     assert saved == [(50, 25), (75, 50), (100, 75)]
 
 
@@ -71,9 +71,10 @@ def test_of_a_long_block_nothing_is_kept_when_it_is_stopped(
     stop = StopEvent()
     with (
         ReplayClient(run.store) as sender,
-        closing(Learner(configured(), run, sender, stop)) as learner,
+        Workbench(configured(), run, stop, records="learner", client=sender) as bench,
         WorkProgress(STEPS) as progress,
     ):
+        learner = Learner(bench)
         update = learner._algorithm.update
 
         def update_until_stopped(batch):
@@ -83,5 +84,5 @@ def test_of_a_long_block_nothing_is_kept_when_it_is_stopped(
 
         monkeypatch.setattr(learner._algorithm, "update", update_until_stopped)
         with pytest.raises(Stopped):
-            learner.learn(stop, progress)
+            learner.learn(progress)
     assert saved_steps(run) == 75

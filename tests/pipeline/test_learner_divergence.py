@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, ServerProcess, act_for
 
 from robot_rl.config import compose
-from robot_rl.learner import Learner, LearningDiverged
+from robot_rl.learning.stages.online import Learner, LearningDiverged
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import ReplayClient
@@ -37,9 +37,10 @@ def test_broken_weights_are_named_and_not_saved(
     )
     with (
         ReplayClient(run.store) as sender,
-        closing(Learner(config, run, sender, StopEvent())) as learner,
+        Workbench(config, run, StopEvent(), records="learner", client=sender) as bench,
         WorkProgress(STEPS) as progress,
     ):
+        learner = Learner(bench)
         algorithm = learner._algorithm
         update, last = algorithm.update, learner._blocks.updates_at(STEPS)
 
@@ -52,7 +53,7 @@ def test_broken_weights_are_named_and_not_saved(
 
         monkeypatch.setattr(algorithm, "update", break_one)
         with pytest.raises(LearningDiverged, match="no longer a finite number at step 100"):
-            learner.learn(StopEvent(), progress)
+            learner.learn(progress)
     last_checkpoint = run.complete_folder(LAST)
     assert json.loads((last_checkpoint / STATE_FILE).read_text())["environment_steps"] < STEPS
     tensors = load_file(last_checkpoint / "algorithm.safetensors")

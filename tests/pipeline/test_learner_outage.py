@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, act_for, lines
 
 from robot_rl.config import compose
-from robot_rl.learner import Learner
+from robot_rl.learning.stages.online import Learner
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import wait_until
@@ -62,11 +63,12 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         assert wait_until(lambda: note in capsys.readouterr().out or bool(ends), WAIT_SECONDS)
 
     with ReplayClient(run.store, request_seconds=0.5) as sender:
-        learner = Learner(configured(), run, sender, stop)
+        bench = Workbench(configured(), run, stop, records="learner", client=sender)
+        learner = Learner(bench)
 
         def learn() -> None:
             try:
-                learner.learn(stop, KillingProgress(server, (50, 100)))
+                learner.learn(KillingProgress(server, (50, 100)))
             except Exception as end:
                 ends.append(end)
 
@@ -80,7 +82,7 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         wait_for_note()
         stop.set()
         learning.join()
-        learner.close()
+        bench.__exit__()
     assert [type(end) for end in ends] == [Stopped]
     state = json.loads((run.complete_folder(LAST) / STATE_FILE).read_text())
     assert state["environment_steps"] == STEPS

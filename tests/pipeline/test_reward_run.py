@@ -14,7 +14,8 @@ from tiny_runs import TINY, WAIT_SECONDS, act_for, lines
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.learner import Learner
+from robot_rl.learning.stages.online import Learner
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import ReplayClient, StoreReader, row_keys
@@ -133,12 +134,13 @@ def test_learning_from_annotations_waits_for_them(folder, server, monkeypatch, c
     stop, learned = StopEvent(), threading.Event()
     with (
         ReplayClient(run.store) as client,
-        closing(Learner(config, run, client, stop)) as learner,
+        Workbench(config, run, stop, records="learner", client=client) as bench,
         WorkProgress(100) as progress,
         closing(StoreReader(run.store)) as reader,
         ThreadPoolExecutor(1) as pool,
     ):
-        work = pool.submit(learner.learn, stop, progress)
+        learner = Learner(bench)
+        work = pool.submit(learner.learn, progress)
         work.add_done_callback(lambda _: learned.set())
         said = ""
         while "waits until there are some: robot-rl annotate" not in said:

@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from tiny_runs import ServerProcess, act_for
 
 from policies import checkpoint
-from robot_rl.config import load_resolved, save_resolved
+from robot_rl.commands.runs import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learner import insert_demonstrations
+from robot_rl.learning.demonstrations import insert_demonstrations
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayClient, StoreReader
 from robot_rl.run import RunDirectory

@@ -11,11 +11,11 @@ import pytest
 from safetensors import safe_open
 from tiny_runs import TINY, lines, without
 
+from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay import StoreReader
 from robot_rl.run import RunDirectory
-from robot_rl.stages.train import Feed
 
 SUMMARY_KEYS = {
     "task",
@@ -114,6 +114,10 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert 100 <= stopped_at < 400
     assert stopped_at == train.learned() <= _online_steps(run)
     assert not (run / "summary.json").exists()
+    # Of the stages that commands of their own have run nothing is repeated.
+    begun = [("collect", True), ("clone", True), ("online", False)]
+    assert [(r["stage"], r["finished"]) for r in lines(run / "stages.jsonl")] == begun
+    assert "stage clone    done 0:" in train.text
 
     # A longer run with other evaluations, which the processes must hear of.
     done = robot_rl_command(
@@ -124,6 +128,13 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert blocks[0]["update_to_data"] is None  # it warms up
     assert blocks[-1]["update_to_data"] == pytest.approx(1.0)
     assert [b["environment_steps"] for b in blocks] == list(range(25, 451, 25))  # none twice
+    assert [r["stage"] for r in lines(run / "stages.jsonl") if r["finished"]] == [
+        "collect",
+        "clone",
+        "online",
+    ]
+    assert "stage online   begun 0:" in done.stdout
+    assert "stage online   done 0:" in done.stdout
     assert _online_steps(run) == 450
     episodes = lines(run / "episodes.jsonl")
     assert [e["episode"] for e in episodes] == list(range(len(episodes)))
@@ -305,3 +316,34 @@ def test_two_actors_share_the_steps_and_keep_pace_with_the_learner(tmp_path, rob
     assert min(by_actor.values()) > 0
     assert 400 <= sum(by_actor.values()) <= 400 + 25  # each may learn late that all are there
     assert len({e.metadata["seed"] for e in episodes}) == len(episodes)
+
+
+def test_a_stage_alone_runs_again_on_the_artifacts_of_another_run(folder, robot_rl_command):
+    """The stages after it then go on from what it has made, and the other run stays as it is."""
+    other = (folder / "runs/latest").resolve()
+    before = {path: path.stat().st_mtime_ns for path in other.rglob("*")}
+    words = ["train", *TINY, "environment_steps=150"]
+    done = robot_rl_command(*words, "stage=clone", "artifacts=latest", "cloning.updates=80")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = (folder / "runs/latest").resolve()
+    assert run != other
+    assert [record["stage"] for record in lines(run / "stages.jsonl")] == ["clone"]
+    assert "stage online   to do" in done.stdout
+    assert not (run / "summary.json").exists()
+    for name in ("demonstrations.zarr", "checkpoints/bc"):
+        assert (run / name).exists()
+    first, again = (_contents(r / "checkpoints/bc/policy/policy.safetensors") for r in (other, run))
+    assert first != again
+    done = robot_rl_command("train", f"resume={run}", timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [record["stage"] for record in lines(run / "stages.jsonl")] == ["clone", "online"]
+    assert json.loads((run / "summary.json").read_text())["demonstrations"] == 4
+
+    assert {path: path.stat().st_mtime_ns for path in other.rglob("*")} == before
+
+    refused = robot_rl_command(*words, "stage=online", "runs_directory=elsewhere")
+    assert refused.returncode == 2
+    assert "the stage 'online' needs demonstrations.zarr, which no stage before" in refused.stderr
+    assert not (folder / "elsewhere").exists()
+    refused = robot_rl_command(*words, "stage=clones")
+    assert "has no stage 'clones' here; expected: one of collect, clone, online" in refused.stderr

@@ -19,10 +19,10 @@ from policies.errors import PolicyError
 from policies.history import ObservationHistory
 from policies.instructions import INSTRUCTION_FEATURES, instruction_features
 from policies.runner import PolicyRunner
-from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config import compose
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import Field, row_schema
+from robot_rl.learning.algorithms.factory import make_algorithm
 
 EXECUTE = 4
 

@@ -10,8 +10,7 @@ import pytest
 
 from policies import registry
 from policies.registry import PATH_VARIABLE, RegistryError, make
-from robot_rl.config import compose, group_choices
-from robot_rl.config_overrides import ConfigError
+from robot_rl.config import ConfigError, compose, group_choices
 from robot_rl.processes.resources import find_resource
 
 STATISTICS = "robot_rl.evaluation.statistics"

@@ -23,8 +23,8 @@ from policies.runner import PolicyRunner
 from policies.vla import create
 from policies.vla_pi0 import make_model
 from policies.vla_tiny import byte_tokenizer, tiny_config
-from robot_rl.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
-from robot_rl.algorithms.encoding import step_encoder
+from robot_rl.learning.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
+from robot_rl.learning.algorithms.encoding import step_encoder
 
 KEYS = {"state/relative": 3, "state/velocity": 2}
 CAMERA = "images/front"

@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from robot_rl.config import compose, save_resolved
+from robot_rl.commands.runs import save_resolved
+from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
-from robot_rl.env.controllers import IdleController
+from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.robot import GRIPPER_OPEN, RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.learning.stages.collect_reward import ExampleCollector, collect_by_operator
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingController
 from robot_rl.rewards.examples import REACTION_FRAMES, Examples
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.stages.collect import ExpertController
-from robot_rl.stages.collect_reward import ExampleCollector, collect_by_operator
 
 CAMERAS = compose([]).classifier.cameras[:1]
 CONFIG = compose(

@@ -70,4 +70,4 @@ def install(monkeypatch):
         module.__path__ = []
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "robot_rl.stages.launching", raising=False)
+    monkeypatch.delitem(sys.modules, "robot_rl.commands.launching", raising=False)

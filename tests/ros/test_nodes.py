@@ -17,7 +17,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from robot_rl import cli
-from robot_rl.config import compose, save_resolved
+from robot_rl.commands.runs import save_resolved
+from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ros_environment
 from robot_rl.ros.nodes import NodeTableError, joined, node_table
@@ -167,18 +168,18 @@ def test_its_stage_uses_these_nodes_and_its_end_is_the_end_of_all(described, job
     given = {"robot": "ros_sim", "overrides": "seed=3 policy=flow runs_directory='our runs'"}
     Path("our runs").symlink_to("runs")
     _, started = described(job, ["seed=3", "policy=flow"], **given)
-    stages = [action for action in started if type(action).__name__ == "ExecuteProcess"]
-    assert len(stages) == (job in ("train", "collect", "evaluate"))
-    for stage in stages:
-        _, name, *words = stage.named["cmd"]
+    commands = [action for action in started if type(action).__name__ == "ExecuteProcess"]
+    assert len(commands) == (job in ("train", "collect", "evaluate"))
+    for command in commands:
+        _, name, *words = command.named["cmd"]
         assert name == job
         assert {"robot=ros_sim", "seed=3", "policy=flow", "start_nodes=false"} <= set(words)
         assert "runs_directory=our runs" in words
         assert ("run=latest" in words) == (job == "evaluate")
         for code in (0, 130):  # done, or stopped by Ctrl-C
-            assert type(stage.named["on_exit"](ended(code), None)).__name__ == "Shutdown"
+            assert type(command.named["on_exit"](ended(code), None)).__name__ == "Shutdown"
         with pytest.raises(RobotRLError, match=rf"robot-rl {job} has failed; got: exit code 2; .*"):
-            stage.named["on_exit"](ended(2), None)
+            command.named["on_exit"](ended(2), None)
 
 
 def test_a_node_that_is_killed_is_started_again_and_one_that_fails_is_not(described):
@@ -401,8 +402,10 @@ def test_a_camera_with_nodes_and_devices_of_its_own_is_taken():
     assert node_table(compose(["robot=ros", "robot.joint_names=[a]", *TWO])) == ()  # all by others
 
 
-@pytest.mark.parametrize("stage", ["collect", "train"])
-def test_a_command_refuses_such_a_camera_before_it_makes_anything(stage, tmp_path, capsys):
-    assert cli.main([stage, *FRANKA, *ONE, f"runs_directory={tmp_path / 'runs'}"]) == cli.EXIT_ERROR
+@pytest.mark.parametrize("command", ["collect", "train"])
+def test_a_command_refuses_such_a_camera_before_it_makes_anything(command, tmp_path, capsys):
+    assert (
+        cli.main([command, *FRANKA, *ONE, f"runs_directory={tmp_path / 'runs'}"]) == cli.EXIT_ERROR
+    )
     assert "no node serves what is observed of front" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

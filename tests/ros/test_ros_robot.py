@@ -22,6 +22,7 @@ from drivers.gripper.node import GripperNode
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.rate import ClockError
 from robot_rl.env.robot import RobotInterrupted
@@ -39,7 +40,6 @@ from robot_rl.ros.errors import (
     SensorSlow,
 )
 from robot_rl.ros.sensors import wait_for_all
-from robot_rl.stages.collect import ExpertController
 
 REST = {"rate_hz": 60.0}
 SCRIPTED = (

@@ -16,12 +16,12 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 from listening import PATIENT  # with a ROS domain of this process's own for the nodes, too
 from omegaconf import OmegaConf
 
+from robot_rl.commands.nodes import robot_nodes
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.group import ProcessDied
 from robot_rl.ros import asking
-from robot_rl.stages.nodes import robot_nodes
 
 WAIT_SECONDS = 90.0
 

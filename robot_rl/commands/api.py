@@ -1,0 +1,270 @@
+"""What a notebook uses: policies, episodes, replay and statistics; see docs/api.md.
+
+Each of these names is also one of `robot_rl` itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.commands.inspection import Kind, look
+from robot_rl.data import lerobot
+from robot_rl.data.episodes import NotADataset
+from robot_rl.data.intervals import StatisticsError, clopper_pearson
+from robot_rl.data.schema import Field as Field
+from robot_rl.data.schema import Observation, Row
+from robot_rl.data.schema import RowSchema as RowSchema
+from robot_rl.data.schema import row_schema as row_schema
+from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
+from robot_rl.data.transfer import Episode as Episode
+from robot_rl.errors import RobotRLError as RobotRLError
+from robot_rl.evaluation.records import Record, read_json_lines
+from robot_rl.evaluation.statistics import Comparison, EvaluationResult
+from robot_rl.processes.signals import StopEvent
+from robot_rl.replay.client import ReplayClient as ReplayClient
+from robot_rl.replay.export import StoreEpisodes
+from robot_rl.replay.remote_sampler import RemoteSampler
+from robot_rl.replay.sampling import Sampler, SamplerOptions
+from robot_rl.replay.server import ReplayServer
+from robot_rl.run import LATEST, RunDirectory
+
+if TYPE_CHECKING:
+    from policies.behaviour import Behaviour
+
+# What changes the scenes of an evaluation, whatever their seeds.
+_OF_SCENES = ("task", "robot", "reset")
+
+
+class LoadedPolicy:
+    """A policy that acts in one episode at a time, as `robot-rl evaluate` lets it act.
+
+    Attributes:
+        task: Name of the task that it was trained on.
+        control_rate_hz: Steps per second at which its actions are meant.
+        action_names: One name per action column.
+        observation: Name → number of values of all that it must see.
+    """
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        """See the class; `load_policy` makes one."""
+        from policies.runner import PolicyRunner
+
+        self.task = behaviour.interface.task
+        self.control_rate_hz = behaviour.interface.control_rate_hz
+        self.action_names = behaviour.interface.action_names
+        self.observation = behaviour.observation
+        self._runner = PolicyRunner(behaviour.exploring("mean"))
+
+    def reset(self, seed: int = 0, instruction: str = "") -> None:
+        """Begin an episode.
+
+        Args:
+            seed: Of the noise that it plans with, >= 0.
+            instruction: What is to be done, for a policy that follows instructions.
+        """
+        self._runner.reset(seeds=[seed], instructions=[instruction])
+
+    def act(self, observation: Observation) -> npt.NDArray[np.float32]:
+        """Choose the action (d,) in [-1, 1] for what is seen now: the environment's observation.
+
+        Raises:
+            PolicyError: There was no `reset`, or the observation lacks something.
+        """
+        batch = {name: np.asarray(value)[None] for name, value in observation.items()}
+        action: npt.NDArray[np.float32] = self._runner.act(batch).action[0]
+        return action
+
+
+def load_policy(path: str | Path = LATEST, which: str = "deployed") -> LoadedPolicy:
+    """Load a policy.
+
+    Args:
+        path: A run directory, `latest` of `runs/`, or a folder of a run's checkpoints.
+        which: Of a run: the `deployed`, the `cloned` or the `learned` one.
+
+    Raises:
+        RobotRLError: There is none, it is damaged, or its class is not in the registry.
+    """
+    from policies import checkpoint  # late, as these load torch
+    from robot_rl import run
+
+    if Path(path).is_dir():
+        kind, place = look(Path(path))
+        if kind is Kind.POLICY:
+            return LoadedPolicy(checkpoint.load(place))
+    if which not in run.POLICIES:
+        raise RobotRLError("a run has no such policy", got=which, expected=run.POLICIES)
+    return LoadedPolicy(run.load_policy(RunDirectory.open(path), which)[0])
+
+
+def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episode]:
+    """Read whole episodes, one at a time, also while a run writes them.
+
+    Args:
+        path: A dataset, a LeRobot dataset that robot_rl exported, a replay store, or a run, whose
+            store is then read, or its demonstrations where it has none.
+        table: Of a store; None takes the only one.
+
+    Yields:
+        Episodes: `rows` is a structured array (T + 1,) whose names are the fields, as in
+        `rows["action"]`; `success`, `seed`, `instruction` and `source` are beside it.
+
+    Raises:
+        RobotRLError: There is nothing of the kind, or it is damaged.
+    """
+    kind, place = look(Path(path))
+    if kind is Kind.RUN:
+        run = RunDirectory(place)
+        kind, place = look(run.store if run.store.exists() else run.demonstrations)
+    if kind is Kind.STORE:
+        with StoreEpisodes(place, table, Selection()) as episodes:
+            yield from episodes.episodes()
+        return
+    if kind is Kind.POLICY:
+        raise NotADataset("a policy holds no episodes", got=str(place))
+    source: EpisodeSource = (
+        lerobot.open_lerobot(place) if kind is Kind.LEROBOT else DatasetEpisodes(place, Selection())
+    )
+    yield from source.episodes()
+
+
+def blank_row(schema: RowSchema) -> Row:
+    """A row of zeros to fill in: all fields of a schema."""
+    return {f.name: np.zeros(f.shape, f.dtype)[()] for f in schema.fields}
+
+
+@contextmanager
+def serve_replay(folder: str | Path) -> Iterator[str]:
+    """Serve a store from a thread of this process, for as long as the context lasts.
+
+    A run starts its own server; its address, for `ReplayClient`, is the folder `RUN/store`.
+
+    Args:
+        folder: Of the store, which is made where there is none.
+
+    Yields:
+        The server's address.
+
+    Raises:
+        StoreError: It cannot be opened.
+    """
+    server, stop = ReplayServer(Path(folder)), StopEvent()
+    thread = threading.Thread(target=server.run, args=(stop,), name="replay server")
+    thread.start()
+    try:
+        yield server.address
+    finally:
+        stop.set()
+        thread.join()
+
+
+def open_sampler(
+    address: str | Path,
+    table: str,
+    fields: Sequence[str],
+    *,
+    batch_size: int = 256,
+    n_step: int = 1,
+    discount: float = 0.99,
+    demonstration_share: float = 0.5,
+    seed: int = 0,
+    keys: Path | None = None,
+) -> Sampler:
+    """Sample transitions (s, a, r, s') from a replay server; `sample()` gives a batch.
+
+    A batch maps each field to its values (B, …), and `next/<field>` to those m ≤ n steps later;
+    `reward` is the discounted sum over these steps, `discount` is γ^m, or 0 where the episode
+    terminated.
+
+    Args:
+        address: As for `ReplayClient`.
+        table: Name of the table.
+        fields: Names of what to draw beside reward and discount: observations, actions, …
+        batch_size: Transitions B of a batch.
+        n_step: Most steps n of a return.
+        discount: γ per step.
+        demonstration_share: Share of demonstrations, where there are some.
+        seed: Of all draws.
+        keys: As for `ReplayClient`.
+
+    Raises:
+        RobotRLError: No such table or field, or no answer.
+    """
+    options = SamplerOptions(
+        table, tuple(fields), batch_size, n_step, discount, demonstration_share
+    )
+    client = ReplayClient(address, keys=keys)
+    try:
+        return RemoteSampler(client, options, np.random.default_rng(seed))
+    except BaseException:
+        client.close()
+        raise
+
+
+def exact_interval(successes: int, episodes: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact confidence interval of a success rate (Clopper and Pearson 1934).
+
+    Args:
+        successes: Successful episodes.
+        episodes: All episodes.
+        confidence: Level in (0, 1).
+
+    Returns:
+        Lower and upper bound.
+
+    Raises:
+        StatisticsError: The counts or the level are impossible.
+    """
+    return clopper_pearson(successes, episodes, confidence)
+
+
+def compare_results(first: str | Path, second: str | Path) -> Comparison:
+    """Compare two evaluations on the scenes, that is seeds, that they share: an exact sign test.
+
+    Args:
+        first: A file that `robot-rl evaluate` or `train` wrote, such as RUN/evaluations.jsonl; the
+            last evaluation in it counts.
+        second: Another.
+
+    Returns:
+        `won` and `lost`, the scenes that the second, or the first, alone has solved; `chance` of
+        a difference as large between equally good policies.
+
+    Raises:
+        StatisticsError: A file holds no evaluation, or they share no scene.
+    """
+    before, after = _last_evaluation(Path(first)), _last_evaluation(Path(second))
+    scenes = [_scenes(record) for record in (before, after)]
+    if scenes[0] != scenes[1]:
+        raise StatisticsError(
+            "the evaluations were made in different scenes", got=scenes[1], expected=scenes[0]
+        )
+    results = [EvaluationResult.from_json(record) for record in (before, after)]
+    comparison = results[1].beside(results[0])
+    if comparison is None:
+        seeds = " and ".join(f"{r.first_seed} … {r.first_seed + r.episodes - 1}" for r in results)
+        raise StatisticsError("the evaluations share no scene", got=f"seeds {seeds}")
+    return comparison
+
+
+def _last_evaluation(path: Path) -> Record:
+    records, _ = read_json_lines(path)
+    if not records:
+        raise StatisticsError(
+            f"there is no evaluation in {path}",
+            expected="JSON lines that robot-rl evaluate or train wrote",
+            hint="take RUN/evaluations.jsonl",
+        )
+    return records[-1]
+
+
+def _scenes(record: Record) -> list[str]:
+    """What was typed to make the scenes of an evaluation others than those of the run."""
+    return [word for word in record.get("overrides", ()) if word.startswith(_OF_SCENES)]

@@ -1,0 +1,228 @@
+"""`robot-rl calibrate`: prints the board, takes views of it, and works out where the camera is."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image as Picture
+
+from policies import registry
+from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError
+from robot_rl.calibration.hand_eye import HandEye, View, solve
+from robot_rl.calibration.intrinsics import Intrinsics
+from robot_rl.calibration.lens import estimate
+from robot_rl.calibration.views import ViewFolder
+from robot_rl.processes.files import replace_text
+from robot_rl.safety import rotations
+
+_DOTS_PER_METRE = 300 / 0.0254
+_PICTURE_S = 2.0
+_PICTURES_TRIED = 10
+# The arm counts as still below these speeds [m/s], [rad/s], and below these ways while a picture is
+# taken [m], [rad]: not every arm measures its speed.
+_STILL_SPEED = (0.002, 0.01)
+_STILL_WAY = (0.0005, 0.003)
+# Beyond this the result deserves a second look [m].
+_SUSPICIOUS = 0.005
+
+
+def run(what: str, path: str, **options: str | None) -> None:
+    """Print the board, or calibrate a camera.
+
+    Args:
+        what: `board` writes a picture of the board to `path`; `camera` works on the folder `path`.
+        path: A new PNG, or a folder of views.
+        **options: See the command `calibrate` in `robot_rl.cli`.
+
+    Raises:
+        CalibrationError: Something is missing, or the pose does not follow from the views.
+    """
+    board = _board(options)
+    if what == "board":
+        _draw(board, Path(path))
+    elif what == "camera":
+        folder = ViewFolder(Path(path))
+        if options["camera"] or options["arm"]:
+            _record(folder, board, options["camera"], options["arm"], sys.stdin)
+        _calibrate(folder, board, str(options["mount"]), str(options["intrinsics"]))
+    else:
+        raise CalibrationError("unknown word", got=what, expected="board or camera")
+
+
+def _board(options: Mapping[str, str | None]) -> Board:
+    try:
+        return Board(
+            columns=int(str(options["columns"])),
+            rows=int(str(options["rows"])),
+            square=float(str(options["square"])),
+            marker=float(str(options["marker"])),
+            dictionary=str(options["dictionary"]),
+        )
+    except ValueError as error:
+        raise CalibrationError("the board's measures must be numbers", got=error) from error
+
+
+def _draw(board: Board, path: Path) -> None:
+    if path.exists():
+        raise CalibrationError("nothing is overwritten", got=path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = Picture.fromarray(board.picture(_DOTS_PER_METRE))
+    picture.save(path, format="PNG", dpi=(300, 300))
+    width, height = (1000 * side for side in board.size)
+    print(
+        f"wrote {path}: print it at 100 %, {width:g} × {height:g} mm, glue it to something stiff"
+        " and flat, measure a square, and give the measure as square=… and marker=… [m]",
+        flush=True,
+    )
+
+
+def _record(
+    folder: ViewFolder,
+    board: Board,
+    camera_file: str | None,
+    arm_file: str | None,
+    answers: Iterable[str],
+) -> None:
+    """Take a view each time the person presses Enter, until the end of the input."""
+    if camera_file is None or arm_file is None:
+        raise CalibrationError(
+            "new views need the camera and the arm",
+            got=f"camera={camera_file} arm={arm_file}",
+            hint="leave both out to work with the views that are in the folder",
+        )
+    with ExitStack() as connected:
+        camera, arm = (_connected(file, connected) for file in (camera_file, arm_file))
+        known = camera.intrinsics()
+        if known is not None:
+            folder.set_intrinsics(known)
+        print(
+            "Move the arm by hand or with its own panel; the board must be seen whole or nearly so."
+            " Enter takes a view, Ctrl-D ends.",
+            flush=True,
+        )
+        for _ in answers:
+            _take_view(folder, board, camera, arm)
+
+
+def _connected(file: str, connected: ExitStack) -> Any:
+    """Make and connect the driver that a file configures."""
+    try:
+        config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise CalibrationError("a driver's configuration cannot be read", got=error) from error
+    driver = registry.make(config)
+    connected.callback(driver.close)
+    driver.connect()
+    return driver
+
+
+def _take_view(folder: ViewFolder, board: Board, camera: Any, arm: Any) -> None:
+    asked = time.time_ns()
+    before = arm.read()
+    for _ in range(_PICTURES_TRIED):  # one may be waiting that was taken before
+        frame = camera.read(_PICTURE_S)
+        if frame.stamp_ns >= asked:
+            break
+    after = arm.read()
+    if _moves(before, after):
+        print("the arm moves: wait until it is still", flush=True)
+        return
+    try:
+        corners = board.find(frame.color)
+    except BoardNotFound as error:
+        print(error, flush=True)
+        return
+    picture = folder.add(frame.color, after.tcp_pose)
+    print(f"{picture.name}: {len(corners.pixels)} corners", flush=True)
+
+
+def _moves(before: Any, after: Any) -> bool:
+    """Whether the arm moved between two measurements; a speed of NaN is not measured."""
+    way = rotations.between(before.tcp_pose, after.tcp_pose)
+    speeds = (state.tcp_velocity for state in (before, after))
+    return _exceeds(way, _STILL_WAY) or any(_exceeds(speed, _STILL_SPEED) for speed in speeds)
+
+
+def _exceeds(motion: Any, most: tuple[float, float]) -> bool:
+    linear, angular = np.linalg.norm(motion[:3]), np.linalg.norm(motion[3:])
+    return bool(linear > most[0] or angular > most[1])
+
+
+def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None:
+    views, without = folder.find(board)
+    for name, problem in without.items():
+        print(f"{name} is left out: {problem}", flush=True)
+    intrinsics = _intrinsics(folder, views, which)
+    result = solve(views, intrinsics, mount)
+    path = folder.path / "calibration.yaml"
+    _save(path, result, {**asdict(intrinsics), "source": which}, board, mount, len(views))
+    residual = result.residual
+    print(
+        f"wrote {path}\n"
+        f"  position {' '.join(f'{value:.4f}' for value in result.pose[:3])} m, orientation"
+        f" {' '.join(f'{value:.4f}' for value in result.pose[3:])} (xyzw), of the camera in the"
+        f" frame of the {'TCP' if mount == 'wrist' else 'base'}\n"
+        f"  residual over {len(views)} views: {1e3 * residual.translation:.2f} mm,"
+        f" {math.degrees(residual.rotation):.2f} degrees, {residual.pixels:.2f} pixels",
+        flush=True,
+    )
+    if residual.translation > _SUSPICIOUS:
+        print(
+            f"  that is much. Worst: {residual.worst_view} with"
+            f" {1e3 * residual.worst_translation:.1f} mm. Did the board slip, is square=… as"
+            " measured, does mount=… fit, is the TCP the configured one? Remove bad views and call"
+            " again without camera and arm.",
+            flush=True,
+        )
+
+
+def _intrinsics(folder: ViewFolder, views: Sequence[View], which: str) -> Intrinsics:
+    if which == "estimate":
+        height, width = folder.image(folder.pictures()[0]).shape[:2]
+        return estimate([view.corners for view in views], width, height)
+    known = folder.intrinsics()
+    if known is None:
+        raise CalibrationError(
+            f"{folder.path}/camera.json, the camera's intrinsics, is not there",
+            hint="the camera does not know them: add intrinsics=estimate, which takes them from"
+            " the views",
+        )
+    return known
+
+
+def _save(
+    path: Path,
+    result: HandEye,
+    intrinsics: Mapping[str, Any],
+    board: Board,
+    mount: str,
+    views: int,
+) -> None:
+    residual = result.residual
+    content = {
+        "mount": mount,
+        "frame": "tcp" if mount == "wrist" else "base",
+        "pose": [round(float(value), 9) for value in result.pose],
+        "intrinsics": {**intrinsics, "distortion": list(intrinsics["distortion"])},
+        "residual": {
+            "views": views,
+            "translation_m": round(residual.translation, 6),
+            "rotation_rad": round(residual.rotation, 6),
+            "pixels": round(residual.pixels, 4),
+        },
+        "board": asdict(board),
+    }
+    head = (
+        "# Made by robot-rl calibrate camera. The pose is that of the camera's optical frame\n"
+        "# (x right, y down, z forward), m and quaternion xyzw, in the frame that `frame` names.\n"
+    )
+    replace_text(path, head + yaml.safe_dump(content, sort_keys=False))

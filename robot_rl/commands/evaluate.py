@@ -1,0 +1,235 @@
+"""`robot-rl evaluate`: the success rate of a run's policy; and the follower of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from policies import checkpoint
+from policies.behaviour import Behaviour
+from policies.compute import compute_device
+from robot_rl.commands.nodes import check_robot, robot_nodes
+from robot_rl.config import check_value, on_stepped_clock
+from robot_rl.env.factory import make_env
+from robot_rl.env.gym import GymError
+from robot_rl.env.sim.cameras import CameraError
+from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.records import VIDEOS
+from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
+from robot_rl.processes.machine import yield_to_control_loop
+from robot_rl.processes.signals import StopEvent, Stopped, stop_event
+from robot_rl.run import (
+    CLONED,
+    CLONED_POLICY,
+    LAST,
+    LEARNED_POLICY,
+    POLICIES,
+    RunDirectory,
+    learned_steps,
+    load_policy,
+)
+
+_POLL_SECONDS = 0.2
+
+
+def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
+    """Evaluate the cloned policy and each of a run's snapshots as they appear, in order.
+
+    What was evaluated before is not repeated, so that a resumed run goes on with its curve.
+
+    Args:
+        config: The configuration.
+        run: The run directory that a learner writes to.
+        stop: Ends the waiting and the evaluation that is going on.
+
+    Raises:
+        Stopped: `stop` was set.
+    """
+    torch.set_num_threads(1)
+    looks = len(Blocks.of(config).evaluation_points()) - 1
+    with closing(Evaluator(config, _note)) as evaluator:
+        for steps in unevaluated(config, run):
+            name = CLONED if steps == 0 else run.snapshot_name(steps)
+            while not run.has_folder(name) and learned_steps(run) <= steps:
+                if stop.wait(_POLL_SECONDS):
+                    raise Stopped
+            if not run.has_folder(name):
+                continue  # the run has passed this point with other points of evaluation
+            behaviour = checkpoint.load(run.complete_folder(name) / "policy")
+            result = evaluator.evaluate(behaviour, steps, "periodic", stop)
+            cloned = None if result.cloned else _periodic_of_cloned(run)
+            if cloned is not None:
+                result = replace(result, against_cloned=result.beside(cloned, looks))
+            run.append_jsonl(EVALUATIONS, result.to_json())
+
+
+def _periodic_of_cloned(run: RunDirectory) -> EvaluationResult | None:
+    periodic = (r for r in run.read_jsonl(EVALUATIONS) if r["seed_set"] == "periodic")
+    cloned = [r for r in periodic if r["environment_steps"] == 0]
+    return EvaluationResult.from_json(cloned[-1]) if cloned else None
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """The cloned and the learned policy on the same scenes, and which of them is deployed.
+
+    The one that succeeds more often is; the cloned one where learning has gained nothing.
+
+    Attributes:
+        cloned: Of the cloned policy, None where it was not compared.
+        learned: Of the learned policy, None where nothing was learned.
+        run: Where the run is.
+    """
+
+    cloned: EvaluationResult | None
+    learned: EvaluationResult | None
+    run: Path
+
+    @property
+    def results(self) -> list[EvaluationResult]:
+        """Those that were made."""
+        return [result for result in (self.cloned, self.learned) if result is not None]
+
+    @property
+    def deployed(self) -> EvaluationResult:
+        """Of the policy that is deployed."""
+        return max(self.results, key=lambda result: (result.successes, result.cloned))
+
+    def __str__(self) -> str:
+        """Say what is deployed, and why."""
+        kind = CLONED_POLICY if self.deployed.cloned else LEARNED_POLICY
+        return f"deployed: the {kind} policy ({self.deployed.count}) — {self._reason()}"
+
+    def _reason(self) -> str:
+        if self.learned is None:
+            return "nothing was learned"
+        if self.cloned is None:
+            return (
+                "the cloned one was not evaluated beside it;"
+                f" robot-rl train resume={self.run} evaluation.compare=true evaluates both"
+            )
+        other = self.cloned if self.deployed is self.learned else self.learned
+        name = CLONED_POLICY if other.cloned else LEARNED_POLICY
+        compared = self.learned.beside(self.cloned)
+        equal = self.cloned.successes == self.learned.successes
+        by_chance = not equal and compared is not None and not compared.beyond_noise
+        return (
+            f"the {name} one did {'as well' if equal else other.count} on the same scenes"
+            f"{', which may be chance' if by_chance else ''}"
+        )
+
+
+def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
+    """Evaluate a run's learned policy on the final seeds, and the cloned one if they are compared.
+
+    The results are told and recorded as they come.
+    """
+    torch.set_num_threads(1)
+    learned = run.has_folder(LAST)
+    wanted = {
+        CLONED_POLICY: bool(config.evaluation.compare) or not learned,
+        LEARNED_POLICY: learned,
+    }
+    results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)
+    with closing(Evaluator(config, _note)) as evaluator:
+        count = config.evaluation.final_episodes
+        for name in [name for name, is_wanted in wanted.items() if is_wanted]:
+            print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
+            results[name] = result = evaluator.evaluate(*load_policy(run, name), "final")
+            print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
+            _record_final(run, result)
+    return FinalEvaluation(results[CLONED_POLICY], results[LEARNED_POLICY], run.path)
+
+
+def _record_final(run: RunDirectory, result: EvaluationResult) -> None:
+    """Add a final evaluation to the run's records, unless the same one is there already."""
+    known = (EvaluationResult.from_json(record) for record in run.read_jsonl(EVALUATIONS))
+    if all(replace(record, wall_seconds=result.wall_seconds) != result for record in known):
+        run.append_jsonl(EVALUATIONS, result.to_json())
+
+
+def film_final(
+    config: DictConfig, run: RunDirectory, behaviour: Behaviour, result: EvaluationResult
+) -> None:
+    """Film some episodes of a final evaluation, its first failures among them, if that works here.
+
+    Args:
+        config: The configuration; its `evaluation.videos` says how many.
+        run: The run directory; the films go to its `videos`.
+        behaviour: Whose evaluation it was.
+        result: The evaluation.
+    """
+    count = int(config.evaluation.videos)
+    if count == 0:
+        return
+    try:
+        from robot_rl.evaluation import videos
+    except ModuleNotFoundError as error:
+        _note(f"no videos without {error.name!r}: pip install 'robot_rl[video]'")
+        return
+    first = int(config.evaluation.final_seed)
+    seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
+    env = make_env(on_stepped_clock(config))
+    folder = run.path / VIDEOS
+    try:
+        acting = behaviour.to(compute_device(config))
+        videos.save_clips(videos.film(env, acting, seeds, folder), folder)
+    except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
+        _note(f"no videos: {problem}")
+    finally:
+        env.close()
+
+
+def _note(words: str) -> None:
+    """Say something beside the result, which is the last line of the output."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
+    """Evaluate the run `config.run`, print the result and add it to the run's; or follow the run.
+
+    Args:
+        config: The configuration, which may differ from that of the run.
+        overrides: What was typed to make it so.
+
+    Raises:
+        KeyboardInterrupt: The follower was asked to stop.
+    """
+    directory = RunDirectory.open(config.run, config.runs_directory)
+    if config.evaluation.follow:
+        yield_to_control_loop(config.clock)
+        with stop_event() as stop, directory.claim("evaluator"):
+            try:
+                follow(config, directory, stop)
+            except Stopped:
+                raise KeyboardInterrupt from None
+        return
+    torch.set_num_threads(1)
+    if on_stepped_clock(config).clock == "realtime":  # with its operator and their device
+        check_robot(config)
+    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
+    behaviour, steps = load_policy(directory, config.evaluation.policy)
+    with (
+        robot_nodes(config, directory.path / "logs"),
+        closing(Evaluator(config, _note)) as evaluator,
+    ):
+        result = evaluator.evaluate(behaviour, steps, "final")
+    typed = [word for word in overrides if not word.startswith(("run=", "runs_directory="))]
+    time = datetime.now().astimezone().isoformat(timespec="seconds")
+    record = {"time": time, "overrides": typed, **result.to_json()}
+    changed = [word for word in typed if word.startswith(("robot", "task."))]
+    where = f", with {' '.join(changed)}" if changed else ""
+    print(f"{config.task.name}, {result.name}{where}: {result}")
+    print(json.dumps(record), flush=True)
+    directory.append_jsonl("evaluate", record)
+    if not changed:  # RUN/videos shows the task that was trained
+        film_final(config, directory, behaviour, result)

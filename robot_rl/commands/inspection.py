@@ -1,0 +1,321 @@
+"""`robot-rl inspect PATH`: what a dataset, store, checkpoint or run directory holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from robot_rl.commands.runs import load_resolved
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.lerobot import open_lerobot
+from robot_rl.data.lerobot.layout import INFO_PATH
+from robot_rl.data.schema import SOURCE_NAMES, RowSchema
+from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.replay.summary import TableSummary, summarize_store
+from robot_rl.run import CLONED, LAST, RunDirectory
+
+if TYPE_CHECKING:
+    from robot_rl.data.lerobot.reader import LeRobotEpisodes
+
+Facts = dict[str, Any]
+
+
+def run(path: str, **options: str | None) -> None:
+    """Print what is at `path`; nothing is changed.
+
+    Args:
+        path: A dataset, store, checkpoint or run directory.
+        **options: `json`, "true" to print one JSON object in place of the page.
+
+    Raises:
+        RobotRLError: It is nothing that robot_rl writes.
+    """
+    facts = describe(Path(path))
+    if options.get("json") == "true":
+        sys.stdout.write(json.dumps(facts) + "\n")
+    else:
+        _print(Console(highlight=False, soft_wrap=True), facts)
+
+
+class Kind(StrEnum):
+    """What a path is."""
+
+    RUN = "run"
+    STORE = "store"
+    POLICY = "policy"
+    LEROBOT = "lerobot"
+    DATASET = "dataset"
+
+
+def look(path: Path) -> tuple[Kind, Path]:
+    """Find out what a path is; return also where exactly it is.
+
+    Raises:
+        RobotRLError: There is nothing.
+    """
+    if not path.exists():
+        raise RobotRLError(
+            "there is nothing to inspect", got=str(path), expected="an existing path"
+        )
+    if (path / "config.yaml").is_file():
+        return Kind.RUN, path
+    if (path / "data.mdb").is_file():
+        return Kind.STORE, path
+    for place in (path, path / "policy"):
+        if (place / "policy.json").is_file():
+            return Kind.POLICY, place
+    return (Kind.LEROBOT if (path / INFO_PATH).is_file() else Kind.DATASET), path
+
+
+def describe(path: Path) -> Facts:
+    """Return what is at a path: ``kind``, ``path``, and what that kind has.
+
+    Raises:
+        RobotRLError: It is nothing that robot_rl writes.
+    """
+    describers: dict[Kind, Callable[[Path], Facts]] = {
+        Kind.RUN: _run_directory,
+        Kind.STORE: _store,
+        Kind.POLICY: _policy,
+        Kind.LEROBOT: _lerobot,
+        Kind.DATASET: _dataset,
+    }
+    kind, place = look(path)
+    return {"kind": kind.value, "path": str(place), **describers[kind](place)}
+
+
+def _run_directory(path: Path) -> Facts:
+    run = RunDirectory(path)
+    dataset = load_resolved(run.path).dataset
+    places = {"demonstrations": Path(dataset) if dataset else run.demonstrations}
+    if (run.store / "data.mdb").exists():
+        places["store"] = run.store
+    for name in (CLONED, LAST):
+        if run.has_folder(name):
+            places[name] = run.complete_folder(name)
+    records = read_run(run.path)
+    evaluations = [
+        {
+            "environment_steps": e.environment_steps,
+            "seed_set": e.seed_set,
+            "success_rate": e.success_rate,
+            "words": f"{e.name}: {e}",
+        }
+        for e in records.evaluations
+    ]
+    return {
+        "finished": bool(records.summary),
+        "deployed": records.summary.get("deployed"),
+        "decision": records.summary.get("decision"),
+        "evaluations": evaluations,
+        "evaluated": run.read_jsonl("evaluate"),
+        "parts": {name: describe(place) for name, place in places.items() if place.exists()},
+    }
+
+
+def _store(path: Path) -> Facts:
+    summary = summarize_store(path)
+    return {
+        "identity": summary.identity,
+        "disk_bytes": summary.disk_bytes,
+        "bytes_per_row": summary.bytes_per_row,
+        "weights": summary.weights,
+        "tables": {table.info.name: _store_table(table) for table in summary.tables},
+    }
+
+
+def _store_table(table: TableSummary) -> Facts:
+    return {
+        "schema": _schema(table.info.schema),
+        "metadata": dict(table.info.metadata),
+        **asdict(table.total),
+        "sources": {name: asdict(counts) for name, counts in table.sources.items()},
+        "cut": table.cut,
+        "sessions": table.sessions,
+        "rows": table.rows,
+        "row_bytes": table.info.schema.dtype.itemsize,
+        "missing_rows": table.missing_rows,
+        "evicted_rows": table.gone_sequences,
+        "first_stamp": table.first_stamp,
+        "last_stamp": table.last_stamp,
+        "annotations": {
+            name: {"dtype": field.dtype, "shape": field.shape, "values": field.written}
+            for name, field in table.annotations.items()
+        },
+    }
+
+
+def _dataset(path: Path) -> Facts:
+    dataset = EpisodeDataset(path)
+    steps, successes = dataset.rows_total - len(dataset), int(dataset.successes.sum())
+    sources = Counter(SOURCE_NAMES[int(source)] for source in dataset.sources)
+    return {**_episodes(dataset, steps, successes), "sources": sources}
+
+
+def _lerobot(path: Path) -> Facts:
+    episodes = open_lerobot(path)
+    return _episodes(episodes, episodes.steps, episodes.successes)
+
+
+def _episodes(dataset: EpisodeDataset | LeRobotEpisodes, steps: int, successes: int) -> Facts:
+    return {
+        "schema": _schema(dataset.schema),
+        "metadata": dataset.metadata,
+        "episodes": len(dataset),
+        "steps": steps,
+        "successes": successes,
+    }
+
+
+def _policy(path: Path) -> Facts:
+    from policies import checkpoint  # late: loads torch
+
+    behaviour = checkpoint.load(path)
+    face = behaviour.interface
+    return {
+        "policy": behaviour.kind,
+        "task": face.task,
+        "control_rate_hz": face.control_rate_hz,
+        "version": behaviour.version,
+        "parameters": sum(parameter.numel() for parameter in behaviour.policy.parameters()),
+        "execute_steps": behaviour.execute_steps,
+        "action_names": list(face.action_names),
+        "observation": dict(behaviour.policy.observation),
+    }
+
+
+def _schema(schema: RowSchema) -> Facts:
+    content: Facts = json.loads(schema.to_json())
+    return content
+
+
+def _print(console: Console, facts: Facts) -> None:
+    pages: dict[str, Callable[[Console, Facts], None]] = {
+        Kind.RUN: _print_run,
+        Kind.STORE: _print_store,
+        Kind.POLICY: _print_policy,
+        Kind.LEROBOT: _print_episodes,
+        Kind.DATASET: _print_episodes,
+    }
+    pages[facts["kind"]](console, facts)
+
+
+def _print_run(console: Console, run: Facts) -> None:
+    console.print(f"run directory {run['path']}")
+    for part in run["parts"].values():
+        _print(console, part)
+    periodic = [e for e in run["evaluations"] if e["seed_set"] == "periodic"]
+    rates = [f"{e['environment_steps']}: {100 * e['success_rate']:.0f} %" for e in periodic]
+    if rates:
+        console.print(f"\nsuccess by environment steps: {', '.join(rates)}")
+    for final in (e for e in run["evaluations"] if e["seed_set"] == "final"):
+        console.print(f"final, {final['words']}")
+    if run["decision"] is not None:
+        console.print(run["decision"])
+    for told in run["evaluated"]:
+        words = " ".join(told["overrides"]) or "as trained"
+        console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
+    if not run["finished"]:
+        console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
+
+
+def _print_episodes(console: Console, dataset: Facts) -> None:
+    name = "LeRobot dataset" if dataset["kind"] == Kind.LEROBOT else "dataset"
+    console.print(f"\n{name} {dataset['path']}")
+    _print_schema(console, dataset["schema"])
+    console.print(
+        f"{dataset['episodes']} episodes, {dataset['steps']} steps,"
+        f" {dataset['successes']} successful"
+    )
+    if "sources" in dataset:
+        counts = ", ".join(f"{name} {count}" for name, count in dataset["sources"].items())
+        console.print(f"by source: {counts}")
+
+
+def _print_store(console: Console, store: Facts) -> None:
+    rows = sum(table["rows"] for table in store["tables"].values())
+    size = f"\nstore {store['path']}, {store['disk_bytes'] / 1e6:.1f} MB on disk"
+    console.print(f"{size}, {store['bytes_per_row']:,.0f} bytes a row" if rows else size)
+    if store["identity"] is not None:
+        console.print(f"identity {store['identity']}")
+    for name, version in store["weights"].items():
+        console.print(f"weights {name}: version {version}")
+    for name, table in store["tables"].items():
+        console.print(f"\ntable {name}")
+        _print_schema(console, table["schema"])
+        _print_counts(console, table)
+
+
+def _print_counts(console: Console, table: Facts) -> None:
+    console.print(
+        f"{table['episodes']} episodes ({table['sealed']} sealed, {table['cut']} of them cut;"
+        f" {table['episodes'] - table['sealed']} open), {table['steps']} steps,"
+        f" {table['successes']} successful"
+    )
+    counts = Table("source", "episodes", "sealed", "successful", "steps", box=None, pad_edge=False)
+    for source, found in table["sources"].items():
+        if found["episodes"]:
+            sealed, successes = found["sealed"], found["successes"]
+            rate = f" ({100 * successes / sealed:.0f} %)" if sealed else ""
+            numbers = (found["episodes"], sealed, f"{successes}{rate}", found["steps"])
+            counts.add_row(source, *map(str, numbers))
+    console.print(counts)
+    console.print(
+        f"{table['rows']} rows of {table['row_bytes']:,} bytes in {table['sessions']} sessions"
+    )
+    missing = table["missing_rows"]
+    if missing:
+        episodes = ", ".join(map(str, list(missing)[:10]))
+        console.print(
+            f"DAMAGED: {sum(missing.values())} rows are missing, of {len(missing)} episodes:"
+            f" {episodes}"
+        )
+    else:
+        console.print("no row is missing")
+    for name, field in table["annotations"].items():
+        values = f"{field['dtype']} {field['shape']}, {field['values']} values"
+        console.print(f"annotation {name}: {values}")
+    if table["evicted_rows"]:
+        console.print(f"{table['evicted_rows']} rows of whole episodes were evicted")
+    if table["first_stamp"] is not None and table["last_stamp"] is not None:
+        console.print(f"recorded {_time_span(table['first_stamp'], table['last_stamp'])}")
+    elif table["rows"]:
+        console.print("recorded in simulated time")
+
+
+def _time_span(first: int, last: int) -> str:
+    """Name the local times of two stamps [ns], and what lies between them."""
+    begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in (first, last))
+    return f"{begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} ({end - begin})"
+
+
+def _print_policy(console: Console, policy: Facts) -> None:
+    console.print(f"\npolicy {policy['path']}")
+    console.print(
+        f"{policy['policy']} for {policy['task']} at {policy['control_rate_hz']:g} Hz, version"
+        f" {policy['version']}, {policy['parameters']:,} parameters, executes"
+        f" {policy['execute_steps']} actions a plan\nactions: {', '.join(policy['action_names'])}"
+    )
+    for name, width in policy["observation"].items():
+        console.print(f"observes {name} ({width})")
+
+
+def _print_schema(console: Console, schema: Facts) -> None:
+    rate, version = schema["control_rate_hz"], schema["version"]
+    console.print(f"task {schema['task']}, {rate:g} Hz, version {version}")
+    table = Table("field", "dtype", "shape", box=None, pad_edge=False)
+    for name, dtype, shape in schema["fields"]:
+        table.add_row(name, dtype, str(tuple(shape)))
+    console.print(table)

@@ -1,0 +1,188 @@
+"""`robot-rl export` and `robot-rl import`: episodes between stores, datasets and LeRobot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from robot_rl.data import lerobot
+from robot_rl.data.episodes import NotADataset
+from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.data.transfer import (
+    DatasetEpisodes,
+    DatasetSink,
+    Episode,
+    EpisodeSource,
+    OpenSink,
+    Selection,
+    write_episodes,
+)
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import stop_event
+from robot_rl.replay import ReplayClient, StoreReader, wait_for_endpoint
+from robot_rl.replay.export import StoreEpisodes, only_table
+from robot_rl.replay.importing import import_episodes
+from robot_rl.run import CONFIG_FILE, RunDirectory
+
+_SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
+_OUTCOMES = {"true": True, "false": False, "all": None}
+_ALL = "all"
+_SERVER_SECONDS = 2.0
+
+
+def export(
+    store: str, out: str, *, format: str, table: str | None, source: str, success: str
+) -> None:
+    """Write the sealed episodes of a store, or those of a dataset, to a new directory.
+
+    Args:
+        store: A store, a run directory or an episode dataset.
+        out: The directory to make.
+        format: ``zarr`` or ``lerobot``.
+        table: Name of the store's table; None takes the only one.
+        source: ``demo``, ``policy``, ``intervention`` or ``all``.
+        success: ``true``, ``false`` or ``all``.
+
+    Raises:
+        DatasetExists: There is something at `out`.
+        NothingToWrite: No episode is whole and wanted.
+        RobotRLError: The episodes cannot be read or written.
+    """
+    selection = Selection(
+        None if source == _ALL else SOURCE_NAMES.index(source), _OUTCOMES[success]
+    )
+    place = _place(Path(store))
+    if (place / "data.mdb").is_file():
+        with StoreEpisodes(place, table, selection) as episodes:
+            _transfer(episodes, out, format, "exported")
+            if episodes.open_episodes:
+                print(f"{episodes.open_episodes} open episodes left out")
+            if episodes.left_out:
+                print(
+                    f"{episodes.left_out} episodes left out: evicted meanwhile, or without a step"
+                )
+        return
+    if table is not None:
+        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
+    _transfer(DatasetEpisodes(place, selection), out, format, "exported")
+
+
+def import_dataset(path: str, out: str, *, table: str | None) -> None:
+    """Write the episodes of a LeRobot or an episode dataset to a new episode dataset or a store.
+
+    Args:
+        path: What `robot-rl export` wrote.
+        out: The directory to make, which then serves as ``dataset=`` of the other commands; or a
+            store or a run directory, whose replay server must be running.
+        table: Name of the store's table; None takes the only one, or makes one named after the
+            task.
+
+    Raises:
+        DatasetExists: There is something else at `out`.
+        ServerUnreachable: The store's server does not run.
+        RobotRLError: The dataset cannot be read, or nothing can be written.
+    """
+    place = Path(path)
+    source: EpisodeSource = (
+        DatasetEpisodes(place, Selection())
+        if (place / "zarr.json").is_file()
+        else lerobot.open_lerobot(place)
+    )
+    store = _store_at(Path(out))
+    if store is not None:
+        _import_into(source, store, table)
+        return
+    if table is not None:
+        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
+    _transfer(source, out, "zarr", "imported")
+
+
+def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
+    """Send a source to the server of a store and say what is new there."""
+    wait_for_endpoint(store, _SERVER_SECONDS)
+    name = table or _only_table(store) or source.schema.task
+    with (
+        _stoppable(len(source), f"sending to the server of {store}") as on_episode,
+        ReplayClient(store) as client,
+    ):
+        done = import_episodes(source, client, name, on_episode)
+    before = done.episodes - done.new_episodes
+    annotated = f", {done.new_annotations:,} annotations" if done.new_annotations else ""
+    there = f"; {before} episodes were there, or begun, before" if before else ""
+    print(
+        f"imported {done.new_episodes} episodes ({done.new_rows:,} rows{annotated}) into table"
+        f" {name} of {store}{there}"
+    )
+
+
+def _only_table(store: Path) -> str | None:
+    """Return the name of the only table of a store, None if it has none yet.
+
+    Raises:
+        StoreError: It has several.
+    """
+    reader = StoreReader(store)
+    try:
+        return only_table(reader) if reader.tables() else None
+    finally:
+        reader.close()
+
+
+@contextmanager
+def _stoppable(episodes: int, phase: str) -> Iterator[Callable[[Episode], None]]:
+    """Give what is called after each episode: it shows progress, and ends the work on Ctrl-C."""
+    done = 0
+
+    def on_episode(_: Episode) -> None:
+        nonlocal done
+        done += 1
+        progress.update(done)
+        # Only here: while an episode is written, threads of zarr would make the files anew that
+        # are removed after an interruption.
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    with stop_event() as stop, WorkProgress(episodes, "episodes") as progress:
+        progress.phase(phase)
+        yield on_episode
+
+
+def _transfer(source: EpisodeSource, out: str, format: str, done: str) -> None:
+    """Write a source to `out` and say what was written."""
+    steps = episodes = successes = 0
+
+    def count(episode: Episode) -> None:
+        nonlocal steps, episodes, successes
+        episodes += 1
+        steps += len(episode.rows) - 1
+        successes += episode.success
+        on_episode(episode)
+
+    with _stoppable(len(source), f"writing {out}") as on_episode:
+        write_episodes(source, Path(out), _SINKS[format], count)
+    print(
+        f"{done} {episodes} episodes ({steps:,} steps, {successes} successful) of task"
+        f" {source.schema.task} to {out} ({format})"
+    )
+
+
+def _store_at(path: Path) -> Path | None:
+    """Return the store at a path, or that of the run directory there; None without one."""
+    if (path / CONFIG_FILE).is_file():
+        return RunDirectory(path).store
+    return path if (path / "data.mdb").is_file() else None
+
+
+def _place(path: Path) -> Path:
+    """Return the store of a run directory, or its demonstrations where it has none."""
+    if (path / CONFIG_FILE).is_file():
+        run = RunDirectory(path)
+        return run.store if (run.store / "data.mdb").is_file() else run.demonstrations
+    if not any((path / name).is_file() for name in ("data.mdb", "zarr.json")):
+        raise NotADataset(
+            f"there are no episodes to export at {path}",
+            expected="a store, a run directory or an episode dataset",
+        )
+    return path

@@ -1,0 +1,196 @@
+"""Describes to `ros2 launch` what it starts: the table of nodes, and the command that uses them.
+
+Loads ROS's `launch` and `launch_ros`, which come with a ROS installation and are not on PyPI.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.actions import (
+    DeclareLaunchArgument,
+    ExecuteProcess,
+    OpaqueFunction,
+    SetEnvironmentVariable,
+    Shutdown,
+)
+from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
+from launch_ros.actions import Node
+from launch_ros.substitutions import FindPackagePrefix
+from omegaconf import DictConfig
+
+from launch import LaunchContext, LaunchDescription
+from robot_rl.commands.table import COMMANDS, Command
+from robot_rl.config import compose
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import EXIT_INTERRUPTED
+from robot_rl.ros.environment import ros_environment
+from robot_rl.ros.node_description import NodeDescription
+from robot_rl.ros.nodes import PACKAGE, node_table
+
+CommandConfig = Callable[[Command, list[str]], DictConfig]
+
+_RESPAWN_SECONDS = 1.0
+_STOP_SECONDS = "60"
+# What a hint for the command line of robot-rl means here.
+_HINT = (
+    "to ros2 launch give KEY=VALUE as KEY:=VALUE where --show-args lists KEY, and otherwise as"
+    " overrides:='KEY=VALUE'"
+)
+
+
+class LaunchError(RobotRLError):
+    """A job that cannot be launched, or whose command or node has failed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a launch file is for.
+
+    Attributes:
+        command: The command of `robot-rl` that runs beside the nodes; None for the nodes alone.
+        robot: Default of the argument `robot`.
+        arguments: Names of its arguments.
+    """
+
+    command: str | None
+    robot: str
+    arguments: tuple[str, ...]
+
+
+# Argument → default and description. An empty value is left to the configuration.
+ARGUMENTS: dict[str, tuple[str, str]] = {
+    "task": ("", "task, as in robot-rl train task=..."),
+    "robot": ("", "robot: ros, ros_sim, or one of your own in configs/robot"),
+    "teleop": ("", "device that a person drives the robot with, as in robot-rl collect teleop=..."),
+    "algorithm": ("", "algorithm of online learning"),
+    "namespace": ("", "namespace of the arm's topics"),
+    "run": ("latest", "run directory"),
+    "overrides": ("", "further overrides of the configuration, quoted as in a shell"),
+}
+_ROBOT = ("task", "robot", "namespace", "overrides")
+JOBS = {
+    "train": Job("train", "ros", ("algorithm", "teleop", *_ROBOT)),
+    "collect": Job("collect", "ros", ("teleop", *_ROBOT)),
+    "evaluate": Job("evaluate", "ros", ("run", "teleop", *_ROBOT)),
+    "robot": Job(None, "ros", _ROBOT),
+    "sim_robot": Job(None, "ros_sim", _ROBOT),
+}
+
+
+def launch_description(name: str, command_config: CommandConfig) -> LaunchDescription:
+    """The description of a job of `JOBS`; `command_config` composes what a command runs with.
+
+    A node that is killed is started again. The command is not, and its end is the end of all: it
+    has then let the robot hold. So is an error of a node, such as an impossible parameter, which it
+    would meet again. `ros2 launch` returns 1 after an error of either.
+    """
+    job = JOBS[name]
+    declared = []
+    for argument in job.arguments:
+        default, description = ARGUMENTS[argument]
+        default = job.robot if argument == "robot" else default
+        declared.append(
+            DeclareLaunchArgument(argument, default_value=default, description=description)
+        )
+    return LaunchDescription(
+        [*declared, OpaqueFunction(function=_actions, args=[job, command_config])]
+    )
+
+
+def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
+    """Overrides of the configuration that a job's arguments mean."""
+    keys = {"namespace": "robot.namespace"}
+    given = [
+        f"{keys.get(name, name)}={value}"
+        for name, value in values.items()
+        if value and name != "overrides"
+    ]
+    try:
+        return [*given, *shlex.split(values.get("overrides", ""))]
+    except ValueError as error:
+        raise LaunchError(
+            "the argument overrides cannot be read",
+            got=f"{values['overrides']} ({error})",
+            expected="KEY=VALUE KEY=VALUE ..., quoted as in a shell",
+        ) from error
+
+
+def _actions(context: LaunchContext, job: Job, command_config: CommandConfig) -> list[Any]:
+    values = {name: LaunchConfiguration(name).perform(context) for name in job.arguments}
+    overrides = overrides_of(job, values)
+    try:
+        # Its nodes are those of the run that it evaluates or goes on with.
+        config = (
+            command_config(COMMANDS[job.command], overrides) if job.command else compose(overrides)
+        )
+        table = node_table(config)
+    except RobotRLError as error:
+        raise LaunchError(f"{error} ({_HINT})") from error
+    if job.command is None and not table:
+        raise LaunchError(
+            "there is nothing to launch",
+            got=f"robot={config.choices.robot}, whose section `nodes` is empty",
+            hint="name a robot that has nodes, such as robot:=ur or robot:=ros_sim, or list yours"
+            " in `nodes`, see docs/topics.md",
+        )
+    environment = ros_environment(config.robot.discovery_range)
+    actions: list[Any] = [SetEnvironmentVariable(n, value) for n, value in environment.items()]
+    actions += [_node(description) for description in table]
+    if job.command is not None:
+        actions.append(_command(job.command, overrides))
+    return actions
+
+
+def command_ended(command: str) -> Callable[[Any, LaunchContext], Shutdown]:
+    """What happens at the end of a command: the end of all, with an error if it had one."""
+
+    def end(event: Any, context: LaunchContext) -> Shutdown:
+        if event.returncode not in (0, EXIT_INTERRUPTED):
+            raise LaunchError(
+                f"robot-rl {command} has failed", got=f"exit code {event.returncode}", hint=_HINT
+            )
+        return Shutdown(reason=f"robot-rl {command} has ended")
+
+    return end
+
+
+def node_ended(event: Any, context: LaunchContext) -> None:
+    """What happens at the end of a node: after an error of its own it would fail again."""
+    if event.returncode > 0 and not context.is_shutdown:
+        raise LaunchError(
+            f"the node {event.process_name} has failed",
+            got=f"exit code {event.returncode}",
+            hint=f"see what it says above; {_HINT}",
+        )
+
+
+def _node(description: NodeDescription) -> Node:
+    return Node(
+        package=PACKAGE,
+        executable=description.executable,
+        name=description.name,
+        namespace=description.namespace,
+        parameters=[dict(description.parameters)],
+        remappings=list(description.remappings.items()),
+        respawn=True,
+        respawn_delay=_RESPAWN_SECONDS,
+        on_exit=node_ended,
+        output="both",
+    )
+
+
+def _command(command: str, overrides: list[str]) -> ExecuteProcess:
+    program = PathJoinSubstitution([FindPackagePrefix(PACKAGE), "lib", PACKAGE, "robot-rl"])
+    return ExecuteProcess(
+        cmd=[program, command, *overrides, "start_nodes=false"],
+        cwd=str(Path.cwd()),
+        name=command,
+        output="both",
+        sigterm_timeout=_STOP_SECONDS,  # it saves its data
+        on_exit=command_ended(command),
+    )

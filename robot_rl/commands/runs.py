@@ -1,0 +1,243 @@
+"""A run as commands work in it: a new one or one that is gone on with, and its configuration."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from policies import registry
+from robot_rl.config import ConfigError, check_missing, composed, flatten, group_choices, parse
+from robot_rl.processes.files import replace_text
+from robot_rl.processes.folders import point
+from robot_rl.processes.group import ProcessDied
+from robot_rl.run import CONFIG_FILE, LATEST, RunDirectory
+
+# A run may be continued or evaluated with other values of these; all else made it what it is.
+MAY_DIFFER = (
+    "actor",
+    "artifacts",
+    "bench",
+    "choices.classifier",
+    "choices.recipe",
+    "choices.replay",
+    "choices.teleop",
+    "classifier",
+    "console",
+    "device",
+    "environment_steps",
+    "evaluation",
+    "recipe",
+    "replay",
+    "resume",
+    "run",
+    "runs_directory",
+    "stage",
+    "teleop",
+    "start_nodes",
+)
+# What else may differ where a policy is measured: the robot, if its observations and actions fit,
+# and the parameters of the task.
+ELSEWHERE = (
+    "choices.robot",
+    "clock",
+    "nodes",
+    "observation.vision_training",  # how much a robot explores
+    "robot",
+    "simulation",
+    "task.environment",
+    "task.expert",
+    "task.tracked",
+)
+_NO_VALUE = object()
+
+
+def compose_for_run(
+    overrides: Sequence[str], run_config: DictConfig, *, elsewhere: bool = False
+) -> DictConfig:
+    """Apply overrides to the configuration of an existing run.
+
+    Args:
+        overrides: What the user typed; keys that are not mentioned keep the run's value.
+        run_config: The run's configuration, from `load_resolved`.
+        elsewhere: Whether it may differ in `ELSEWHERE` too.
+
+    Raises:
+        ConfigError: As `compose`, and an override that would make it another run.
+    """
+    given = [parse(text).key_or_group for text in overrides]
+    _check_own_choices(run_config)
+    choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
+    # What must be given was given when the run was made; it is not asked for again.
+    found = composed([*(text for g, text in choices.items() if g not in given), *overrides])
+    result = copy.deepcopy(run_config)
+    OmegaConf.set_struct(result, False)
+    kept = {key: OmegaConf.select(run_config, key) for key in given if key not in found.choices}
+    plain = [f"{k}={json.dumps(v)}" for k, v in kept.items() if isinstance(v, int | float | str)]
+    _follow(result, composed([*choices.values(), *plain]), found)
+    for key in given:
+        if key in kept:
+            OmegaConf.update(result, key, OmegaConf.select(found, key), merge=False)
+        elif found.choices[key] != run_config.choices.get(key):
+            result[key], result.choices[key] = found[key], found.choices[key]
+    may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
+    compare_run(result, run_config, may_differ=may_differ)
+    OmegaConf.set_struct(result, True)
+    check_missing(result)
+    return result
+
+
+def _check_own_choices(run_config: DictConfig) -> None:
+    """Check that the choices of a run are here: some may be in a folder of the user's own."""
+    known = group_choices()
+    for group, choice in run_config.choices.items():
+        if choice is not None and choice not in known.get(str(group), ()):
+            raise ConfigError(
+                f"the run was made with {group}={choice}, which is not here",
+                expected=f"one of {', '.join(known.get(str(group), ()))}",
+                hint=f"name the folder with configs/{group}/{choice}.yaml:"
+                f" --config-dir FOLDER, or {registry.PATH_VARIABLE}=FOLDER",
+            )
+
+
+def _follow(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
+    """Set what overrides change, other keys that refer to them among it."""
+    old, new = flatten(before), flatten(after)
+    for key, value in new.items():
+        if old.get(key, _NO_VALUE) != value:
+            OmegaConf.update(result, key, value, force_add=True)
+
+
+def compare_run(
+    config: DictConfig, run_config: DictConfig, *, may_differ: Iterable[str] = MAY_DIFFER
+) -> None:
+    """Check that a run directory was made with this configuration.
+
+    Args:
+        config: What is asked for.
+        run_config: What the run directory holds.
+        may_differ: Keys, or prefixes of keys, that do not make it another run.
+
+    Raises:
+        ConfigError: Names the first keys that differ, with both values.
+    """
+    ours, theirs = flatten(config), flatten(run_config)
+    prefixes = tuple(may_differ)
+    keys = [
+        key
+        for key in {**ours, **theirs}
+        if not any(key == p or key.startswith(f"{p}.") for p in prefixes)
+        and ours.get(key, _NO_VALUE) != theirs.get(key, _NO_VALUE)
+    ]
+    if not keys:
+        return
+    # The choice explains all values below it: name it first, and not its hundred consequences.
+    groups = [key.removeprefix("choices.") for key in keys if key.startswith("choices.")]
+    shown = groups or keys[:5]
+    lookup = [f"choices.{key}" for key in groups] or shown
+    raise ConfigError(
+        f"the run was made with another configuration: {', '.join(shown)} differ"
+        + (f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""),
+        got=", ".join(f"{s}={ours.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)),
+        expected=", ".join(
+            f"{s}={theirs.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)
+        ),
+        hint="leave these overrides out to go on with the run, or start a new run with them",
+    )
+
+
+def save_resolved(config: DictConfig, run: Path) -> None:
+    """Write the configuration to `<run>/config.yaml`; an older one is replaced in one step.
+
+    Raises:
+        ConfigError: The disk is full or the folder cannot be written.
+    """
+    try:
+        replace_text(run / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
+    except OSError as error:
+        raise ConfigError(f"{run / CONFIG_FILE} cannot be written", got=error) from error
+
+
+def lasting(config: DictConfig) -> DictConfig:
+    """What a run keeps of a configuration: all but what names runs, and the one stage asked for."""
+    once = dict.fromkeys(("artifacts", "resume", "run", "stage"))
+    return OmegaConf.merge(config, once)  # type: ignore[return-value]
+
+
+def load_resolved(run: Path) -> DictConfig:
+    """Read the configuration of a run directory.
+
+    Raises:
+        ConfigError: There is none, or it is not a configuration that `save_resolved` wrote.
+    """
+    path = run / CONFIG_FILE
+    try:
+        config = OmegaConf.load(path)
+    except Exception as error:  # OSError, or whatever YAML and OmegaConf raise on a cut file
+        raise ConfigError(f"the configuration {path} cannot be read", got=error) from error
+    if not isinstance(config, DictConfig) or "choices" not in config:
+        raise ConfigError(
+            f"{path} is not the configuration of a run",
+            got=type(config).__name__,
+            expected="a mapping with the key `choices`",
+        )
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+@contextmanager
+def working_run(
+    config: DictConfig, key: str = "run", how: str = "the same command with run="
+) -> Iterator[RunDirectory]:
+    """Open the run that the configuration names, or make one; say where, and how to go on.
+
+    Args:
+        config: The configuration; a new run keeps it.
+        key: The key that names the run.
+        how: What goes on with it, up to its path.
+
+    Raises:
+        RunError: There is no such run, or it cannot be made.
+    """
+    with ExitStack() as stack:
+        if config[key]:
+            run = RunDirectory.open(config[key], config.runs_directory)
+        else:
+            run = stack.enter_context(_new_run(config))
+        print(f"run directory: {run.path}", flush=True)
+        try:
+            yield run
+        except (KeyboardInterrupt, ProcessDied) as error:
+            if isinstance(error, KeyboardInterrupt) or not run.is_empty():
+                print(f"to go on: {how}{run.path}", flush=True)
+            raise
+
+
+@contextmanager
+def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
+    """Make a run; if work fails before anything is recorded, it is removed but for its logs.
+
+    `latest` then points to where it pointed before. A run that a person stops can be gone on with.
+    """
+    latest = Path(config.runs_directory).absolute() / LATEST
+    before = latest.readlink() if latest.is_symlink() else None
+    run = RunDirectory.create(config.task.name, config.runs_directory)
+    try:
+        save_resolved(lasting(config), run.path)
+        yield run
+    except Exception:
+        if run.is_empty():
+            print("nothing was recorded", flush=True)
+            if latest.resolve() == run.path:
+                latest.unlink() if before is None else point(latest, before)
+            if not any(log.stat().st_size for log in run.path.glob("logs/*.log")):
+                shutil.rmtree(run.path)
+            with suppress(OSError):  # other runs are in them
+                run.path.parent.rmdir()
+                latest.parent.rmdir()
+        raise

@@ -1,0 +1,301 @@
+"""The words of the command line: what each command does, what it reads and what may follow it.
+
+Stages are named, not imported: help and errors do not wait for torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Option:
+    """One `key=value` of a command that has no configuration.
+
+    Attributes:
+        name: The key, which is also the name of the function's argument.
+        default: The value if it is not given.
+        choices: What it may be; empty where any text may follow.
+        summary: What it decides.
+    """
+
+    name: str
+    default: str | None
+    choices: tuple[str, ...]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word of the command line.
+
+    Attributes:
+        target: `module:function` that does the work; it is called with the configuration.
+        summary: One line for the list of commands.
+        details: What the command reads and writes.
+        run_key: The configuration key that names the run directory to work on. The configuration
+            of that run is used, and overrides that would make it another run are refused.
+        default_run: The run when that key is not given; None when the command makes its own.
+        new_run_key: A key with which the command makes its own run in place of the default one.
+        elsewhere: Whether it may work with another robot, and other parameters of the task, than
+            the run was made with. It is then told the overrides too, for its records.
+        keys: The settings that matter most, for its help page: keys and groups
+            of the configuration, with spaces between them.
+        short: Words that stand for a longer key of the configuration.
+        arguments: Names of the positional arguments, which come before the overrides.
+        options: What `key=value` may follow, of a command that has no configuration.
+        takes_overrides: Whether the command has a configuration.
+        example: A command to show to somebody who gave the wrong arguments.
+    """
+
+    target: str
+    summary: str
+    details: str
+    run_key: str | None = None
+    default_run: str | None = None
+    new_run_key: str | None = None
+    elsewhere: bool = False
+    keys: str = ""
+    short: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+    takes_overrides: bool = True
+    example: str = ""
+
+
+COMMANDS: dict[str, Command] = {
+    "collect": Command(
+        "robot_rl.commands.stage:collect",
+        "Record demonstrations with the task's scripted expert.",
+        "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
+        " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
+        " keeps all finished episodes; run=RUN goes on with it.",
+        run_key="run",
+        keys="task robot teleop observation reward seed demonstrations recording.wait_for_start"
+        " recording.countdown_s recording.undo_s recording.keep_failures control_rate_hz"
+        " clock start_nodes run runs_directory",
+    ),
+    "collect-reward": Command(
+        "robot_rl.commands.stage:collect_reward",
+        "Record frames of success and of failure for a success classifier.",
+        "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
+        " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
+        " Writes reward.zarr in a new run directory; run=RUN adds to that of RUN.",
+        run_key="run",
+        keys="task robot operator teleop seed classifier.collection.labels"
+        " classifier.collection.positive_frames classifier.collection.negative_episodes"
+        " classifier.collection.frames_after_success classifier.collection.reaction_s run"
+        " runs_directory",
+    ),
+    "train-reward": Command(
+        "robot_rl.commands.stage:train_reward",
+        "Train a success classifier on recorded frames and say how far to trust it.",
+        "Holds episodes out, chooses calibration and threshold on them, and writes"
+        " checkpoints/reward, reward.json and reward.html in the run with the examples;"
+        " classifier.test=PATH names another recording to judge it on. Then robot-rl train"
+        " reward=classifier reward.source.path=RUN/checkpoints/reward.",
+        run_key="run",
+        default_run="latest",
+        keys="classifier.test classifier.consecutive_frames classifier.training.updates"
+        " classifier.training.batch_size classifier.training.learning_rate"
+        " classifier.training.validation_share classifier.training.false_positive_frames"
+        " classifier.training.false_positive_episodes device run runs_directory",
+    ),
+    "pretrain": Command(
+        "robot_rl.commands.stage:pretrain",
+        "Clone the demonstrations into a policy.",
+        "Trains the policy on the demonstrations of `run=RUN`, by default of the latest run, or of"
+        " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
+        " resume=RUN learns online.",
+        run_key="run",
+        default_run="latest",
+        new_run_key="dataset",
+        keys="task policy observation seed dataset cloning.updates cloning.batch_size"
+        " cloning.learning_rate cloning.bf16 policy.horizon policy.observation_steps"
+        " execute_steps dagger.rounds dagger.episodes device run runs_directory",
+    ),
+    "train": Command(
+        "robot_rl.commands.train:run",
+        "The whole pipeline: the stages of a recipe, evaluation, report.",
+        "recipe=residual collects demonstrations, clones them and learns online, with replay"
+        " server, actor and learner as processes of their own. Ends by deciding which policy is"
+        " deployed, the cloned or the learned one, and with summary.json and report.html in"
+        " runs/<task>/<time>, which runs/latest points to. Ctrl-C stops everything with data and"
+        " checkpoint saved; resume=RUN goes on at the stage that was interrupted.",
+        run_key="resume",
+        keys="task robot policy algorithm observation operator teleop reset reward seed"
+        " demonstrations dataset recipe environment_steps evaluation.every_steps"
+        " evaluation.final_episodes device console.open resume",
+    ),
+    "replay": Command(
+        "robot_rl.replay.main:run",
+        "The replay server of a run, alone.",
+        "The only writer of the run's store, and the mailbox of weights.",
+        run_key="run",
+        default_run="latest",
+        keys="replay replay.address replay.keys replay.fsync replay.map_size_bytes"
+        " replay.capacity_rows replay.capacity_bytes replay.memory_bytes run runs_directory",
+    ),
+    "actor": Command(
+        "robot_rl.actor:run",
+        "The actor of a run, alone: steps the robot with the newest policy.",
+        "Sends every transition to the replay server and takes new weights from it.",
+        run_key="run",
+        default_run="latest",
+        keys="operator teleop actor actors device environment_steps start_nodes replay.connect"
+        " replay.keys replay.spool_bytes run runs_directory",
+    ),
+    "learner": Command(
+        "robot_rl.learner:run",
+        "The learner of a run, alone: updates the policy from the store.",
+        "Reads the store through its memory map and publishes weights to the replay server.",
+        run_key="run",
+        default_run="latest",
+        keys="environment_steps device evaluation.every_steps replay.connect replay.keys"
+        " replay.capacity_rows run runs_directory",
+    ),
+    "console": Command(
+        "robot_rl.commands.console:run",
+        "The operator's console of a run, in a browser.",
+        "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
+        " pause, take over and stop. It may be opened and closed at any time, and finds the actor"
+        " by itself, whichever process that is. Ctrl-C closes it; the run goes on.",
+        run_key="run",
+        default_run="latest",
+        keys="console.host console.port console.token_file console.certificate console.model run"
+        " runs_directory",
+    ),
+    "evaluate": Command(
+        "robot_rl.commands.evaluate:run",
+        "Measure the success rate of a run's policy.",
+        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
+        " Runs seeded episodes that training never used; prints the success rate with its exact"
+        " 95 % interval, the mean time to success and the longest run of successes, and adds one"
+        " line of JSON to RUN/evaluate.jsonl. robot=NAME, and parameters of the task such as"
+        " task.environment.time_limit_steps=50, test a policy outside of its training.",
+        run_key="run",
+        default_run="latest",
+        elsewhere=True,
+        keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot teleop"
+        " device start_nodes run runs_directory",
+        short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
+    ),
+    "inspect": Command(
+        "robot_rl.commands.inspection:run",
+        "Say what a dataset, store, checkpoint or run directory holds.",
+        "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
+        " changed.",
+        arguments=("PATH",),
+        options=(Option("json", "false", ("true", "false"), "one JSON object in its place"),),
+        takes_overrides=False,
+        example="robot-rl inspect runs/latest",
+    ),
+    "export": Command(
+        "robot_rl.commands.interchange:export",
+        "Write the episodes of a store to a dataset, also while training runs.",
+        "STORE is a store, a run directory or an episode dataset; OUT is made and never"
+        " overwritten. Open episodes are left out. LeRobot datasets have no final observation and"
+        " their pictures are compressed with losses; zarr keeps everything.",
+        arguments=("STORE", "OUT"),
+        options=(
+            Option("format", "zarr", ("zarr", "lerobot"), "the dataset's format"),
+            Option("table", None, (), "the store's table, if it has several"),
+            Option(
+                "source",
+                "all",
+                ("demo", "policy", "intervention", "all"),
+                "who acted; intervention takes episodes in which somebody intervened",
+            ),
+            Option("success", "all", ("true", "false", "all"), "by outcome"),
+        ),
+        takes_overrides=False,
+        example="robot-rl export runs/latest OUT format=lerobot",
+    ),
+    "annotate": Command(
+        "robot_rl.commands.annotate:run",
+        "Have a progress model judge the episodes of a store.",
+        "STORE is a store or a run directory whose replay server runs; the model listens at"
+        " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
+        " progress, progress_confidence and done: reward.annotation=progress learns from it.",
+        arguments=("STORE", "ADDRESS"),
+        options=(Option("table", None, (), "the store's table, if it has several"),),
+        takes_overrides=False,
+        example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
+    ),
+    "import": Command(
+        "robot_rl.commands.interchange:import_dataset",
+        "Take in what robot-rl export wrote: as an episode dataset, or into a running store.",
+        "PATH is a LeRobot or a zarr dataset. OUT is made, never overwritten, and serves as"
+        " dataset=OUT of pretrain and train; or it is a store or run directory whose server runs:"
+        " then each row and annotation is added once, however often the command is repeated. What"
+        " LeRobot cannot keep is missing: an episode that did not terminate loses its last step.",
+        arguments=("PATH", "OUT"),
+        options=(Option("table", None, (), "the store's table, if it has several"),),
+        takes_overrides=False,
+        example="robot-rl import PATH demonstrations.zarr",
+    ),
+    "keys": Command(
+        "robot_rl.commands.keys:run",
+        "Make the keys with which other machines may use the replay server.",
+        "Writes a key pair of the server, and one for the processes beside it, into FOLDER; with"
+        " client=NAME a further one into FOLDER/NAME, to be copied to that machine. Nothing is ever"
+        " overwritten. Use them with replay=network replay.keys=FOLDER.",
+        arguments=("FOLDER",),
+        options=(Option("client", None, (), "name of one more client to let in"),),
+        takes_overrides=False,
+        example="robot-rl keys keys client=robot2",
+    ),
+    "calibrate": Command(
+        "robot_rl.commands.calibrate:run",
+        "Work out where a camera is (hand-eye calibration).",
+        "WHAT=board writes a picture of the board to PATH, to be printed. WHAT=camera works on the"
+        " folder PATH: with camera=FILE arm=FILE, which configure a driver each (YAML with"
+        " _target_), it takes views of the board while a person moves the arm; then it finds the"
+        " camera's pose from all views in the folder and writes PATH/calibration.yaml with the"
+        " residual error. hardware/cameras.md has the steps.",
+        arguments=("WHAT", "PATH"),
+        options=(
+            Option("camera", None, (), "file with the camera's driver, to take views"),
+            Option("arm", None, (), "file with the arm's driver, to take views"),
+            Option(
+                "mount", "wrist", ("wrist", "fixed"), "camera at the wrist, or board in the gripper"
+            ),
+            Option(
+                "intrinsics",
+                "device",
+                ("device", "estimate"),
+                "those that the camera reported, or from the views",
+            ),
+            Option("columns", "7", (), "squares of the board along its longer side"),
+            Option("rows", "5", (), "squares along the other"),
+            Option("square", "0.03", (), "side of a square in m, measured on the print"),
+            Option("marker", "0.022", (), "side of a marker in m"),
+            Option("dictionary", "DICT_5X5_100", (), "OpenCV's name of the set of markers"),
+        ),
+        takes_overrides=False,
+        example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
+    ),
+    "doctor": Command(
+        "robot_rl.commands.doctor:run",
+        "Say what of this machine works here, and how to mend what does not.",
+        "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
+        " memory, each in a process of its own. Fails only without Python, MuJoCo or torch.",
+        options=(
+            Option("json", "false", ("true", "false"), "one JSON object as the last line"),
+            Option("teleop", None, (), "a device, whose axes are shown live for some seconds"),
+            Option("call", None, (), "only call this ROS service, such as /start or /clear_errors"),
+            Option("topic", None, (), "only print the newest message of this, as /current_pose"),
+        ),
+        takes_overrides=False,
+        example="robot-rl doctor json=true",
+    ),
+    "bench": Command(
+        "robot_rl.bench",
+        "Measure one part on this machine.",
+        "Prints one JSON object as its last line: medians, and the machine they were measured on.",
+        arguments=("NAME",),
+        keys="task robot policy algorithm observation seed device bench.ticks bench.frames"
+        " bench.kills bench.events bench.minutes",
+    ),
+}

@@ -1,0 +1,414 @@
+"""The off-policy core that `rlpd` and `residual` share: soft actor-critic on an ensemble.
+
+RLPD (Ball et al. 2023) with the settings of sparse, short-horizon insertion: no entropy in the
+back-up, targets limited to the range that the return can have, n-step returns, and an average of
+the actor's weights for evaluation.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from policies.ema import move_towards
+from policies.encoders import StateEncoder
+from policies.gaussian import GaussianTanh
+from policies.networks import seeded, to_device
+from policies.policy import Policy
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learning.algorithms import losses
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.critics import CriticEnsemble
+from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.value_range import Range, check_value_range, limited
+
+
+@dataclass(frozen=True)
+class ActorCriticSettings:
+    """Settings of the actor-critic core.
+
+    Attributes:
+        critic_heads: Number of critics E.
+        critic_hidden: Hidden widths of each critic.
+        target_heads: Heads of the random subset whose minimum is the target; 0 takes all.
+        value_range: Smallest and largest possible return, which targets are limited to; None: no
+            limit. With `entropy_in_target` they are not limited: values with entropy leave it.
+        critic_rate: Adam step size of the critics.
+        actor_rate: Adam step size of the actor.
+        temperature_rate: Adam step size of the temperature.
+        target_rate: Polyak rate τ of the target critics.
+        average_rate: Rate of the actor's average that is evaluated and deployed.
+        initial_temperature: α at the start.
+        target_entropy: Entropy per action column that the temperature aims at.
+        entropy_in_target: Whether the target has SAC's entropy term.
+        actor_every: Updates per actor update.
+        imitation_weight: Weight of the imitation loss on the rows of demonstrations and of an
+            operator's interventions; 0 for none.
+        imitation_updates: Updates over which that weight falls linearly to 0.
+        imitation_pretraining: Train the actor on the demonstrations in the critic-only phase.
+    """
+
+    critic_heads: int
+    critic_hidden: Sequence[int]
+    target_heads: int
+    value_range: Range | None
+    critic_rate: float
+    actor_rate: float
+    temperature_rate: float
+    target_rate: float
+    average_rate: float
+    initial_temperature: float
+    target_entropy: float
+    entropy_in_target: bool
+    actor_every: int
+    imitation_weight: float
+    imitation_updates: int
+    imitation_pretraining: bool
+
+    def __post_init__(self) -> None:
+        """Check the range of values.
+
+        Raises:
+            AlgorithmError: Names the setting.
+        """
+        check_value_range(self.value_range)
+        check_settings(
+            critic_heads=(self.critic_heads, 1, math.inf),
+            target_heads=(self.target_heads, 0, self.critic_heads),
+            critic_rate=(self.critic_rate, 0, 1),
+            actor_rate=(self.actor_rate, 0, 1),
+            temperature_rate=(self.temperature_rate, 0, 1),
+            target_rate=(self.target_rate, 0, 1),
+            average_rate=(self.average_rate, 0, 1),
+            initial_temperature=(self.initial_temperature, 1e-9, math.inf),
+            actor_every=(self.actor_every, 1, math.inf),
+            imitation_weight=(self.imitation_weight, 0, math.inf),
+            imitation_updates=(self.imitation_updates, 0, math.inf),
+        )
+
+
+class ActorCritic(ABC):
+    """Soft actor-critic over encoded observations; a subclass says what the actor controls.
+
+    Args:
+        encoding: From observations to features.
+        actor: The actor's network.
+        uses_base: Whether actor and critics see the base policy's proposal.
+        schedule: See `Schedule`.
+        settings: See `ActorCriticSettings`.
+        seed: Seed of the weights of the critics and of all draws.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        actor: GaussianTanh,
+        uses_base: bool,
+        schedule: Schedule,
+        settings: ActorCriticSettings,
+        seed: int,
+    ) -> None:
+        """See the class."""
+        self.schedule = schedule
+        self.settings = settings
+        self.encoding = encoding
+        self.actor = actor
+        self.average_actor = copy.deepcopy(actor).requires_grad_(False)
+        self.uses_base = uses_base
+        self.updates = 0
+        self.device = torch.device("cpu")
+        self._generator = seeded(seed)
+        width = actor.action_dimension
+        inputs = self.encoder.features + width * (2 if uses_base else 1)
+        self.critics = CriticEnsemble(
+            inputs, settings.critic_hidden, settings.critic_heads, self._generator
+        )
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
+        self._critic_optimizer = adam(
+            ([*self.critics.parameters(), *encoding.parameters], settings.critic_rate)
+        )
+        self._actor_optimizer = adam(
+            (self.actor.parameters(), settings.actor_rate),
+            ([self.log_temperature], settings.temperature_rate),
+        )
+        observed = list(self.encoder.observed)
+        base = ["base_action"] if uses_base else []
+        self.required_fields = (*observed, *base, "action", "source", "reward", "discount")
+        following = [f"next/{name}" for name in (*observed, *base)]
+        self._columns = (*self.required_fields, *following)
+
+    @abstractmethod
+    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
+        """The executed action (B, d) for the actor's output in (-1, 1) (B, d)."""
+
+    @abstractmethod
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
+        """A policy around these copies; `averaged` says whether they are averages."""
+
+    @property
+    def encoder(self) -> StateEncoder:
+        """From observations to features, as it is now."""
+        return self.encoding.encoder
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update of the critics and, in its turn, of actor and temperature.
+
+        Raises:
+            AlgorithmError: The batch lacks a required field.
+        """
+        self.require_fields(batch)
+        self.updates += 1
+        return self.learn(batch, *self.encoding.features(batch, self._generator))
+
+    def learn(self, batch: Batch, features: Tensor, next_features: Tensor) -> dict[str, Tensor]:
+        """Update on encoded observations (B, features); only the critics' loss trains the encoder.
+
+        Args:
+            batch: A whole batch.
+            features: Of the observations, with gradients where the encoder learns.
+            next_features: Of the next ones, without.
+        """
+        settings = self.settings
+        base, next_base = self._base_actions(batch)
+        action = self.tensor(batch["action"])
+        metrics = self._update_critics(batch, features, base, action, next_features, next_base)
+        features = features.detach()
+        critic_only = self.updates <= self.schedule.critic_only_updates
+        if critic_only and settings.imitation_pretraining:
+            metrics |= self._imitate(batch, features, base, action)
+        if not critic_only and self.updates % settings.actor_every == 0:
+            metrics |= self._update_actor(batch, features, base, action)
+        return metrics
+
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; before the first update or `load_state_dict`."""
+        self.device = device
+        self.encoder.to(device)
+        for module in self._modules().values():
+            module.to(device)
+        self.log_temperature.data = self.log_temperature.data.to(device)
+        if compiled:
+            for network in (self.actor.network, self.critics, self.target_critics):
+                network.compile()
+
+    def tensor(self, column: npt.NDArray[Any]) -> Tensor:
+        """A column of a batch on the device."""
+        return to_device(torch.from_numpy(column), self.device)
+
+    def require_fields(self, batch: Batch) -> None:
+        """Check that a batch is whole.
+
+        Raises:
+            AlgorithmError: It lacks a required field.
+        """
+        for name in self._columns:
+            if name not in batch:
+                raise AlgorithmError(
+                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
+                )
+
+    def acting_policy(self) -> Policy:
+        """The policy that explores."""
+        return self._snapshot(self.actor, averaged=False)
+
+    def deployed_policy(self) -> Policy:
+        """The policy with the averaged actor, and the averaged image encoder where one learns."""
+        return self._snapshot(self.average_actor, averaged=True)
+
+    def _snapshot(self, actor: GaussianTanh, *, averaged: bool) -> Policy:
+        encoder = self.encoding.snapshot(averaged=averaged)
+        return self.policy_of(encoder, copy.deepcopy(actor), averaged=averaged)
+
+    def _base_actions(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        if not self.uses_base:
+            return None, None
+        return self.tensor(batch["base_action"]), self.tensor(batch["next/base_action"])
+
+    def _sample(self, features: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor]:
+        squashed, log_prob = self.actor.sample(_join(features, base), self._generator)
+        return self.act(squashed, base), log_prob
+
+    def _next_value(self, features: Tensor, base: Tensor | None) -> Tensor:
+        """The targets' value (B,) of the actor's own next action."""
+        settings = self.settings
+        entropy: Tensor | float = 0.0
+        if settings.entropy_in_target:
+            action, log_prob = self._sample(features, base)
+            entropy = -self.log_temperature.exp() * log_prob
+        else:
+            squashed = self.actor.action(_join(features, base), self._generator)
+            action = self.act(squashed, base)
+        inputs = _join(features, base, action)
+        heads = settings.target_heads or settings.critic_heads
+        return self.target_critics.minimum_of_subset(inputs, heads, self._generator) + entropy
+
+    def _update_critics(
+        self,
+        batch: Batch,
+        features: Tensor,
+        base: Tensor | None,
+        action: Tensor,
+        next_features: Tensor,
+        next_base: Tensor | None,
+    ) -> dict[str, Tensor]:
+        settings = self.settings
+        with torch.no_grad():
+            value = self._next_value(next_features, next_base)
+            if not settings.entropy_in_target:
+                value = limited(value, settings.value_range)
+            target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
+        predicted = self.critics(_join(features, base, action))
+        loss = losses.td_loss(predicted, target)
+        _step(self._critic_optimizer, loss)
+        move_towards(self.target_critics, self.critics, settings.target_rate)
+        return {"critic_loss": loss.detach(), "q_mean": predicted.detach().mean()}
+
+    def _update_actor(
+        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
+    ) -> dict[str, Tensor]:
+        settings = self.settings
+        temperature = self.log_temperature.detach().exp()
+        chosen, log_prob = self._sample(features, base)
+        # Gradients reach the actor through the critics' input; the critics' own are not wanted.
+        self.critics.requires_grad_(False)
+        values = self.critics(_join(features, base, chosen))
+        self.critics.requires_grad_(True)
+        loss = losses.actor_loss(values, log_prob, temperature)
+        weight = self._imitation_weight()
+        if weight > 0.0:
+            loss = loss + weight * self._imitation_loss(batch, features, base, action)
+        target_entropy = settings.target_entropy * self.actor.action_dimension
+        dual = losses.temperature_loss(self.log_temperature, log_prob, target_entropy)
+        _step(self._actor_optimizer, loss + dual)  # they share no gradient
+        self._average(settings.average_rate)
+        return {
+            "actor_loss": loss.detach(),
+            "temperature": temperature,
+            "entropy": -log_prob.detach().mean(),
+        }
+
+    def _average(self, rate: float) -> None:
+        """Move what is evaluated and deployed by `rate` towards what learns."""
+        move_towards(self.average_actor, self.actor, rate)
+        self.encoding.average(rate)
+
+    def _imitate(
+        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
+    ) -> dict[str, Tensor]:
+        loss = self._imitation_loss(batch, features, base, action)
+        _step(self._actor_optimizer, loss)
+        self._average(0.05)
+        return {"imitation_loss": loss.detach()}
+
+    def _imitation_loss(
+        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
+    ) -> Tensor:
+        mean = self.act(self.actor.mean(_join(features, base)), base)
+        # An operator's corrections are demonstrations of what to do where the policy fails.
+        mask = self.tensor(batch["source"] != SOURCE_POLICY)
+        return losses.imitation_loss(mean, action, mask.float())
+
+    def _imitation_weight(self) -> float:
+        settings = self.settings
+        if settings.imitation_updates == 0:
+            return settings.imitation_weight
+        done = (self.updates - self.schedule.critic_only_updates) / settings.imitation_updates
+        return settings.imitation_weight * max(0.0, 1.0 - done)
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        return {
+            "actor": self.actor,
+            "average_actor": self.average_actor,
+            "critics": self.critics,
+            "target_critics": self.target_critics,
+            **self.encoding.modules,
+        }
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
+        return {
+            "critic": (
+                self._critic_optimizer,
+                [*self.critics.parameters(), *self.encoding.parameters],
+            ),
+            "actor": (
+                self._actor_optimizer,
+                [*self.actor.parameters(), self.log_temperature],
+            ),
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Networks, optimisers, temperature, counter and generator, as flat named tensors."""
+        state = {
+            "updates": torch.tensor(self.updates),
+            "generator": self._generator.get_state(),
+            "log_temperature": self.log_temperature.detach().clone(),
+        }
+        for name, module in self._modules().items():
+            state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
+        for name, (optimizer, parameters) in self._optimizers().items():
+            for index, parameter in enumerate(parameters):
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    state[f"optimizer/{name}/{index}/{key}"] = value
+        # Copies: training may go on while the state is kept.
+        return {key: value.detach().clone().contiguous().cpu() for key, value in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue exactly where `state_dict` was taken.
+
+        Raises:
+            AlgorithmError: An entry is missing or does not fit; make the algorithm anew.
+        """
+        try:
+            self._restore(state)
+        except (KeyError, RuntimeError) as error:
+            raise AlgorithmError(
+                "the training state does not fit the algorithm",
+                got=" ".join(str(error).split()),
+                hint="resume with the configuration that wrote it",
+            ) from error
+
+    def _restore(self, state: Mapping[str, Tensor]) -> None:
+        self.updates = int(state["updates"])
+        self._generator.set_state(state["generator"])
+        with torch.no_grad():
+            self.log_temperature.copy_(state["log_temperature"])
+        for name, module in self._modules().items():
+            start = f"{name}/"
+            module.load_state_dict(
+                {key.removeprefix(start): v for key, v in state.items() if key.startswith(start)}
+            )
+        for name, (optimizer, parameters) in self._optimizers().items():
+            for index, parameter in enumerate(parameters):
+                start = f"optimizer/{name}/{index}/"
+                entries = {
+                    key.removeprefix(start): value.clone().to(self.device)
+                    for key, value in state.items()
+                    if key.startswith(start)
+                }
+                optimizer.state[parameter] = entries
+
+
+def _join(*parts: Tensor | None) -> Tensor:
+    return torch.cat([part for part in parts if part is not None], -1)
+
+
+def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
+    """Adam over groups of parameters with a step size each."""
+    return torch.optim.Adam(
+        [{"params": list(parameters), "lr": rate} for parameters, rate in groups], fused=True
+    )
+
+
+def _step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,223 @@
+"""Behaviour cloning of a chunk policy (Chi et al. 2023; ALGORITHMS, "Diffusion Policy")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from policies.ema import EMA, power_decay
+from robot_rl.data.windows import WindowSampler
+from robot_rl.errors import RobotRLError
+
+Metrics = dict[str, Tensor | float]
+Progress = Callable[[int, Metrics], None]
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+# Updates between two looks at the loss, each of which waits for the device.
+_LOOK_EVERY = 100
+
+
+class CloningError(RobotRLError):
+    """A batch that behaviour cloning cannot use, or a loss that is not finite."""
+
+
+@dataclass(frozen=True)
+class CloningOptions:
+    """Constants of the training.
+
+    Attributes:
+        updates: Number of gradient updates; the cosine ends there.
+        batch_size: Windows per update.
+        learning_rate: Peak learning rate of AdamW.
+        betas: AdamW's decays.
+        weight_decay: AdamW's weight decay.
+        warm_up: Updates of linear warm-up.
+        gradient_clip: Largest norm of the gradient.
+        ema_power: See `policies.ema.power_decay`.
+        ema_maximum: See `policies.ema.power_decay`.
+        bf16: Compute products in bfloat16; weights, loss and averages stay in float32.
+    """
+
+    updates: int = 4000
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.95, 0.999)
+    weight_decay: float = 1e-6
+    warm_up: int = 100
+    gradient_clip: float = 1.0
+    ema_power: float = 0.75
+    ema_maximum: float = 0.9999
+    bf16: bool = False
+
+
+class Cloneable(Protocol):
+    """A module that can be trained on windows of demonstrations.
+
+    Attributes:
+        horizon: Number of actions H of a chunk.
+        observation_steps: Number n of observations that are seen.
+        cloning_fields: Names of the batch columns that `loss` reads.
+    """
+
+    horizon: int
+
+    @property
+    def observation_steps(self) -> int:
+        """See the class."""
+
+    @property
+    def cloning_fields(self) -> tuple[str, ...]:
+        """See the class."""
+
+    def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+        """Give the loss of a batch; all that is random comes from the generator."""
+
+
+Student = TypeVar("Student", bound=nn.Module)
+
+
+class BehaviorCloning(Generic[Student]):
+    """AdamW on a policy's own loss, with an averaged policy for deployment.
+
+    Args:
+        policy: An untrained `Cloneable` with fitted normalisers. Those of its parameters that
+            require a gradient are trained, in place.
+        options: Constants of the training.
+        generator: Source of diffusion steps and noise.
+
+    Attributes:
+        step: Number of updates made.
+    """
+
+    def __init__(
+        self, policy: Student, options: CloningOptions, generator: torch.Generator
+    ) -> None:
+        """Make the optimiser and the average; see the class for the arguments."""
+        self.policy = policy
+        self._cloneable = cast("Cloneable", policy)
+        self.options = options
+        self.step = 0
+        self._generator = generator
+        self._ema = EMA(policy, power_decay(options.ema_power, options.ema_maximum))
+        self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        self._device_type = next(policy.parameters()).device.type
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=options.learning_rate,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        """Names of the batch columns that `update` reads."""
+        return self._cloneable.cloning_fields
+
+    @property
+    def averaged(self) -> Student:
+        """The averaged policy, which is the one to deploy."""
+        return self._ema.model
+
+    def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> Metrics:
+        """Make one gradient update.
+
+        Args:
+            batch: The columns of `required_fields`.
+
+        Returns:
+            Metrics: `bc_loss`, not yet read back from the device, and `learning_rate`.
+
+        Raises:
+            CloningError: A field is missing.
+        """
+        for name in self.required_fields:
+            if name not in batch:
+                raise CloningError(f"the batch lacks {name!r}", got=sorted(batch), expected=name)
+        rate = self.options.learning_rate * warm_up_cosine(
+            self.step, self.options.warm_up, self.options.updates
+        )
+        self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self.options.bf16):
+            loss = self._cloneable.loss(batch, self._generator)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(
+            self._parameters.values(), self.options.gradient_clip, foreach=True
+        )
+        self._optimizer.step()
+        self._ema.update()
+        self.step += 1
+        return {"bc_loss": loss.detach(), "learning_rate": rate}
+
+
+def train(
+    policy: Student,
+    sampler: WindowSampler,
+    options: CloningOptions,
+    seed: int,
+    on_progress: Progress | None = None,
+) -> Student:
+    """Clone demonstrations.
+
+    Args:
+        policy: An untrained `Cloneable` with fitted normalisers; trained in place.
+        sampler: Windows with the policy's observation_steps and horizon.
+        options: Constants of the training.
+        seed: Seed of batches, diffusion steps and noise.
+        on_progress: Called after every update with the number of updates made and the metrics.
+
+    Returns:
+        The averaged policy.
+
+    Raises:
+        CloningError: The windows do not fit the policy, or the training diverged.
+    """
+    got = (sampler.observation_steps, sampler.horizon)
+    cloneable = cast("Cloneable", policy)
+    expected = (cloneable.observation_steps, cloneable.horizon)
+    if got != expected:
+        raise CloningError(
+            "the windows do not fit the policy",
+            got=f"observation_steps {got[0]}, horizon {got[1]}",
+            expected=f"observation_steps {expected[0]}, horizon {expected[1]}",
+        )
+    batches = np.random.default_rng(seed)
+    algorithm = BehaviorCloning(policy, options, torch.Generator().manual_seed(seed))
+    for update in range(1, options.updates + 1):
+        chosen = batches.choice(sampler.indices, options.batch_size)
+        metrics = algorithm.update(sampler.batch(chosen))
+        if update % _LOOK_EVERY == 0:
+            _check_finite(f"the loss at update {update}", torch.as_tensor(metrics["bc_loss"]))
+        if on_progress is not None:
+            on_progress(update, metrics)
+    for name, tensor in algorithm.averaged.state_dict().items():
+        _check_finite(name, tensor)
+    return algorithm.averaged
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    finite = torch.isfinite(tensor)
+    if not finite.all():
+        raise CloningError(
+            f"behaviour cloning diverged: {name} is not finite",
+            got=tensor[~finite].flatten()[0].item(),
+            expected="finite numbers",
+            hint="lower cloning.learning_rate",
+        )
+
+
+def warm_up_cosine(step: int, warm_up: int, updates: int) -> float:
+    """Give the factor of the learning rate at an update: linear from 0, then a cosine to 0."""
+    if step < warm_up:
+        return (step + 1) / warm_up
+    progress = (step - warm_up) / max(updates - warm_up, 1)
+    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))

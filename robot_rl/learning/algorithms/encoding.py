@@ -1,0 +1,185 @@
+"""How the observations of a batch are encoded for actor and critics: by what is frozen, or learns.
+
+With images the cloned policy's image encoder is either frozen, and the features that replay keeps
+are read; or the critics' loss goes on training it, on the images themselves, as in DrQ-v2 (Yarats
+et al. 2021), RLPD and SERL: at the critics' step size, with randomly shifted images, one encoder
+for actor, critics and targets, and no gradient from the actor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from policies.behaviour import Behaviour
+from policies.ema import move_towards
+from policies.encoders import StateEncoder
+from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
+from policies.policy import ChunkPolicy
+from policies.seeing import SeeingEncoder
+from policies.vision import random_shift
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch
+
+FROZEN, CONTINUED = "frozen", "continued"
+
+
+class Encoding:
+    """Observations as an encoder that stays as it is makes them features.
+
+    Args:
+        encoder: From observations to features; its statistics are fixed.
+    """
+
+    def __init__(self, encoder: StateEncoder) -> None:
+        """See the class."""
+        self.encoder = encoder
+
+    def features(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Encode the observations and the next ones of a batch, (B, features) each.
+
+        Args:
+            batch: With the columns ``encoder.observed``, and each as ``next/<name>``.
+            generator: Source of augmentation, if there is any.
+        """
+        observed = {
+            name: np.concatenate([batch[name], batch[f"next/{name}"]])
+            for name in self.encoder.observed
+        }
+        with torch.no_grad():
+            features, next_features = self.encoder(observed).split(len(batch["reward"]))
+        return features, next_features
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the critics' loss trains."""
+        return []
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """What changes in training, by its name in a training state."""
+        return {}
+
+    def average(self, rate: float) -> None:
+        """Move the average by `rate` towards the encoder."""
+
+    def snapshot(self, *, averaged: bool) -> StateEncoder:
+        """A copy of the encoder, or of its average, for a policy."""
+        return copy.deepcopy(self.encoder)
+
+
+class ContinuedEncoding(Encoding):
+    """Observations as an encoder makes them features that learns with the critics.
+
+    Args:
+        encoder: Its image encoder is trained.
+        random_shift: Largest random shift of an image [pixels], drawn anew for each observation.
+    """
+
+    encoder: SeeingEncoder
+
+    def __init__(self, encoder: SeeingEncoder, random_shift: int) -> None:
+        """See the class."""
+        super().__init__(encoder)
+        encoder.requires_grad_(True)
+        self._average = copy.deepcopy(encoder).requires_grad_(False)
+        self._shift = int(random_shift)
+
+    def features(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Encode the observations, with gradients, and the next ones, without."""
+        features = self.encoder(self._seen(batch, "", generator))
+        with torch.no_grad():
+            following = self.encoder(self._seen(batch, "next/", generator))
+        return features, following
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the critics' loss trains: the image encoder."""
+        return list(self.encoder.vision.parameters())
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The encoder and its average."""
+        return {"encoder": self.encoder, "average_encoder": self._average}
+
+    def average(self, rate: float) -> None:
+        """Move the average by `rate` towards the encoder."""
+        move_towards(self._average, self.encoder, rate)
+
+    def snapshot(self, *, averaged: bool) -> StateEncoder:
+        """A copy of the encoder, or of its average, for a policy."""
+        return copy.deepcopy(self._average if averaged else self.encoder)
+
+    def _seen(
+        self, batch: Batch, prefix: str, generator: torch.Generator
+    ) -> dict[str, npt.NDArray[Any]]:
+        seen = {name: batch[prefix + name] for name in self.encoder.observed}
+        for name in self.encoder.vision.cameras if self._shift else ():
+            seen[name] = random_shift(seen[name], self._shift, generator)
+        return seen
+
+
+def make_encoding(cloned: Behaviour, observation: Mapping[str, Any] | None = None) -> Encoding:
+    """Make the encoding that the configuration's `observation` asks for.
+
+    The base policy, which was cloned on the features of the frozen encoder, keeps that one.
+
+    Args:
+        cloned: The cloned policy.
+        observation: The configuration's `observation`; None for a frozen encoder.
+
+    Raises:
+        AlgorithmError: There is no image encoder to go on training.
+    """
+    assert isinstance(cloned.policy, ChunkPolicy)
+    states = step_encoder(cloned.policy)
+    if observation is None or not trains_on(observation):
+        return Encoding(states)
+    if cloned.vision is None:
+        raise _nothing_to_train("a cloned policy without one")
+    encoder = SeeingEncoder(states, copy.deepcopy(cloned.vision))
+    return ContinuedEncoding(encoder, int(observation["vision_training"]["random_shift"]))
+
+
+def trains_on(observation: Mapping[str, Any]) -> bool:
+    """Whether a configuration's `observation` asks to go on training the image encoder.
+
+    Raises:
+        AlgorithmError: It asks for something else than frozen or continued, or for the training
+            of an encoder that it does not have.
+    """
+    wanted = observation.get("vision_online") or FROZEN
+    if wanted not in (FROZEN, CONTINUED):
+        raise AlgorithmError(
+            "observation.vision_online is not known",
+            got=wanted,
+            expected=f"{FROZEN} or {CONTINUED}",
+        )
+    if wanted == CONTINUED and observation.get("vision") is None:
+        raise _nothing_to_train("observation.vision=null")
+    return bool(wanted == CONTINUED)
+
+
+def _nothing_to_train(got: str) -> AlgorithmError:
+    return AlgorithmError(
+        f"observation.vision_online={CONTINUED} needs an image encoder",
+        got=got,
+        hint="add observation=pixels; policy=vla has an encoder of its own, which stays frozen",
+    )
+
+
+def step_encoder(base: ChunkPolicy) -> StateEncoder:
+    """An encoder of single observations with a base policy's keys and statistics.
+
+    On top of a conditioned base it also tells which instruction is meant.
+    """
+    source = base.encoder
+    normalizer = copy.deepcopy(source.normalizer)
+    if base.conditioned:
+        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
+    return StateEncoder(normalizer.widths, normalizer)

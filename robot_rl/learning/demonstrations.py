@@ -1,0 +1,116 @@
+"""The demonstrations that a run learns from, as episodes and as rows of its store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from policies.behaviour import Behaviour
+from policies.runner import PolicyRunner
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.policy_columns import feature_columns, stored_schema
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.factory import make_env
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import StopEvent, Stopped
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.importing import append_rest
+from robot_rl.run import RunDirectory
+
+DEMONSTRATOR = 0  # the actor that demonstrations come from
+_OWNER = "demonstrations"
+
+
+def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
+    """Open the demonstrations of `dataset`, or of the run. No robot is made.
+
+    Args:
+        config: The configuration.
+        run: The run directory; not needed where `dataset` names the demonstrations.
+
+    Raises:
+        SchemaMismatch: They are of another schema version.
+        RobotRLError: There are none, or none that succeeded.
+    """
+    path = Path(str(config.dataset)) if config.dataset or run is None else run.demonstrations
+    if not path.exists():
+        raise RobotRLError(
+            "there are no demonstrations",
+            got=f"nothing at {path}",
+            hint="record some with: robot-rl collect; or name some with dataset=PATH",
+        )
+    dataset = EpisodeDataset(path)
+    if not dataset.successes.any():
+        raise RobotRLError(
+            f"none of the demonstrations in {path} is successful",
+            got=f"{len(dataset)} episodes",
+            expected="at least one to learn from",
+        )
+    return dataset
+
+
+def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
+    """Check that the demonstrations fit the task and the robot, which is made for this alone.
+
+    Args:
+        config: The configuration.
+        run: As in `open_demonstrations`.
+
+    Raises:
+        SchemaMismatch: They are of another task, shape, rate or schema version.
+        RobotRLError: There are none, or none that succeeded.
+    """
+    dataset = open_demonstrations(config, run)
+    env = make_env(config)
+    env.close()
+    dataset.expect(env.schema)
+
+
+def insert_demonstrations(
+    client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour, stop: StopEvent
+) -> None:
+    """Put the demonstrations into the store, with the base's proposals along them.
+
+    Only the successful ones, as for cloning: an actor that imitates learns from these rows what to
+    do. Rows that an earlier, interrupted insertion has put there are not sent again.
+
+    Args:
+        client: A client of the store's server.
+        dataset: The demonstrations.
+        cloned: The cloned policy: the base whose proposals are wanted.
+        stop: Ends it after an episode.
+
+    Raises:
+        Stopped: `stop` was set.
+    """
+    schema = stored_schema(dataset.schema, cloned)
+    opened = client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
+    present = opened.next_sequence
+    runner = PolicyRunner(cloned)
+    lengths = np.diff(dataset.episode_ends, prepend=0)
+    start = 0
+    for index in np.flatnonzero(dataset.successes).tolist():
+        if stop.is_set():
+            raise Stopped
+        length = int(lengths[index])
+        if start + length > present:
+            columns = dataset.episode(index)
+            columns |= feature_columns(columns, cloned, dataset.instructions[index])
+            columns["base_action"] = runner.label(
+                columns, int(dataset.seeds[index]), dataset.instructions[index]
+            )
+            # Whatever recorded it: what is given as a demonstration counts as one.
+            columns["source"] = np.full(length, SOURCE_DEMONSTRATION, np.uint8)
+            facts = {
+                "task": schema.task,
+                "seed": int(dataset.seeds[index]),
+                "instruction": dataset.instructions[index],
+            }
+            rows = [
+                {name: column[row] for name, column in columns.items()} for row in range(length)
+            ]
+            append_rest(client, rows, max(0, present - start), facts)
+        start += length
+    client.flush()

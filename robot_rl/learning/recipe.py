@@ -1,0 +1,200 @@
+"""A recipe: the stages of a run in their order, and which of them are done.
+
+A choice of configs/recipe names them; each is a class with a file of its own, such as those in
+`robot_rl.learning.stages`. What a stage makes is a file or folder of the run directory. The run's
+`stages.jsonl` says which stages have run to their end, and how long each start of one took.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from typing import Any, ClassVar
+
+from omegaconf import DictConfig
+
+from policies import registry
+from robot_rl.errors import RobotRLError, did_you_mean
+from robot_rl.learning.workbench import Workbench
+from robot_rl.processes.folders import MANIFEST, new_folder, newest_folder
+from robot_rl.processes.signals import StopEvent
+from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError
+
+RECORDS = "stages"
+
+
+class RecipeError(RobotRLError):
+    """Stages that do not fit each other, or lack what they need."""
+
+
+class Stage(ABC):
+    """One step of a recipe; its constructor takes the options of its configuration.
+
+    Attributes:
+        needs: Names of what it starts from: files or folders of the run directory.
+        makes: Names of what it leaves there.
+        with_actors: Whether it learns while actors act: then it runs in the learner's process,
+            beside the replay server.
+        records: Its notes go to RUN/<records>.jsonl.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    makes: ClassVar[tuple[str, ...]] = ()
+    with_actors: ClassVar[bool] = False
+    records: ClassVar[str] = "notes"
+
+    def wanted(self, config: DictConfig) -> bool:
+        """Whether a run of this configuration has this stage."""
+        return True
+
+    def needed(self, config: DictConfig) -> tuple[str, ...]:
+        """What a run of this configuration must have before: `needs`, or more of it."""
+        return self.needs
+
+    def check(self, config: DictConfig) -> None:  # noqa: B027  # most have nothing to check
+        """Check what can be checked before anything is made.
+
+        Raises:
+            RobotRLError: The stage could not do its work.
+        """
+
+    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+        """Whether nothing is left to do; `recorded`: the stage has run to its end before."""
+        return recorded and all((run.path / name).exists() for name in self.makes)
+
+    @abstractmethod
+    def run(self, bench: Workbench) -> None:
+        """Do the work, or go on with it where an earlier start was interrupted."""
+
+
+class Recipe:
+    """The stages that a run of this configuration has, in order.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        RecipeError: It has no stage of the name that `stage` asks for.
+        RunError: There is no run as `artifacts` names.
+        RegistryError: A stage cannot be made.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        """Make the stages; see the class."""
+        self._config, self._other = config, None
+        if config.artifacts is not None:  # now: `latest` will soon be another run
+            self._other = RunDirectory.open(config.artifacts, config.runs_directory)
+        made: dict[str, Stage] = {
+            str(name): registry.make(section) for name, section in config.recipe.stages.items()
+        }
+        self.stages = {name: stage for name, stage in made.items() if stage.wanted(config)}
+        if config.stage is not None and config.stage not in self.stages:
+            raise RecipeError(
+                f"the recipe {config.choices.recipe!r} has no stage {config.stage!r} here",
+                expected=f"one of {', '.join(self.stages)}",
+                hint=did_you_mean(str(config.stage), list(self.stages)),
+            )
+
+    def left(self, run: RunDirectory | None) -> list[str]:
+        """Names of the stages with something left to do; all of them where there is no run yet.
+
+        With `stage` in the configuration it is that one, whether it is done or not.
+        """
+        if self._config.stage is not None:
+            return [str(self._config.stage)]
+        return self._unfinished(run)
+
+    def left_with_actors(self, run: RunDirectory) -> list[str]:
+        """Names of the stages left that can learn side by side with actors now, in order."""
+        left = self.left(run)
+        online = itertools.dropwhile(lambda name: not self.stages[name].with_actors, left)
+        return list(itertools.takewhile(lambda name: self.stages[name].with_actors, online))
+
+    def check(self, run: RunDirectory | None, names: Sequence[str]) -> None:
+        """Check that each of these stages finds what it needs, before any of them starts.
+
+        Args:
+            run: The run directory, None where there is none yet.
+            names: Of the stages, in order.
+
+        Raises:
+            RecipeError: One needs what no stage before it makes, and what is not there.
+            RobotRLError: One could not do its work.
+        """
+        made = {DEMONSTRATIONS} if self._config.dataset is not None else set()
+        places = [place for place in (run, self._other) if place is not None]
+        for name in names:
+            stage = self.stages[name]
+            for need in stage.needed(self._config):
+                if need not in made and not any((p.path / need).exists() for p in places):
+                    raise RecipeError(
+                        f"the stage {name!r} needs {need}, which no stage before it makes",
+                        got=f"the stages {', '.join(names)}",
+                        hint="put the stage that makes it before it; or name a run that has it"
+                        " with artifacts=RUN",
+                    )
+            stage.check(self._config)
+            made |= set(stage.makes)
+
+    def borrow(self, run: RunDirectory, names: Sequence[str]) -> None:
+        """Copy what these stages need, and the run lacks, from the run that `artifacts` names."""
+        if self._other is None:
+            return
+        for need in {n for name in names for n in self.stages[name].needed(self._config)}:
+            source, target = newest_folder(self._other.path / need), run.path / need
+            if target.exists() or not source.exists():
+                continue
+            checkpoint = (source / MANIFEST).is_file()
+            partial = target.with_name(f".{target.name}.partial")
+            copy = run.atomic_folder(need) if checkpoint else new_folder(target, partial)
+            with copy as folder:
+                shutil.copytree(source, folder, dirs_exist_ok=True)
+
+    def perform(self, name: str, run: RunDirectory, stop: StopEvent | None = None) -> None:
+        """Run a stage in a run directory; note how long it took, and whether that was to its end.
+
+        Raises:
+            RobotRLError: The stage cannot do its work.
+            Stopped: `stop` was set, and what could be saved is.
+        """
+        stage, started, finished = self.stages[name], time.monotonic(), False
+        try:
+            with Workbench(self._config, run, stop, records=stage.records) as bench:
+                stage.run(bench)
+                finished = not bench.stop.is_set()
+        finally:
+            record = {"stage": name, "seconds": time.monotonic() - started, "finished": finished}
+            # Where the disk is full an unfinished stage has said so.
+            with nullcontext() if finished else suppress(RunError):
+                run.append_jsonl(RECORDS, record)
+
+    def table(self, run: RunDirectory) -> list[str]:
+        """A line for each stage: what it makes, whether it has, and how long that took."""
+        left = self._unfinished(run)
+        width = max(map(len, self.stages))
+        return [
+            f"stage {name:{width}}  {_state(run, name, name in left):12}  {', '.join(stage.makes)}"
+            for name, stage in self.stages.items()
+        ]
+
+    def _unfinished(self, run: RunDirectory | None) -> list[str]:
+        ended = {record["stage"] for record in _records(run) if record["finished"]}
+        return [
+            name
+            for name, stage in self.stages.items()
+            if run is None or not stage.done(self._config, run, recorded=name in ended)
+        ]
+
+
+def _state(run: RunDirectory, name: str, left: bool) -> str:
+    seconds = round(sum(r["seconds"] for r in _records(run) if r["stage"] == name))
+    took = f" {seconds // 60}:{seconds % 60:02d}" if seconds else ""
+    return f"{('begun' if took else 'to do') if left else 'done'}{took}"
+
+
+def _records(run: RunDirectory | None) -> list[dict[str, Any]]:
+    return [] if run is None else run.read_jsonl(RECORDS)

@@ -1,0 +1,317 @@
+"""Frames that show success and frames that do not, for a classifier."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from policies import registry
+from policies.runner import PolicyRunner
+from robot_rl.config import on_stepped_clock
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
+from robot_rl.env.controllers import ExpertController, IdleController
+from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.operator import OperatorInbox
+from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.errors import RobotRLError
+from robot_rl.learning.recipe import Stage
+from robot_rl.learning.workbench import Workbench
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.rewards.collection import (
+    OPERATOR,
+    CollectionOptions,
+    Lingering,
+    OperatorDetector,
+    StallingController,
+)
+from robot_rl.rewards.examples import REACTION_FRAMES
+from robot_rl.rewards.factory import make_watched_env
+from robot_rl.rewards.source import RewardError
+from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory, load_policy
+
+_MOST_VAIN = 200
+_WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
+
+Attempt = Callable[[int], EpisodeResult]
+
+
+class NoExamples(RobotRLError):
+    """Whoever acts never brings about what is to be recorded."""
+
+
+class CollectReward(Stage):
+    """Records frames of success and of failure, by the task's expert or labelled by an operator."""
+
+    makes = (EXAMPLES,)
+
+    def run(self, bench: Workbench) -> None:
+        """Record what is missing."""
+        config, directory = bench.config, bench.run
+        options = config.classifier.collection
+        expected = options.negative_episodes
+        expected += options.positive_frames // options.frames_after_success
+        with WorkProgress(expected, "episodes") as progress:
+            progress.phase("collecting examples of success and failure")
+            if options.labels == OPERATOR:
+                dataset = collect_by_operator(config, directory, make_inbox(config), progress)
+            else:
+                dataset = ExampleCollector(config, directory).collect(progress)
+            frames = _positive_frames(dataset)
+            successes = int(dataset.successes.sum())
+            progress.note(
+                f"{frames} frames show success, in {successes} episodes; the other"
+                f" {dataset.rows_total - frames} do not, {len(dataset) - successes} episodes"
+                f" never\nwritten to {directory.reward_examples}; next: robot-rl train-reward"
+            )
+
+
+class ExampleCollector:
+    """Runs episodes of several kinds and records those that are wanted.
+
+    Args:
+        config: The configuration.
+        run: Where `reward.zarr` is written; its policy, if it has one, gives negatives too.
+    """
+
+    def __init__(self, config: DictConfig, run: RunDirectory) -> None:
+        """Make the environment; see the class."""
+        self._config, self._run = config, run
+        self._options: CollectionOptions = registry.make(config.classifier.collection)
+        self._source = Lingering(self._options.frames_after_success)
+        self._inner, _ = make_watched_env(config, config.classifier.cameras)
+        self._env = RewardWrapper(self._inner, self._source)
+        self._ahead = make_env(on_stepped_clock(config))
+        self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
+
+    def collect(self, progress: WorkProgress) -> EpisodeDataset:
+        """Record what is missing; an interrupted recording goes on where it stopped.
+
+        Raises:
+            NoExamples: Nothing wanted came of 200 episodes in a row.
+            RewardError: What is recorded there was labelled by an operator.
+        """
+        path = self._run.reward_examples
+        facts = _facts(self._config)
+        with (
+            closing(self._env),
+            closing(self._ahead),
+            EpisodeWriter(path, self._env.schema, facts) as writer,
+        ):
+            known = _labelled_alike(EpisodeDataset(path), facts)
+            progress.update(len(known))
+            self._collect_successes(writer, known, progress)
+            self._collect_failures(writer, known, progress)
+        return EpisodeDataset(path)
+
+    def _collect_successes(
+        self, writer: EpisodeWriter, known: EpisodeDataset, progress: WorkProgress
+    ) -> None:
+        options = self._options
+        left = options.positive_frames - _positive_frames(known)
+        attempts = self._attempts(known, True, itertools.cycle([self._by(self._expert())]))
+        while left > 0:
+            self._source.frames = min(options.frames_after_success, left)
+            result = next(attempts)
+            result.keep(writer, int(result.rows[0]["source"]))
+            left -= sum(bool(row["success"]) for row in result.rows)
+            progress.update(len(writer))
+
+    def _collect_failures(
+        self, writer: EpisodeWriter, known: EpisodeDataset, progress: WorkProgress
+    ) -> None:
+        self._source.frames = 1  # what succeeds is not recorded
+        left = self._options.negative_episodes - int((~known.successes).sum())
+        attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
+        for _ in range(left):
+            result = next(attempts)
+            result.keep(writer, int(result.rows[0]["source"]))
+            progress.update(len(writer))
+
+    def _attempts(
+        self, known: EpisodeDataset, success: bool, kinds: Iterator[Attempt]
+    ) -> Iterator[EpisodeResult]:
+        """Wanted episodes of numbered seeds, from behind the last that is recorded.
+
+        One that the robot has cut is none: nobody knows what would have come of it.
+        """
+        stream = SeedStream.SUCCESS_EXAMPLES if success else SeedStream.FAILURE_EXAMPLES
+        recorded = known.seeds[known.successes == success].tolist()
+        vain = 0
+        for number, kind in zip(itertools.count(), kinds, strict=False):
+            seed = training_seed(int(self._config.seed), stream, number)
+            if recorded:
+                recorded = [] if seed == recorded[-1] else recorded
+                continue
+            result = kind(seed)
+            if result.interrupted is None and result.success is success:
+                vain = 0
+                yield result
+                continue
+            vain += 1
+            if vain > _MOST_VAIN:
+                what = "succeeds" if success else "fails"
+                raise NoExamples(
+                    f"no episode {what}",
+                    got=f"none of {vain}, the last: {result.interrupted or 'to its end'}",
+                    hint="see classifier.collection",
+                )
+
+    def _negative_kinds(self) -> list[Attempt]:
+        """Everything that fails in a way of its own."""
+        options = self._options
+        kinds = [self._stalling()]
+        if registry.takes(self._config.task.expert, "imperfections"):
+            misplaced = self._expert(
+                offset=options.offset, yaw_offset=options.yaw_offset, correction=1.0
+            )
+            wandering = self._expert(action_noise=options.action_noise)
+            kinds += [self._by(misplaced), self._by(wandering)]
+        if self._run.has_folder(LAST) or self._run.has_folder(CLONED):
+            behaviour = load_policy(self._run)[0].exploring("mean", *_WANDERING)
+            kinds.append(self._by(PolicyRunner(behaviour), SOURCE_POLICY))
+        return kinds
+
+    def _stalling(self) -> Attempt:
+        """The expert, which stops for good shortly before it would have succeeded."""
+        foresight = ExpertController(
+            make_expert(self._config, self._ahead), self._ahead.schema.action_dimension
+        )
+        names, fidget = self._env.schema.action_names, self._options.fidget
+        controller = StallingController(self._expert(), names, fidget)
+
+        def attempt(seed: int) -> EpisodeResult:
+            steps = next(rollout([self._ahead], foresight, iter([seed]))).steps
+            rng = np.random.default_rng(seed)
+            controller.stall_at = steps - int(rng.integers(1, self._options.stall_steps + 1))
+            return _one(self._env, controller, seed, self._recorder)
+
+        return attempt
+
+    def _by(self, controller: Controller, source: int = SOURCE_DEMONSTRATION) -> Attempt:
+        recorder = RowBuilder(self._env.schema, source)
+        return lambda seed: _one(self._env, controller, seed, recorder)
+
+    def _expert(self, **flaws: float) -> ExpertController:
+        """The task's expert, with other imperfections than its own if they are given."""
+        replaced = {}
+        if flaws:
+            own = registry.make(self._config.task.expert.imperfections)
+            replaced["imperfections"] = dataclasses.replace(own, **flaws)
+        expert = make_expert(self._config, self._inner, **replaced)
+        return ExpertController(expert, self._env.schema.action_dimension)
+
+
+def collect_by_operator(
+    config: DictConfig, run: RunDirectory, inbox: OperatorInbox, progress: WorkProgress
+) -> EpisodeDataset:
+    """Record episodes of an operator, whose events `success` and `failure` are the labels.
+
+    An episode without a label is not kept, nor is one that something else has cut: another event,
+    or a robot that could not go on. The time in which somebody sees a success and has yet to say so
+    is recorded, and is an example of neither.
+
+    The policy of the run acts while nobody has taken over; without one the robot rests.
+
+    Args:
+        config: The configuration.
+        run: Where `reward.zarr` is written.
+        inbox: Where the operator writes.
+        progress: Where to show how far it is.
+
+    Raises:
+        RewardError: What is recorded there was labelled by the task, or more quickly or slowly.
+    """
+    options: CollectionOptions = registry.make(config.classifier.collection)
+    inner, _ = make_watched_env(config, config.classifier.cameras)
+    operated = make_intervention(config, inner, inbox)
+    detector = OperatorDetector(operated)
+    source = Lingering(options.frames_after_success)
+    env = RewardWrapper(detector, source)
+    recorder = RowBuilder(env.schema, SOURCE_POLICY)
+    reaction = math.ceil(options.reaction_s * float(config.control_rate_hz))
+    facts = _facts(config) | {REACTION_FRAMES: reaction}
+    with closing(env), EpisodeWriter(run.reward_examples, env.schema, facts) as writer:
+        controller = _newest_or_resting(run, env.schema.action_names)
+        known = _labelled_alike(EpisodeDataset(run.reward_examples), facts)
+        successes = options.positive_frames - _positive_frames(known)
+        failures = options.negative_episodes - int((~known.successes).sum())
+        seeds = _new_seeds(int(config.seed), known)
+        while successes > 0 or failures > 0:
+            operated.wait_until_free(lambda: False, progress.note)
+            source.frames = max(1, min(options.frames_after_success, successes))
+            result = _one(env, controller, next(seeds), recorder)
+            cut = operated.ended_by or result.interrupted
+            if cut is not None or not detector.labelled:
+                progress.note(f"not kept: {cut or 'nobody said success or failure'}")
+                continue
+            result.keep(writer, int(result.rows[0]["source"]))
+            successes -= sum(bool(row["success"]) for row in result.rows)
+            failures -= not result.success
+            progress.update(len(writer))
+    return EpisodeDataset(run.reward_examples)
+
+
+def _new_seeds(run_seed: int, known: EpisodeDataset) -> Iterator[int]:
+    """Seeds of the episodes that an operator labels, without those that are recorded."""
+    recorded = set(known.seeds.tolist())
+    for number in itertools.count():
+        seed = training_seed(run_seed, SeedStream.LABELLED_EXAMPLES, number)
+        if seed not in recorded:
+            yield seed
+
+
+def _labelled_alike(known: EpisodeDataset, facts: Mapping[str, Any]) -> EpisodeDataset:
+    """Check that what is recorded was labelled as what comes now: a dataset says it once for all.
+
+    Raises:
+        RewardError: It was not.
+    """
+    recorded, now = (about.get(REACTION_FRAMES) for about in (known.metadata, facts))
+    if recorded != now:
+        raise RewardError(
+            "the examples of this run were labelled in another way",
+            got=_labels(now),
+            expected=_labels(recorded),
+            hint="set classifier.collection.labels and reaction_s as before, or leave run=... out",
+        )
+    return known
+
+
+def _labels(reaction_frames: int | None) -> str:
+    if reaction_frames is None:
+        return "labels=task"
+    return f"labels=operator with a reaction of {reaction_frames} frames"
+
+
+def _newest_or_resting(run: RunDirectory, action_names: Sequence[str]) -> Controller:
+    """The policy of a run; without one, who does nothing."""
+    if run.has_folder(LAST) or run.has_folder(CLONED):
+        return PolicyRunner(load_policy(run)[0].exploring("mean"))
+    return IdleController(action_names)
+
+
+def _one(
+    env: RewardWrapper, controller: Controller, seed: int, recorder: RowBuilder
+) -> EpisodeResult:
+    result = next(rollout([env], controller, iter([seed]), recorder=recorder))
+    # What was reached may have come undone while the episode went on.
+    result.success = any(bool(row["success"]) for row in result.rows)
+    return result
+
+
+def _positive_frames(dataset: EpisodeDataset) -> int:
+    return int(dataset.read("success").sum()) if len(dataset) else 0
+
+
+def _facts(config: DictConfig) -> dict[str, Any]:
+    return {"robot": str(config.choices.robot)}

@@ -1,0 +1,339 @@
+"""What a stage of a recipe has to work with: the one thing that it sees of the world."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from policies import checkpoint
+from policies.behaviour import Behaviour
+from policies.checkpoint import StoredBase
+from policies.compute import compute_device
+from policies.runner import PolicyRunner
+from policies.vision import ENCODER_ID, FEATURES
+from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.rows import RowBuilder
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.env.operator import OperatorEvent
+from robot_rl.env.rollout import EpisodeResult, Seeds, rollout, training_seed
+from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.learning.algorithms.base import Batch, Schedule
+from robot_rl.learning.demonstrations import insert_demonstrations, open_demonstrations
+from robot_rl.learning.driven import make_attended_env, once_free
+from robot_rl.learning.weights import base_apart, publish
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import StopEvent, Stopped
+from robot_rl.replay.batch_layout import WINDOW_FIELDS
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.errors import KeysRefused, ServerUnreachable
+from robot_rl.replay.prefetch import Prefetcher
+from robot_rl.replay.sampling import Sampler, SamplerOptions
+from robot_rl.replay.server_place import ServerPlace
+from robot_rl.run import CLONED, STATE_FILE, RunDirectory
+
+_RETRY_SECONDS = 0.5
+_TENSORS = "algorithm.safetensors"
+# From the policy of a checkpoint to the cloned one of the same run.
+_BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
+
+
+class Workbench:
+    """What a stage of a run works with; a context manager that releases what it has opened.
+
+    Args:
+        config: The configuration.
+        run: The run directory.
+        stop: Set when the stage shall save what it has and end.
+        records: Notes go to RUN/<records>.jsonl.
+        client: A client of the run's replay server; None connects when it is needed.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        run: RunDirectory,
+        stop: StopEvent | None = None,
+        *,
+        records: str = "notes",
+        client: ReplayClient | None = None,
+    ) -> None:
+        """See the class."""
+        self.config, self.run = config, run
+        self.stop = StopEvent() if stop is None else stop
+        self._records = records
+        self._opened = ExitStack()
+        self._base: StoredBase | None = None
+        if client is not None:
+            self.client = client
+
+    def __enter__(self) -> Self:
+        """Return the workbench."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release what was opened."""
+        self._opened.close()
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where networks compute."""
+        return compute_device(self.config)
+
+    @cached_property
+    def client(self) -> ReplayClient:
+        """A client of the run's replay server.
+
+        Raises:
+            ServerUnreachable: It does not answer in time.
+            Stopped: `stop` was set.
+        """
+        place = ServerPlace.of(self.config, self.run)
+        place.wait(self.stop)
+        return self._opened.enter_context(place.client())
+
+    @cached_property
+    def cloned(self) -> Behaviour:
+        """The cloned policy; checkpoints of what is learned on top of it need not repeat it.
+
+        Raises:
+            CheckpointError: There is none, or a file of it is damaged.
+        """
+        behaviour = self.policy(CLONED)
+        self._base = base_apart(self.run, behaviour)
+        return behaviour
+
+    def policy(self, name: str) -> Behaviour:
+        """The policy of a checkpoint of the run.
+
+        Raises:
+            CheckpointError: There is none, or a file of it is damaged.
+        """
+        return checkpoint.load(self.run.complete_folder(name) / "policy").to(self.device)
+
+    def demonstrations(self) -> EpisodeDataset:
+        """The demonstrations of the run; some of them are successful.
+
+        Raises:
+            RobotRLError: There are none.
+        """
+        return open_demonstrations(self.config, self.run)
+
+    def sampler(self, fields: Sequence[str], schedule: Schedule) -> Rows:
+        """Draw from the rows of the demonstrations and of the actors.
+
+        Args:
+            fields: Names of the columns.
+            schedule: How large a batch is, what it holds of both, and what a return is.
+
+        Raises:
+            Stopped: `stop` was set.
+            ReplayError: The replay server cannot take or give what is asked.
+        """
+        dataset = self.demonstrations()
+        insert_demonstrations(self.client, dataset, self.cloned, self.stop)
+        wanted = [name for name in fields if name not in WINDOW_FIELDS]
+        options = SamplerOptions(
+            dataset.schema.task,
+            (*wanted, ENCODER_ID) if FEATURES in wanted else tuple(wanted),
+            batch_size=schedule.batch_size,
+            n_step=schedule.n_step,
+            discount=schedule.discount,
+            demonstration_share=schedule.demonstration_share,
+            capacity_rows=self.config.replay.get("capacity_rows"),
+            rewards=self.config.reward.annotation,
+        )
+        rng = np.random.default_rng(int(self.config.seed))
+        sampler = ServerPlace.of(self.config, self.run).sampler(options, rng)
+        return self._opened.enter_context(closing(Rows(sampler)))
+
+    def gather(
+        self,
+        behaviour: Behaviour,
+        episodes: int,
+        stream: int,
+        words: str,
+        *,
+        first: int = 0,
+        done: int = 0,
+    ) -> Iterator[EpisodeResult]:
+        """Let a behaviour act, and give each episode with its rows as it ends.
+
+        An operator may drive and halt the robot. An episode that they discard is run again, as is
+        one that the robot has cut before anything was done.
+
+        Args:
+            behaviour: Who acts.
+            episodes: How many, those that are done already included.
+            stream: Where the seeds come from: a `SeedStream`, or any number of the stage's own.
+            words: What this is, for whoever watches.
+            first: Number of the first of them in that stream.
+            done: Episodes that an earlier start has gathered.
+        """
+        env, operated = make_attended_env(self.config, self.run)
+        runner = PolicyRunner(behaviour.to(self.device))
+        recorder = RowBuilder(env.schema, SOURCE_POLICY)
+        names = [field.name for field in env.schema.fields]
+        numbers = range(first + done, first + episodes)
+        seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
+        with closing(env), WorkProgress(episodes, "episodes") as progress:
+            progress.phase(words)
+            progress.note(_announcement(env, episodes - done, behaviour, words))
+            progress.update(done)
+            free = once_free(seeds, env, progress.note)
+            for result in rollout([env], runner, free, recorder=recorder, note=progress.note):
+                if not result.steps or operated.ended_by is OperatorEvent.DISCARD:
+                    seeds.again(result.seed)
+                    continue
+                result.rows = [{name: row[name] for name in names} for row in result.rows]
+                done += 1
+                progress.episode(result.success, result.intervened_steps / result.steps)
+                progress.update(done)
+                yield result
+
+    def publish(self, behaviour: Behaviour, until: int) -> None:
+        """Let the actors act with a behaviour until an environment step.
+
+        While the replay server is away this waits for it.
+
+        Raises:
+            Stopped: `stop` was set meanwhile.
+            ReplayError: The server has refused the weights or the keys.
+        """
+        while True:
+            try:
+                return publish(self.client, behaviour, until, self._base)
+            except KeysRefused:
+                raise
+            except ServerUnreachable as problem:
+                self.say(f"learner: waiting with new weights, trying again: {problem}")
+            if self.stop.wait(_RETRY_SECONDS):
+                raise Stopped
+
+    def evaluate(self, behaviour: Behaviour, episodes: int) -> EvaluationResult:
+        """Run a behaviour's best guess on the first of the scenes that training is judged on.
+
+        Raises:
+            Stopped: `stop` was set.
+            EvaluationError: The robot cuts an episode again and again.
+        """
+        config = OmegaConf.merge(self.config, {"evaluation": {"episodes": episodes}})
+        assert isinstance(config, DictConfig)
+        with closing(Evaluator(config, self.say)) as evaluator:
+            return evaluator.evaluate(behaviour, 0, "periodic", self.stop)
+
+    def checkpoint(
+        self,
+        name: str,
+        behaviour: Behaviour,
+        tensors: Mapping[str, Tensor] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a checkpoint, whole or not at all: a policy, and what training goes on with.
+
+        Args:
+            name: Such as checkpoints/last.
+            behaviour: The policy.
+            tensors: Of the training.
+            state: What else there is of it, as JSON.
+
+        Raises:
+            RunError: The disk is full or the folder cannot be written.
+        """
+        with self.run.atomic_folder(name) as folder:
+            if tensors is not None:
+                save_file(dict(tensors), folder / _TENSORS)
+            if state is not None:
+                (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            checkpoint.save(folder / "policy", behaviour, self._base, _BASE_FOLDER)
+
+    def training_state(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and state of a checkpoint that `checkpoint` has written."""
+        folder = self.run.complete_folder(name)
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        return load_file(folder / _TENSORS), state
+
+    def note(self, metrics: Mapping[str, Any]) -> None:
+        """Add one record to the notes of the stage, RUN/<records>.jsonl."""
+        self.run.append_jsonl(self._records, metrics)
+
+    def notes(self) -> list[dict[str, Any]]:
+        """What `note` has recorded, also in earlier starts."""
+        return self.run.read_jsonl(self._records)
+
+    def say(self, text: str) -> None:
+        """Print a line for whoever watches the run."""
+        print(text, flush=True)
+
+    def generator(self, name: str = "") -> torch.Generator:
+        """A source of random numbers that follows from the run's seed and a name alone."""
+        return torch.Generator().manual_seed(int(self.config.seed) + zlib.crc32(name.encode()))
+
+
+class Rows:
+    """Mini-batches out of a run's store, drawn ahead in a thread."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        """Begin to watch the store through a sampler, which is closed with this."""
+        self._sampler = sampler
+        self._prefetcher = Prefetcher(sampler)
+
+    @property
+    def transitions(self) -> int:
+        """Windows that batches are drawn from."""
+        return self._sampler.online_transitions + self._sampler.demonstration_transitions
+
+    def steps(self) -> int:
+        """Environment steps of actors in the store now."""
+        return self._sampler.transitions_available()
+
+    def show(self, steps: int) -> None:
+        """Draw from exactly the first `steps` environment steps from now on."""
+        self._sampler.refresh(steps)
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Give so many batches; the arrays of each are valid until the next."""
+        self._prefetcher.start(count)
+        for _ in range(count):
+            yield self._prefetcher.next()
+
+    def state_dict(self) -> dict[str, object]:
+        """The state of the random stream and what is shown, as JSON."""
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._sampler.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the thread and release the store."""
+        self._prefetcher.close()
+        self._sampler.close()
+
+
+def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words: str) -> str:
+    """What the robot is about to do, for whoever stands beside it."""
+    seconds = env.task.time_limit_steps * env.clock.period
+    noise = behaviour.exploration.noise_scale
+    more = (
+        f", with noise of up to {noise:g} on each action in [-1, 1]; it will miss, and touch what"
+        " is in its way"
+        if noise
+        else ""
+    )
+    return (
+        f"{words}: in {episodes} episodes of up to {seconds:g} s the {behaviour.kind} policy"
+        f" drives the robot{more}"
+    )

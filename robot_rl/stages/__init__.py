@@ -1,1 +1,0 @@
-"""The stages of the command line: each has `run(config)`."""
