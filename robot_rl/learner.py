@@ -32,12 +32,10 @@ from robot_rl.learning.weights import BEHAVIOUR, base_apart, publish
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
-from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable
 from robot_rl.replay.importing import append_rest
-from robot_rl.replay.prefetch import Prefetcher
-from robot_rl.replay.sampling import SamplerOptions
+from robot_rl.replay.sampler import Prefetcher
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.run import CLONED, LAST, STATE_FILE, RunDirectory, load_cloned
 from robot_rl.stages.annotate import waits_for_annotation
@@ -95,22 +93,16 @@ class Learner:
         seed = int(config.seed)
         self._algorithm = make_algorithm(config.algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(device, compiled=bool(config.get("compile", False)))
-        schedule = self._algorithm.schedule
-        wanted = [n for n in self._algorithm.required_fields if n not in WINDOW_FIELDS]
-        if FEATURES in wanted:
-            wanted.append(ENCODER_ID)
-        options = SamplerOptions(
-            dataset.schema.task,
-            tuple(wanted),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.discount,
-            demonstration_share=schedule.demonstration_share,
+        required = self._algorithm.required
+        marked = (ENCODER_ID,) if FEATURES in required.fields else ()
+        spec = dataclasses.replace(
+            required,
+            fields=(*required.fields, *marked),
             capacity_rows=config.replay.get("capacity_rows"),
             rewards=config.reward.annotation,
         )
-        place = ServerPlace.of(config, run)
-        self._sampler = place.sampler(options, np.random.default_rng(seed))
+        place, rng = ServerPlace.of(config, run), np.random.default_rng(seed)
+        self._sampler = place.sampler(dataset.schema.task, spec, rng)
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
@@ -170,9 +162,9 @@ class Learner:
 
     def _wait_for_rewards(self, target: int, stop: StopEvent) -> None:
         """Wait until somebody has said of some rows what `reward.annotation` asks for."""
-        if not self._sampler.demonstration_transitions + self._sampler.online_transitions:
+        if not self._windows():
             print(f"learner: {waits_for_annotation(self._config, self._run)}", flush=True)
-        while not self._sampler.demonstration_transitions + self._sampler.online_transitions:
+        while not self._windows():
             if stop.wait(_RETRY_SECONDS):
                 self._save_what_is_new()
                 raise Stopped
@@ -199,6 +191,10 @@ class Learner:
         self._run.append_jsonl("learner", record)
         return record
 
+    def _windows(self) -> int:
+        visible = self._sampler.visible
+        return visible.demonstrations + visible.online
+
     def _record(
         self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]
     ) -> dict[str, float]:
@@ -208,13 +204,12 @@ class Learner:
         means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
         for name, value in means.items():
             self._check_finite(name, value)
-        transitions = self._sampler.online_transitions + self._sampler.demonstration_transitions
         return {
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
             "updates_per_second": count / max(seconds, 1e-9),
             "update_to_data": paid / online if online > 0 else 0.0,
-            "replay_transitions": transitions,
+            "replay_transitions": self._windows(),
             **means,
         }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from omegaconf import DictConfig
 
@@ -12,34 +10,17 @@ from policies.compute import compute_device
 from policies.policy import ChunkPolicy
 from policies.vision import FEATURES
 from robot_rl.algorithms.behavior_cloning import Metrics
-from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.windows import WindowSampler
 from robot_rl.processes.progress import WorkProgress
-
-
-def windows(
-    config: DictConfig, datasets: Sequence[EpisodeDataset], fields: Sequence[str]
-) -> WindowSampler:
-    """Windows of the successful demonstrations of some datasets for the configured policy."""
-    policy = config.policy
-    return WindowSampler.of_datasets(
-        datasets,
-        int(policy.observation_steps),
-        int(policy.horizon),
-        fields=fields,
-        only_successful=True,
-    )
+from robot_rl.replay.episode_rows import EpisodeRows
 
 
 def untrained(
-    config: DictConfig, sampler: WindowSampler, keys: dict[str, int], generator: torch.Generator
+    config: DictConfig, rows: EpisodeRows, keys: dict[str, int], generator: torch.Generator
 ) -> ChunkPolicy:
-    """Make the configured policy with normalisers that are fitted on the windows' first rows."""
-    images = {n: column[:1] for n, column in sampler.arrays.items() if n.startswith("images/")}
+    """Make the configured policy with normalisers fitted on the rows that have an action."""
+    images = {n: column[:1] for n, column in rows.arrays.items() if n.startswith("images/")}
     fitted = {
-        name: sampler.arrays[name][sampler.indices]
-        for name in (*keys, "action")
-        if name != FEATURES
+        name: rows.arrays[name][rows.indices] for name in (*keys, "action") if name != FEATURES
     }
     policy = registry.make(
         config.policy,

@@ -21,14 +21,15 @@ from robot_rl.algorithms.factory import make_algorithm
 from robot_rl.config_overrides import check_least
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
-from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.reader import StoreReader
 from robot_rl.rewards.factory import make_source
 from robot_rl.run import CLONED, LAST, RunDirectory
-from robot_rl.stages.cloning import show, untrained, windows
+from robot_rl.stages.cloning import show, untrained
 from robot_rl.stages.dagger import correct
 from robot_rl.stages.demonstrations import check_demonstrations, open_demonstrations
 from robot_rl.stages.resumable import working_run
@@ -74,7 +75,7 @@ def _require_unused(config: DictConfig, run: RunDirectory) -> None:
     hint = f"clone into a new run: robot-rl pretrain dataset={config.dataset or run.demonstrations}"
     if run.has_folder(LAST):
         raise RobotRLError(f"{run.path} has learned online from its cloned policy", hint=hint)
-    if not run.has_folder(CLONED) or not (run.store / "data.mdb").is_file():
+    if not run.has_folder(CLONED) or not is_store(run.store):
         return
     reader = StoreReader(run.store)
     tables = sorted(reader.tables())
@@ -96,16 +97,17 @@ def _clone(
     schema = datasets[0].schema
     # Cameras that the policy itself looks at, with an image encoder of its own.
     cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
-    sampler = windows(config, datasets, (*states, *cameras, INSTRUCTION, "action"))
+    fields = (*states, *cameras, INSTRUCTION, "action")
+    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True)
     if vision is not None:
-        sampler.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
-    policy = untrained(config, sampler, observed_keys(states, vision), generator)
+        rows.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
+    policy = untrained(config, rows, observed_keys(states, vision), generator)
     if policy.conditioned:
         _check_instructions(datasets[0])
     with WorkProgress(int(config.cloning.updates), "cloning updates") as progress:
         progress.phase("cloning")
         shown = partial(show, progress)
-        policy = train(policy, sampler, registry.make(config.cloning), int(config.seed), shown)
+        policy = train(policy, rows, registry.make(config.cloning), int(config.seed), shown)
     return _behaviour(config, policy, schema, vision)
 
 
@@ -181,8 +183,8 @@ def check_networks(config: DictConfig) -> None:
         if config.observation.vision is not None:
             vision = make_image_encoder(config, schema, generator)
             arrays[FEATURES] = np.zeros((length, vision.features), np.float16)
-        sampler = WindowSampler(arrays, [length], int(config.policy.observation_steps), length - 1)
-        policy = untrained(config, sampler, observed_keys(states, vision), generator)
+        rows = EpisodeRows(arrays, [length])
+        policy = untrained(config, rows, observed_keys(states, vision), generator)
         behaviour = _behaviour(config, policy, schema, vision)
         make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)
 

@@ -26,12 +26,12 @@ from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY, RowSchema
-from robot_rl.data.windows import WindowSampler
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.rollout import Seeds, SeedStream, rollout, training_seed
 from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.run import RunDirectory
-from robot_rl.stages.cloning import show, untrained, windows
+from robot_rl.stages.cloning import show, untrained
 from robot_rl.stages.driven import make_attended_env, once_free
 
 _POSE = "state/tcp_pose"
@@ -60,17 +60,18 @@ def train_image_encoder(
     vision = make_image_encoder(config, dataset.schema, generator)
     vision.to(compute_device(config))
     options: VisionTraining = registry.make(config.observation.vision_training)
-    sampler = windows(config, [dataset], (*states, *vision.cameras, "action"))
+    fields = (*states, *vision.cameras, "action")
+    rows = EpisodeRows.of_datasets([dataset], fields, only_successful=True)
     poses = dataset.arrays([_POSE])[_POSE]
-    sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
-    policy = untrained(config, sampler, observed_keys(states, vision), generator)
+    rows.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
+    policy = untrained(config, rows, observed_keys(states, vision), generator)
     student = SeeingPolicy(policy, vision, options)
-    taught = _train(config, student, sampler, options, "training the image encoder")
+    taught = _train(config, student, rows, options, "training the image encoder")
     if options.exploration_episodes:
         taught.requires_grad_(True)  # the average, which took none
         explored = _explore(config, run, taught, options)
         student = SeeingPolicy(taught.policy, taught.vision, options, explored)
-        taught = _train(config, student, sampler, options, "training it on the exploration too")
+        taught = _train(config, student, rows, options, "training it on the exploration too")
     return taught.vision
 
 
@@ -99,7 +100,7 @@ def exploration_steps(run: RunDirectory) -> int:
 def _train(
     config: DictConfig,
     student: SeeingPolicy,
-    sampler: WindowSampler,
+    rows: EpisodeRows,
     options: VisionTraining,
     words: str,
 ) -> SeeingPolicy:
@@ -107,7 +108,7 @@ def _train(
     with WorkProgress(options.cloning.updates, "updates") as progress:
         progress.phase(words)
         shown = partial(show, progress)
-        taught = train(student, sampler, options.cloning, int(config.seed), shown)
+        taught = train(student, rows, options.cloning, int(config.seed), shown)
     torch.set_num_threads(1)
     return taught
 
