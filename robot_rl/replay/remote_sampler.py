@@ -211,7 +211,7 @@ class SamplingRequest:
             raise WireError("a request to sample asks for nothing", got=draws, expected=">= 1")
         try:
             spec = msgspec.convert(message.mapping("spec"), SampleSpec)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeError) as error:
             raise WireError("what to sample cannot be read", got=str(error)) from error
         about = message.text("table", 64), spec
         return cls(client, about, draws, message.mapping("state"), message.header)

@@ -119,9 +119,7 @@ class SampleSpec:
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ReplayError(
-                    f"{name} is out of range", got=value, expected=f"{low} to {high}"
-                )
+                raise ReplayError(f"{name} is out of range", got=value, expected=f"{low} to {high}")
         low, high = self.policy_versions or (0, 0)
         if not -(2**62) < low <= high < 2**62:
             raise ReplayError(

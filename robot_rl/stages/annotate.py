@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import stop_event
+from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
@@ -28,7 +29,7 @@ def run(store: str, address: str, *, table: str | None) -> None:
     place = Path(store)
     if (place / CONFIG_FILE).is_file():
         place = RunDirectory(place).store
-    if not (place / "data.mdb").is_file():
+    if not is_store(place):
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
     with (
         stop_event() as stop,
