@@ -15,6 +15,7 @@ from tiny_runs import ServerProcess, act_for
 from policies import checkpoint
 from robot_rl.config import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learner import insert_demonstrations
 from robot_rl.processes.signals import StopEvent, Stopped
