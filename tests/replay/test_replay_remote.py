@@ -260,6 +260,9 @@ def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
         spec = {"fields": FIELDS, **wrong}
         with pytest.raises(WireError, match=f"what to sample cannot be read.*{next(iter(wrong))}"):
             client.ask(Kind.COUNT_WINDOWS, {"table": "reach", "spec": spec, "state": {}}, 5.0)
+    header = {"table": "reach", "spec": {"fields": FIELDS, "\ud800": 1}, "state": {}}
+    with pytest.raises(WireError, match="what to sample cannot be read"):  # no text has this sign
+        client.ask(Kind.COUNT_WINDOWS, header, 5.0)
     with pytest.raises(ReplayError, match="PCG64"):
         RemoteSampler(client, "reach", spec_of(), np.random.Generator(np.random.MT19937(0)))
     assert client.statistics()["sampling_failures"] == 0
