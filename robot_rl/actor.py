@@ -36,8 +36,8 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ServerUnreachable, StoreFull
-from robot_rl.replay.ring import check_size
 from robot_rl.replay.server_place import ServerPlace, flush
+from robot_rl.replay.spool import check_size
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.labels import LateLabels
 from robot_rl.rewards.wrapper import RewardWrapper

@@ -171,7 +171,7 @@ class RunDirectory:
 
     def spool(self, actor: int) -> Path:
         """The file in which steps of an actor wait until they are in the store."""
-        return self.path / "spool" / f"actor-{actor}.ring"
+        return self.path / "spool" / f"actor-{actor}.rows"
 
     @property
     def summary(self) -> Path:

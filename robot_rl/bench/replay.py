@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,13 @@ from robot_rl.replay import (
     LinkOptions,
     ReplayClient,
     ReplaySampler,
-    StoreReader,
+    SampleSpec,
+    TableRows,
     serve,
     wait_for_endpoint,
 )
 from robot_rl.replay.store import Fsync
+from robot_rl.replay.summary import summarize_store
 
 TABLE = "bench"
 EPISODE_STEPS = 100
@@ -42,7 +44,8 @@ def run(config: DictConfig) -> dict[str, object]:
     inserting writes up to 1 GB into the system's temporary folder (``TMPDIR``), removed at the end.
 
     Returns:
-        JSON-able figures; times are means of milliseconds. `disk_rows_per_second` is what the disk
+        JSON-able figures; times are means of milliseconds. `copy_256_ms` is what a plain copy of a
+        sample's arrays takes. `disk_rows_per_second` is what the disk
         of that folder takes, for comparison: so many rows' bytes, written and synced.
     """
     results: dict[str, object] = {"disk_rows_per_second": _disk_rows_per_second()}
@@ -53,15 +56,15 @@ def run(config: DictConfig) -> dict[str, object]:
             rate = _insert(store, images, SECONDS, batch_rows, None)
             results[f"insert_per_second_batch{batch_rows}{suffix}"] = rate
             if suffix == "" and batch_rows == 16:
-                results["bytes_per_transition"] = _bytes_per_row(store)
-                results["sample_256_ms"] = _sample_ms(store, images, n_step=1)
-                results["sample_256_n3_ms"] = _sample_ms(store, images, n_step=3)
+                results["bytes_per_transition"] = summarize_store(store).bytes_per_row
+                for n_step, name in ((1, "sample_256_ms"), (3, "sample_256_n3_ms")):
+                    results[name], results["copy_256_ms"] = _sample_ms(store, images, n_step)
     with _server("none") as store:
-        spool = store.parent / "spool.ring"
+        spool = store.parent / "spool.rows"
         results["insert_per_second_batch16_spool"] = _insert(store, images, SECONDS, 16, spool)
     with _server("none") as store:
         _insert(store, state_schema(), SECONDS / 2, 16, None)
-        results["sample_256_state_n3_ms"] = _sample_ms(store, state_schema(), n_step=3)
+        results["sample_256_state_n3_ms"], _ = _sample_ms(store, state_schema(), n_step=3)
     return results
 
 
@@ -124,9 +127,7 @@ def _insert(
     """Append for so long and return acknowledged transitions per second."""
     rows = episode_rows(schema)
     options = LinkOptions(batch_rows=batch_rows)
-    with ReplayClient(
-        store, spool_rows=1024, spool_bytes=64 << 20, spool_path=spool, options=options
-    ) as client:
+    with ReplayClient(store, spool_bytes=128 << 20, spool_path=spool, options=options) as client:
         client.open_session(TABLE, schema)
         start = time.monotonic()
         count = 0
@@ -149,35 +150,33 @@ def _disk_rows_per_second() -> float:
     return DISK_BYTES / seconds / camera_schema().dtype.itemsize
 
 
-def _bytes_per_row(store: Path) -> float:
-    reader = StoreReader(store)
-    try:
-        return reader.bytes_per_row()
-    finally:
-        reader.close()
+def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> tuple[float, float]:
+    """Time a batch into preallocated arrays, rows spread over the store, and a copy of its arrays.
 
-
-def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> float:
-    """Return the mean time of a batch into preallocated arrays, rows spread over the store."""
+    Returns:
+        The mean of each.
+    """
     fields = [*schema.observation_names, "action", "base_action"]
-    sampler = ReplaySampler(
-        store,
-        TABLE,
-        fields,
-        batch_size=BATCH_SIZE,
-        n_step=n_step,
-        discount=0.99,
-        demonstration_share=0.0,
-        rng=np.random.default_rng(0),
-    )
+    spec = SampleSpec(tuple(fields), BATCH_SIZE, n_step, demonstration_share=0.0)
+    sampler = ReplaySampler(TableRows(store, TABLE), spec, np.random.default_rng(0))
     try:
         batch = sampler.allocate()
         # Maps the pages of the file, as the first minutes do: each row about three times.
-        for _ in range(SAMPLES // 2 + 3 * sampler.online_transitions // (2 * BATCH_SIZE)):
+        for _ in range(SAMPLES // 2 + 3 * sampler.visible.online // (2 * BATCH_SIZE)):
             sampler.sample(batch)
-        start = time.perf_counter()
-        for _ in range(SAMPLES):
-            sampler.sample(batch)
-        return 1000 * (time.perf_counter() - start) / SAMPLES
+        copied = {name: array.copy() for name, array in batch.items()}
+
+        def copy() -> None:
+            for name, array in batch.items():
+                np.copyto(copied[name], array)
+
+        return _mean_ms(lambda: sampler.sample(batch)), _mean_ms(copy)
     finally:
         sampler.close()
+
+
+def _mean_ms(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    for _ in range(SAMPLES):
+        work()
+    return 1000 * (time.perf_counter() - start) / SAMPLES

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import stop_event
+from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
@@ -25,7 +26,7 @@ def run(store: str, address: str, *, table: str | None) -> None:
     place = Path(store)
     if (place / CONFIG_FILE).is_file():
         place = RunDirectory(place).store
-    if not (place / "data.mdb").is_file():
+    if not is_store(place):
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
     with (
         stop_event() as stop,

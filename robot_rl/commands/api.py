@@ -6,7 +6,7 @@ Each of these names is also one of `robot_rl` itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,8 @@ from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient as ReplayClient
 from robot_rl.replay.export import StoreEpisodes
 from robot_rl.replay.remote_sampler import RemoteSampler
-from robot_rl.replay.sampling import Sampler, SamplerOptions
+from robot_rl.replay.sample_spec import SampleSpec as SampleSpec
+from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.server import ReplayServer
 from robot_rl.run import LATEST, RunDirectory
 
@@ -166,43 +167,23 @@ def serve_replay(folder: str | Path) -> Iterator[str]:
 
 
 def open_sampler(
-    address: str | Path,
-    table: str,
-    fields: Sequence[str],
-    *,
-    batch_size: int = 256,
-    n_step: int = 1,
-    discount: float = 0.99,
-    demonstration_share: float = 0.5,
-    seed: int = 0,
-    keys: Path | None = None,
+    address: str | Path, table: str, spec: SampleSpec, *, seed: int = 0, keys: Path | None = None
 ) -> Sampler:
-    """Sample transitions (s, a, r, s') from a replay server; `sample()` gives a batch.
-
-    A batch maps each field to its values (B, …), and `next/<field>` to those m ≤ n steps later;
-    `reward` is the discounted sum over these steps, `discount` is γ^m, or 0 where the episode
-    terminated.
+    """Draw mini-batches from a replay server; `sample()` gives one, as `SampleSpec` describes it.
 
     Args:
         address: As for `ReplayClient`.
         table: Name of the table.
-        fields: Names of what to draw beside reward and discount: observations, actions, …
-        batch_size: Transitions B of a batch.
-        n_step: Most steps n of a return.
-        discount: γ per step.
-        demonstration_share: Share of demonstrations, where there are some.
+        spec: What to draw.
         seed: Of all draws.
         keys: As for `ReplayClient`.
 
     Raises:
         RobotRLError: No such table or field, or no answer.
     """
-    options = SamplerOptions(
-        table, tuple(fields), batch_size, n_step, discount, demonstration_share
-    )
     client = ReplayClient(address, keys=keys)
     try:
-        return RemoteSampler(client, options, np.random.default_rng(seed))
+        return RemoteSampler(client, table, spec, np.random.default_rng(seed))
     except BaseException:
         client.close()
         raise

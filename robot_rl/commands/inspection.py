@@ -23,7 +23,8 @@ from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.replay.summary import TableSummary, summarize_store
+from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.summary import TableSummary, rebuild_catalogue, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory
 
 if TYPE_CHECKING:
@@ -33,15 +34,19 @@ Facts = dict[str, Any]
 
 
 def run(path: str, **options: str | None) -> None:
-    """Print what is at `path`; nothing is changed.
+    """Print what is at `path`; nothing is changed without `rebuild`.
 
     Args:
         path: A dataset, store, checkpoint or run directory.
-        **options: `json`, "true" to print one JSON object in place of the page.
+        **options: `json`, "true" to print one JSON object in place of the page; `rebuild`, "true"
+            to make the catalogue of a store anew before.
 
     Raises:
         RobotRLError: It is nothing that robot_rl writes.
     """
+    if options.get("rebuild") == "true":
+        store = Path(path) / "store" if (Path(path) / "config.yaml").is_file() else Path(path)
+        sys.stderr.write(rebuild_catalogue(store) + "\n")
     facts = describe(Path(path))
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(facts) + "\n")
@@ -71,7 +76,7 @@ def look(path: Path) -> tuple[Kind, Path]:
         )
     if (path / "config.yaml").is_file():
         return Kind.RUN, path
-    if (path / "data.mdb").is_file():
+    if is_store(path):
         return Kind.STORE, path
     for place in (path, path / "policy"):
         if (place / "policy.json").is_file():
@@ -100,7 +105,7 @@ def _run_directory(path: Path) -> Facts:
     run = RunDirectory(path)
     dataset = load_resolved(run.path).dataset
     places = {"demonstrations": Path(dataset) if dataset else run.demonstrations}
-    if (run.store / "data.mdb").exists():
+    if is_store(run.store):
         places["store"] = run.store
     for name in (CLONED, LAST):
         if run.has_folder(name):
@@ -147,7 +152,7 @@ def _store_table(table: TableSummary) -> Facts:
         "rows": table.rows,
         "row_bytes": table.info.schema.dtype.itemsize,
         "missing_rows": table.missing_rows,
-        "evicted_rows": table.gone_sequences,
+        "evicted_rows": table.evicted_rows,
         "first_stamp": table.first_stamp,
         "last_stamp": table.last_stamp,
         "annotations": {
@@ -288,7 +293,7 @@ def _print_counts(console: Console, table: Facts) -> None:
         values = f"{field['dtype']} {field['shape']}, {field['values']} values"
         console.print(f"annotation {name}: {values}")
     if table["evicted_rows"]:
-        console.print(f"{table['evicted_rows']} rows of whole episodes were evicted")
+        console.print(f"{table['evicted_rows']} rows were evicted")
     if table["first_stamp"] is not None and table["last_stamp"] is not None:
         console.print(f"recorded {_time_span(table['first_stamp'], table['last_stamp'])}")
     elif table["rows"]:

@@ -22,6 +22,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay import ReplayClient, StoreReader, wait_for_endpoint
+from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.export import StoreEpisodes, only_table
 from robot_rl.replay.importing import import_episodes
 from robot_rl.run import CONFIG_FILE, RunDirectory
@@ -54,7 +55,7 @@ def export(
         None if source == _ALL else SOURCE_NAMES.index(source), _OUTCOMES[success]
     )
     place = _place(Path(store))
-    if (place / "data.mdb").is_file():
+    if is_store(place):
         with StoreEpisodes(place, table, selection) as episodes:
             _transfer(episodes, out, format, "exported")
             if episodes.open_episodes:
@@ -172,15 +173,15 @@ def _store_at(path: Path) -> Path | None:
     """Return the store at a path, or that of the run directory there; None without one."""
     if (path / CONFIG_FILE).is_file():
         return RunDirectory(path).store
-    return path if (path / "data.mdb").is_file() else None
+    return path if is_store(path) else None
 
 
 def _place(path: Path) -> Path:
     """Return the store of a run directory, or its demonstrations where it has none."""
     if (path / CONFIG_FILE).is_file():
         run = RunDirectory(path)
-        return run.store if (run.store / "data.mdb").is_file() else run.demonstrations
-    if not any((path / name).is_file() for name in ("data.mdb", "zarr.json")):
+        return run.store if is_store(run.store) else run.demonstrations
+    if not is_store(path) and not (path / "zarr.json").is_file():
         raise NotADataset(
             f"there are no episodes to export at {path}",
             expected="a store, a run directory or an episode dataset",

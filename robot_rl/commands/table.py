@@ -134,7 +134,7 @@ COMMANDS: dict[str, Command] = {
         "The only writer of the run's store, and the mailbox of weights.",
         run_key="run",
         default_run="latest",
-        keys="replay replay.address replay.keys replay.fsync replay.map_size_bytes"
+        keys="replay replay.address replay.keys replay.fsync"
         " replay.capacity_rows replay.capacity_bytes replay.memory_bytes run runs_directory",
     ),
     "actor": Command(
@@ -185,9 +185,12 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.inspection:run",
         "Say what a dataset, store, checkpoint or run directory holds.",
         "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
-        " changed.",
+        " changed, but by rebuild.",
         arguments=("PATH",),
-        options=(Option("json", "false", ("true", "false"), "one JSON object in its place"),),
+        options=(
+            Option("json", "false", ("true", "false"), "one JSON object in its place"),
+            Option("rebuild", "false", ("true", "false"), "make a store's catalogue anew before"),
+        ),
         takes_overrides=False,
         example="robot-rl inspect runs/latest",
     ),

@@ -33,6 +33,7 @@ from robot_rl.learning.stages.vision import exploration_steps
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
+from robot_rl.replay.catalogue import is_store
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
@@ -165,7 +166,7 @@ def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
     for name in (CLONED, LAST):
         if run.has_folder(name):
             run.complete_folder(name)
-    if run.has_folder(LAST) and not (run.store / "data.mdb").is_file():
+    if run.has_folder(LAST) and not is_store(run.store):
         raise RunError(
             f"{run.path / LAST} has learned from a store that is gone",
             got=f"nothing at {run.store}",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from robot_rl.console.endpoint import ConsoleError
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, RowSchema
+from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.export import episode_source
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord
@@ -120,7 +121,7 @@ class EpisodeLibrary:
         raise _unknown(place, number)
 
     def _in_store(self) -> list[ListedEpisode]:
-        if not (self._store / "data.mdb").exists():
+        if not is_store(self._store):
             return []
         reader = StoreReader(self._store)
         try:

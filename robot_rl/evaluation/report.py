@@ -38,7 +38,7 @@ from robot_rl.evaluation.statistics import (
 )
 
 _ROLLING_EPISODES = 20
-_PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "diffusers", "zarr", "lmdb")
+_PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "diffusers", "zarr")
 _ABSENT = "\N{EN DASH}"
 _NOT_METRICS = {"environment_steps", "gradient_updates"}
 _TITLES = {

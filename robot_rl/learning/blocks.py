@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from robot_rl.config import check_least
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.rate_limiter import RateLimiter
 from robot_rl.run import RunDirectory, learned_steps
 
 EVALUATIONS = "evaluations"  # the run's records of them
@@ -112,10 +111,13 @@ class Blocks:
         """Environment step before which the weights after `steps` and `updates` may act.
 
         They act in the block after next; the cloned policy (no updates) until the first learned
-        weights may. Several actors share what the rate limiter allows in the same two blocks.
+        weights may. Several actors share what those updates pay for and two blocks more, so that
+        steps and updates keep their ratio, whoever is faster, as in DeepMind Reverb's
+        `SampleToInsertRatio` (Cassirer et al. 2021, arXiv:2102.04736).
         """
         if self.actors > 1:
-            return self._limiter().inserts_allowed(max(updates - self.critic_only_updates, 0))
+            paid = max(updates - self.critic_only_updates, 0) // self.updates_per_step
+            return self.warmup_steps + paid + 2 * self.block_steps
         if updates > 0:
             return (steps // self.block_steps + 2) * self.block_steps
         first = self.warmup_steps // self.block_steps * self.block_steps
@@ -126,11 +128,6 @@ class Blocks:
     def evaluation_points(self) -> list[int]:
         """Environment steps at which the run is evaluated, the cloned policy's 0 included."""
         return [*range(0, self.total, self.every_steps), self.total]
-
-    def _limiter(self) -> RateLimiter:
-        """The bound between actors and learner; a sample is an update's mini-batch."""
-        band = 2 * self.block_steps
-        return RateLimiter(self.updates_per_step, self.warmup_steps, band * self.updates_per_step)
 
 
 def evaluates_periodically(config: DictConfig) -> bool:

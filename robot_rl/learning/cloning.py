@@ -16,13 +16,14 @@ from policies.policy import INSTRUCTION, ChunkPolicy
 from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
-from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, train
 from robot_rl.learning.algorithms.factory import make_algorithm
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.reader import StoreReader
 from robot_rl.run import CLONED, LAST, RunDirectory
 
@@ -47,24 +48,25 @@ def clone(
     states = observed_widths(config, schema)
     # Cameras that the policy itself looks at, with an image encoder of its own.
     cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
-    sampler = windows(config, datasets, (*states, *cameras, INSTRUCTION, "action"))
+    fields = (*states, *cameras, INSTRUCTION, "action")
+    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True)
     if vision is not None:
-        sampler.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
-    policy = untrained(config, sampler, observed_keys(states, vision), generator)
+        rows.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
+    policy = untrained(config, rows, observed_keys(states, vision), generator)
     if policy.conditioned:
         _check_instructions(datasets[0])
     options: CloningOptions = registry.make(config.cloning)
-    policy = shown_training(policy, sampler, options, int(config.seed), "cloning")
+    policy = shown_training(policy, rows, options, int(config.seed), "cloning")
     return _behaviour(config, policy, schema, vision)
 
 
 def shown_training(
-    student: Student, sampler: WindowSampler, options: CloningOptions, seed: int, words: str
+    student: Student, rows: EpisodeRows, options: CloningOptions, seed: int, words: str
 ) -> Student:
     """Train, and show how far that is; gives the averaged student."""
     with WorkProgress(options.updates, "cloning updates") as progress:
         progress.phase(words)
-        return train(student, sampler, options, seed, lambda update, _: progress.update(update))
+        return train(student, rows, options, seed, lambda update, _: progress.update(update))
 
 
 def save_cloned(bench: Workbench, behaviour: Behaviour) -> None:
@@ -85,7 +87,7 @@ def check_unused(config: DictConfig, run: RunDirectory) -> None:
     hint = f"clone into a new run: robot-rl pretrain dataset={config.dataset or run.demonstrations}"
     if run.has_folder(LAST):
         raise RobotRLError(f"{run.path} has learned online from its cloned policy", hint=hint)
-    if not run.has_folder(CLONED) or not (run.store / "data.mdb").is_file():
+    if not run.has_folder(CLONED) or not is_store(run.store):
         return
     reader = StoreReader(run.store)
     tables = sorted(reader.tables())
@@ -96,29 +98,13 @@ def check_unused(config: DictConfig, run: RunDirectory) -> None:
         )
 
 
-def windows(
-    config: DictConfig, datasets: Sequence[EpisodeDataset], fields: Sequence[str]
-) -> WindowSampler:
-    """Windows of the successful demonstrations of some datasets for the configured policy."""
-    policy = config.policy
-    return WindowSampler.of_datasets(
-        datasets,
-        int(policy.observation_steps),
-        int(policy.horizon),
-        fields=fields,
-        only_successful=True,
-    )
-
-
 def untrained(
-    config: DictConfig, sampler: WindowSampler, keys: dict[str, int], generator: torch.Generator
+    config: DictConfig, rows: EpisodeRows, keys: dict[str, int], generator: torch.Generator
 ) -> ChunkPolicy:
-    """Make the configured policy with normalisers that are fitted on the windows' first rows."""
-    images = {n: column[:1] for n, column in sampler.arrays.items() if n.startswith("images/")}
+    """Make the configured policy with normalisers fitted on the rows that have an action."""
+    images = {n: column[:1] for n, column in rows.arrays.items() if n.startswith("images/")}
     fitted = {
-        name: sampler.arrays[name][sampler.indices]
-        for name in (*keys, "action")
-        if name != FEATURES
+        name: rows.arrays[name][rows.indices] for name in (*keys, "action") if name != FEATURES
     }
     policy = registry.make(
         config.policy,
@@ -197,7 +183,7 @@ def check_networks(config: DictConfig) -> None:
         if config.observation.vision is not None:
             vision = make_image_encoder(config, schema, generator)
             arrays[FEATURES] = np.zeros((length, vision.features), np.float16)
-        sampler = WindowSampler(arrays, [length], int(config.policy.observation_steps), length - 1)
-        policy = untrained(config, sampler, observed_keys(states, vision), generator)
+        rows = EpisodeRows(arrays, [length])
+        policy = untrained(config, rows, observed_keys(states, vision), generator)
         behaviour = _behaviour(config, policy, schema, vision)
         make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)

@@ -115,8 +115,8 @@ class SharedWeights:
     """Several simulated actors: the newest weights, and no further ahead than the learner allows.
 
     Every so many steps an actor asks how many steps all of them have made, and waits where that
-    is more than the rate limiter allows (`robot_rl.replay.rate_limiter`). The learner says with
-    its weights how many that is.
+    is more than the learner's updates pay for. The learner says with its weights how many that is
+    (`Blocks.acts_until`).
 
     Args:
         client: The actor's client, with an open session.

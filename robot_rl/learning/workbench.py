@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -30,17 +31,16 @@ from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout, training_seed
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.learning.algorithms.base import Batch, Schedule
+from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import insert_demonstrations, open_demonstrations
 from robot_rl.learning.driven import make_attended_env, once_free
 from robot_rl.learning.weights import base_apart, publish
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import KeysRefused, ServerUnreachable
-from robot_rl.replay.prefetch import Prefetcher
-from robot_rl.replay.sampling import Sampler, SamplerOptions
+from robot_rl.replay.sample_spec import SampleSpec
+from robot_rl.replay.sampler import Prefetcher, Sampler
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.run import CLONED, STATE_FILE, RunDirectory
 
@@ -131,12 +131,11 @@ class Workbench:
         """
         return open_demonstrations(self.config, self.run)
 
-    def sampler(self, fields: Sequence[str], schedule: Schedule) -> Rows:
+    def sampler(self, spec: SampleSpec) -> Rows:
         """Draw from the rows of the demonstrations and of the actors.
 
         Args:
-            fields: Names of the columns.
-            schedule: How large a batch is, what it holds of both, and what a return is.
+            spec: What is drawn. The run adds its capacity and its rewards.
 
         Raises:
             Stopped: `stop` was set.
@@ -144,19 +143,16 @@ class Workbench:
         """
         dataset = self.demonstrations()
         insert_demonstrations(self.client, dataset, self.cloned, self.stop)
-        wanted = [name for name in fields if name not in WINDOW_FIELDS]
-        options = SamplerOptions(
-            dataset.schema.task,
-            (*wanted, ENCODER_ID) if FEATURES in wanted else tuple(wanted),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.discount,
-            demonstration_share=schedule.demonstration_share,
+        marked = (ENCODER_ID,) if FEATURES in spec.fields else ()
+        spec = replace(
+            spec,
+            fields=(*spec.fields, *marked),
             capacity_rows=self.config.replay.get("capacity_rows"),
             rewards=self.config.reward.annotation,
         )
         rng = np.random.default_rng(int(self.config.seed))
-        sampler = ServerPlace.of(self.config, self.run).sampler(options, rng)
+        place = ServerPlace.of(self.config, self.run)
+        sampler = place.sampler(dataset.schema.task, spec, rng)
         return self._opened.enter_context(closing(Rows(sampler)))
 
     def gather(
@@ -293,7 +289,8 @@ class Rows:
     @property
     def transitions(self) -> int:
         """Windows that batches are drawn from."""
-        return self._sampler.online_transitions + self._sampler.demonstration_transitions
+        visible = self._sampler.visible
+        return visible.demonstrations + visible.online
 
     def steps(self) -> int:
         """Environment steps of actors in the store now."""

@@ -7,12 +7,18 @@ from pathlib import Path
 
 
 def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file in UTF-8 and flush it to the disk; who reads sees the old file or the new one.
+    """Write a file in UTF-8 and flush it to the disk; see `replace_bytes`."""
+    replace_bytes(path, text.encode(), mode)
+
+
+def replace_bytes(path: Path, data: bytes, mode: int = 0o666, *, flush: bool = True) -> None:
+    """Write a file; who reads it, also after a kill, finds the old content or the new one.
 
     Args:
         path: The file. Only one process writes it at a time.
-        text: All of its content.
+        data: All of its content.
         mode: Its permissions, less what the umask takes off.
+        flush: Whether to wait until it is on the disk, so that it outlives a power cut.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file is kept.
@@ -20,12 +26,14 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     temporary = path.with_name(f".{path.name}.partial")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
         file.flush()
-        os.fsync(descriptor)
+        if flush:
+            os.fsync(descriptor)
     temporary.replace(path)
-    flush_to_disk(path.parent)
+    if flush:
+        flush_to_disk(path.parent)
 
 
 def flush_to_disk(path: Path) -> None:

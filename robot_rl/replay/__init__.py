@@ -1,7 +1,6 @@
 """Replay: the server that keeps every transition, its clients, and the learner's sampler."""
 
 from robot_rl.replay.annotations import AnnotationField, row_keys
-from robot_rl.replay.batches import Batch
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.endpoint import Endpoint, read_endpoint, wait_for_endpoint
 from robot_rl.replay.errors import (
@@ -30,15 +29,16 @@ from robot_rl.replay.errors import (
     WeightsRefused,
     WireError,
 )
-from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.link import LinkOptions
-from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, TableInfo, WeightsRecord
 from robot_rl.replay.remote_sampler import RemoteSampler
-from robot_rl.replay.sampler import ReplaySampler
-from robot_rl.replay.sampling import Sampler, SamplerOptions
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import TableRows
+from robot_rl.replay.sample_spec import Batch, SampleSpec
+from robot_rl.replay.sampler import Prefetcher, Sampler
 from robot_rl.replay.server import ReplayServer, serve
+from robot_rl.replay.session_files import Capacity
 from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.store import StoreWriter
 
@@ -65,8 +65,8 @@ __all__ = [
     "ReplaySampler",
     "ReplayServer",
     "RowRefused",
+    "SampleSpec",
     "Sampler",
-    "SamplerOptions",
     "ServerBusy",
     "ServerUnreachable",
     "SessionTaken",
@@ -82,6 +82,7 @@ __all__ = [
     "StoreReplaced",
     "StoreWriter",
     "TableInfo",
+    "TableRows",
     "WeightsRecord",
     "WeightsRefused",
     "WireError",

@@ -1,6 +1,6 @@
 """Annotations: what is said of stored rows later, beside the rows, which never change.
 
-An annotation is a value under a row's key, a name (for example of a relabelled reward) and the
+An annotation is a value under a row's place, a name (for example of a relabelled reward) and the
 version of the model that made it. Each name has one dtype and shape per table, declared by its
 first use. A stored version never changes; a newer version is another value beside it.
 """
@@ -9,28 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Array, SchemaMismatch
-from robot_rl.replay.environment import ANNOTATION_FIELDS, ANNOTATIONS, ROWS
+from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import AnnotationRefused
-from robot_rl.replay.records import (
-    ROW_KEY,
-    ROW_KEY_DTYPE,
-    TABLE_KEY,
-    EpisodeRecord,
-    SessionKey,
-    TableInfo,
-    split_keys,
-)
+from robot_rl.replay.records import ROW_KEY_DTYPE, EpisodeRecord, SessionKey, TableInfo
 
-ANNOTATION_KEY = struct.Struct(ROW_KEY.format + "HQ")  # row key, number of the name, version
 VERSION_LIMIT = 2**63
 MAXIMUM_ANNOTATION_BYTES = 1 << 20
 MAXIMUM_NAMES = 256
@@ -41,7 +30,7 @@ class AnnotationField:
     """An annotation of a table, as its first use declared it.
 
     Attributes:
-        identifier: The number that stands for its name in keys.
+        identifier: The number that stands for it in the catalogue.
         table: Number of its table.
         name: What clients call it.
         dtype: NumPy's name of it.
@@ -60,21 +49,6 @@ class AnnotationField:
     def size(self) -> int:
         """Bytes of one value."""
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
-
-    @property
-    def key(self) -> bytes:
-        """Where the declaration is stored."""
-        return TABLE_KEY.pack(self.table) + self.name.encode()
-
-    def to_bytes(self) -> bytes:
-        """Serialise for the store."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, value: bytes) -> AnnotationField:
-        """Read what `to_bytes` wrote."""
-        content = json.loads(value)
-        return cls(**{**content, "shape": tuple(content["shape"])})
 
 
 @dataclass(frozen=True)
@@ -108,28 +82,48 @@ def row_keys(episode: EpisodeRecord) -> npt.NDArray[np.void]:
     return keys
 
 
-def read_fields(
-    txn: lmdb.Transaction[bytes], databases: Mapping[bytes, lmdb._Database], table: int
-) -> dict[str, AnnotationField]:
+def fields_of_table(catalogue: Catalogue, table: int) -> dict[str, AnnotationField]:
     """Return the annotations that were ever used in a table, by name."""
-    if ANNOTATION_FIELDS not in databases:
-        return {}
-    prefix = TABLE_KEY.pack(table)
-    fields = (
-        AnnotationField.from_bytes(value)
-        for key, value in txn.cursor(databases[ANNOTATION_FIELDS])
-        if key[: len(prefix)] == prefix
+    rows = catalogue.read('SELECT * FROM annotation_fields WHERE "table" = ?', table)
+    return {
+        name: AnnotationField(number, table, name, dtype, tuple(json.loads(shape)), written)
+        for number, _, name, dtype, shape, written in rows
+    }
+
+
+def newest_values(
+    catalogue: Catalogue, field: AnnotationField, session: SessionKey, sequences: tuple[int, int]
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield sequence, version and bytes of the newest value of each row that has one.
+
+    Args:
+        catalogue: Of the store.
+        field: Which annotation.
+        session: Table, actor and session of the rows.
+        sequences: First sequence, and the one behind the last.
+    """
+    yield from catalogue.read(
+        "SELECT sequence, max(version), value FROM annotations WHERE field = ? AND actor = ?"
+        " AND session = ? AND sequence >= ? AND sequence < ? GROUP BY sequence",
+        field.identifier,
+        *session[1:],
+        *sequences,
     )
-    return {field.name: field for field in fields}
 
 
 def write_annotations(
-    txn: lmdb.Transaction[bytes],
-    databases: Mapping[bytes, lmdb._Database],
+    catalogue: Catalogue,
     info: TableInfo,
     new: Annotations,
+    has_rows: Callable[[SessionKey, npt.NDArray[np.int64]], npt.NDArray[np.bool_]],
 ) -> int:
     """Put annotations; those that are stored already are skipped.
+
+    Args:
+        catalogue: Of the store, open for writing.
+        info: The table.
+        new: The values.
+        has_rows: Tells which sequences of a session are in the store.
 
     Returns:
         How many were new.
@@ -137,84 +131,74 @@ def write_annotations(
     Raises:
         SchemaMismatch: The name was declared with another dtype or shape.
         AnnotationRefused: A row is not there, a value is impossible, or the version is stored
-            with another value. Abort the transaction then.
+            with another value. Nothing was written.
     """
-    field = _declared(read_fields(txn, databases, info.identifier), info, new)
+    field = _declared(fields_of_table(catalogue, info.identifier), info, new)
     _check_values(field, new)
-    count = 0
+    _check_rows(info, new, has_rows)
     data, size = new.values.cast("B"), field.size
-    rows = txn.cursor(databases[ROWS])
-    for index, key in enumerate(split_keys(new.keys)):
-        if TABLE_KEY.unpack_from(key)[0] != info.identifier or not rows.set_key(key):
-            raise AnnotationRefused(
-                f"a row to annotate is not in the table {info.name!r}",
-                got=ROW_KEY.unpack(key),
-                expected="table, actor, session and sequence of a stored row",
-                hint="it may have been evicted; leave it out and send the others again",
-            )
-        place = ANNOTATION_KEY.pack(*ROW_KEY.unpack(key), field.identifier, new.version)
-        value = bytes(data[index * size : (index + 1) * size])
-        if txn.put(place, value, overwrite=False, db=databases[ANNOTATIONS]):
-            count += 1
-        elif txn.get(place, db=databases[ANNOTATIONS]) != value:
-            raise AnnotationRefused(
-                f"version {new.version} of the annotation {new.name!r} has another value",
-                got=ROW_KEY.unpack(key),
-                hint="a version never changes: store corrected values under a newer one",
-            )
-    field = replace(field, written=field.written + count)
-    txn.put(field.key, field.to_bytes(), db=databases[ANNOTATION_FIELDS])
+    places = new.keys[["actor", "session", "sequence"]].tolist()
+    rows = [
+        (field.identifier, *place, new.version, data[at * size : (at + 1) * size])
+        for at, place in enumerate(places)
+    ]
+    with catalogue.transaction() as connection:
+        statement = "INSERT OR IGNORE INTO annotations VALUES (?,?,?,?,?,?)"
+        count = connection.executemany(statement, rows).rowcount
+        if count < len(rows):
+            _expect_same(catalogue, new, rows)
+        field = replace(field, written=field.written + count)
+        connection.execute(
+            "INSERT OR REPLACE INTO annotation_fields VALUES (?,?,?,?,?,?)",
+            (
+                field.identifier,
+                field.table,
+                field.name,
+                field.dtype,
+                json.dumps(field.shape),
+                field.written,
+            ),
+        )
     return count
 
 
-def values_in_stretch(
-    txn: lmdb.Transaction[memoryview],
-    databases: Mapping[bytes, lmdb._Database],
-    field: AnnotationField,
-    session: SessionKey,
-    sequences: tuple[int, int],
-) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield sequence, version and bytes of each value, of each row the newest version last.
-
-    Args:
-        txn: A read; the bytes are valid until it ends.
-        databases: The sub-databases.
-        field: Which annotation.
-        session: Table, actor and session of the rows.
-        sequences: First sequence, and the one behind the last.
-    """
-    if ANNOTATIONS not in databases:
-        return
-    stop = ROW_KEY.pack(*session, sequences[1])
-    with txn.cursor(databases[ANNOTATIONS]) as cursor:
-        more = cursor.set_range(ROW_KEY.pack(*session, sequences[0]))
-        while more and bytes(cursor.key()) < stop:
-            *_, sequence, identifier, version = ANNOTATION_KEY.unpack(cursor.key())
-            if identifier == field.identifier:
-                yield sequence, version, cursor.value()
-            more = cursor.next()
+def _expect_same(catalogue: Catalogue, new: Annotations, rows: list[tuple[object, ...]]) -> None:
+    for *place, value in rows:
+        ((stored,),) = catalogue.read(
+            "SELECT value FROM annotations WHERE field = ? AND actor = ? AND session = ?"
+            " AND sequence = ? AND version = ?",
+            *place,
+        )
+        if stored != value:
+            raise AnnotationRefused(
+                f"version {new.version} of the annotation {new.name!r} has another value",
+                got=tuple(place[1:4]),
+                hint="a version never changes: store corrected values under a newer one",
+            )
 
 
-def latest_of_row(
-    cursor: lmdb.Cursor[memoryview], field: AnnotationField, row_key: bytes
-) -> memoryview | None:
-    """Return the newest value of a row, None if it has none.
-
-    Args:
-        cursor: Of the sub-database of annotations.
-        field: Which annotation.
-        row_key: The row's key.
-    """
-    row = ROW_KEY.unpack(row_key)
-    found = cursor.set_range(ANNOTATION_KEY.pack(*row, field.identifier, VERSION_LIMIT))
-    if not (cursor.prev() if found else cursor.last()):
-        return None
-    *at, identifier, _ = ANNOTATION_KEY.unpack(cursor.key())
-    return cursor.value() if tuple(at) == row and identifier == field.identifier else None
+def _check_rows(
+    info: TableInfo,
+    new: Annotations,
+    has_rows: Callable[[SessionKey, npt.NDArray[np.int64]], npt.NDArray[np.bool_]],
+) -> None:
+    sequences = new.keys["sequence"].astype(np.int64)
+    heads, which = np.unique(new.keys[["table", "actor", "session"]], return_inverse=True)
+    for number, head in enumerate(heads.tolist()):
+        here = np.flatnonzero(which == number)
+        there = has_rows(head, sequences[here])
+        if head[0] != info.identifier or not there.all():
+            missing = new.keys[here[np.argmin(there)]]
+            raise AnnotationRefused(
+                f"a row to annotate is not in the table {info.name!r}",
+                got=missing.item(),
+                expected="table, actor, session and sequence of a stored row",
+                hint="it may have been evicted; leave it out and send the others again",
+            )
 
 
 def _declared(
-    fields: Mapping[str, AnnotationField], info: TableInfo, new: Annotations
+    fields: dict[str, AnnotationField], info: TableInfo, new: Annotations
 ) -> AnnotationField:
     known = fields.get(new.name)
     if known is None:
@@ -225,7 +209,7 @@ def _declared(
                 expected=f"at most {MAXIMUM_NAMES} names",
                 hint="a newer model is a newer version under the same name",
             )
-        number = 1 + max((field.identifier for field in fields.values()), default=0)
+        number = (info.identifier << 16) + len(fields)
         return AnnotationField(number, info.identifier, new.name, new.dtype, new.shape)
     if (known.dtype, known.shape) != (new.dtype, new.shape):
         raise SchemaMismatch(

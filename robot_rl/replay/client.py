@@ -28,15 +28,9 @@ from robot_rl.replay.keys import ClientKeys
 from robot_rl.replay.link import Link, LinkOptions
 from robot_rl.replay.outbox import Outbox, Request
 from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
-from robot_rl.replay.ring import RingSpool
 from robot_rl.replay.sessions import check_order, read_facts
-from robot_rl.replay.spool import (
-    MemorySpool,
-    OpenSession,
-    Spool,
-    metadata_bytes,
-)
-from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA, Frame, Kind, Message, split
+from robot_rl.replay.spool import OpenSession, Spool, metadata_bytes
+from robot_rl.replay.wire import Frame, Kind, Message, split
 
 LONG_POLL_SECONDS = 2.0
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
@@ -53,8 +47,7 @@ class ReplayClient:
             ``endpoint.json`` again and again.
         keys: Folder with the client's keys, see `robot_rl.replay.keys`; without them only a
             server on this machine can be reached.
-        spool_rows: Most unacknowledged rows held in memory.
-        spool_bytes: Most bytes of them, or the size of the file.
+        spool_bytes: Room for unacknowledged rows; the size of the file.
         spool_path: File in which the unacknowledged rows wait, so that they outlive this process.
             Those that an earlier one left in it are sent before anything else. None: in memory.
         request_seconds: How long a request may stay unanswered before it raises; one for weights
@@ -64,7 +57,7 @@ class ReplayClient:
     Raises:
         AddressRefused: No address, or one beyond this machine and no keys.
         KeysError: The keys cannot be read.
-        SpoolError: The file cannot be used; see `RingSpool`.
+        SpoolError: The file cannot be used; see `Spool`.
     """
 
     def __init__(
@@ -72,7 +65,6 @@ class ReplayClient:
         address: str | Path,
         *,
         keys: Path | None = None,
-        spool_rows: int = 8192,
         spool_bytes: int = 256 << 20,
         spool_path: Path | None = None,
         request_seconds: float = 10.0,
@@ -83,12 +75,7 @@ class ReplayClient:
         if isinstance(address, str):
             check_protected(address, keys=keys is not None)
         own = None if keys is None else ClientKeys.load(keys)
-        spool: Spool
-        if spool_path is None:
-            spool = MemorySpool(spool_rows, spool_bytes)
-        else:
-            spool = RingSpool(spool_path, spool_bytes)
-        self._outbox = Outbox(spool)
+        self._outbox = Outbox(Spool(spool_path, spool_bytes))
         self._link = Link(address, self._outbox, options or LinkOptions(), own)
         self._schema: RowSchema | None = None
         self._flags: RowFlags | None = None
@@ -190,7 +177,7 @@ class ReplayClient:
         first = 0
         for index, (parts, facts) in enumerate(packed):
             text = metadata if index == 0 else b""
-            self._wait_for_room(facts.size + len(text), timeout)
+            self._wait_for_room(bool(text), timeout)
             sequence = self._push(parts, facts, text)
             first = sequence if index == 0 else first
         return first
@@ -199,8 +186,7 @@ class ReplayClient:
         """Return whether so many more rows of one episode can be appended without waiting."""
         with self._outbox.condition:
             self._outbox.check()
-            size = self._flags.size if self._flags else 0
-            return self._outbox.spool.has_room(rows, rows * size + MAXIMUM_EPISODE_METADATA)
+            return self._outbox.spool.has_room(rows, begins=True)
 
     @property
     def unacknowledged(self) -> int:
@@ -373,7 +359,7 @@ class ReplayClient:
         with outbox.condition:
             outbox.check()
             spool = outbox.spool
-            if not spool.has_room(1, facts.size + len(metadata)):
+            if not spool.has_room(1, begins=bool(metadata)):
                 raise SpoolFull(
                     "the replay client holds as many unacknowledged rows as it may",
                     got=f"{spool.end - spool.first} rows in {spool.place}; {outbox.problem or ''}",
@@ -384,5 +370,5 @@ class ReplayClient:
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
 
-    def _wait_for_room(self, size: int, timeout: float) -> bool:
-        return self._outbox.wait_for(lambda: self._outbox.spool.has_room(1, size), timeout)
+    def _wait_for_room(self, begins: bool, timeout: float) -> bool:
+        return self._outbox.wait_for(lambda: self._outbox.spool.has_room(1, begins=begins), timeout)

@@ -35,15 +35,19 @@ class StoreInUse(StoreError):
 
 
 class StoreFull(StoreError):
-    """The disk, the store's size limit or its capacity is reached; nothing acknowledged is lost."""
+    """The disk is full, or the capacity with demonstrations; nothing acknowledged is lost."""
 
 
 class StoreReplaced(StoreError):
     """Another store is in the place of the one that a session was begun in."""
 
 
+class FileDamaged(StoreError):
+    """A file of the store that is not as it was written, or none of its files."""
+
+
 class CapacityRefused(StoreError):
-    """A capacity that is out of range, or that the store's size limit cannot hold."""
+    """A capacity that is out of range."""
 
 
 class AnnotationRefused(ReplayError):

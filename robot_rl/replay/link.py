@@ -343,11 +343,11 @@ class Link:
             on_their_way = self._sent - spool.first
             count = min(options.batch_rows, options.credit_rows - on_their_way)
             rows = spool.rows_from(self._sent, count, options.batch_bytes) if count > 0 else []
-        if not rows or on_their_way * rows[0].row_bytes(spool.gap) >= options.credit_bytes:
+        if not rows or on_their_way * rows[0].row_bytes >= options.credit_bytes:
             return False
         if on_their_way == 0:
             self._heard_at = time.monotonic()
-        self._transmit(encode_rows(session, self._sent, rows, spool.gap))
+        self._transmit(encode_rows(session, self._sent, rows, 0))
         self._sent += sum(stretch.rows for stretch in rows)
         return True
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robot_rl.processes.signals import stop_event
-from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.server import ReplayServer
+from robot_rl.replay.session_files import Capacity
 from robot_rl.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def run(config: DictConfig) -> None:
             fsync=settings.fsync,
             group_rows=int(settings.group_rows),
             group_seconds=float(settings.group_seconds),
-            map_size_bytes=int(settings.map_size_bytes),
             message_bytes=int(settings.message_bytes),
             memory_bytes=int(settings.memory_bytes),
             capacity=Capacity(settings.get("capacity_rows"), settings.get("capacity_bytes")),

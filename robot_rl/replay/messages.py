@@ -15,11 +15,9 @@ from robot_rl.data.schema import DTYPES, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.annotations import MAXIMUM_ANNOTATION_BYTES, VERSION_LIMIT, Annotations
 from robot_rl.replay.errors import WireError
-from robot_rl.replay.records import ROW_KEY_DTYPE
-from robot_rl.replay.row_ring import Stretch
-from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA, ROW_KEY_DTYPE
+from robot_rl.replay.spool import OpenSession, Stretch
 from robot_rl.replay.wire import (
-    MAXIMUM_EPISODE_METADATA,
     REQUEST_LIMIT,
     Frame,
     Kind,

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.replay.annotations import AnnotationField, read_fields, values_in_stretch
-from robot_rl.replay.environment import (
-    ABOUT,
-    EPISODES,
-    ROWS,
-    TABLES,
-    WEIGHTS,
-    Environment,
-    open_for_reading,
-)
+from robot_rl.replay.annotations import AnnotationField, fields_of_table, newest_values
+from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.replay.records import ROW_KEY, TABLE_KEY, EpisodeRecord, TableInfo, WeightsRecord
-
-IDENTITY_KEY = b"identity"
+from robot_rl.replay.records import (
+    EpisodeRecord,
+    RowFlags,
+    TableCounts,
+    TableInfo,
+    WeightsRecord,
+)
+from robot_rl.replay.segments import Segments, facts_of
+from robot_rl.replay.sessions import Session, plan_rows
+from robot_rl.replay.weights import read_weights
 
 
 class StoreReader:
-    """Reads a store from its memory map, while a server may be writing it.
+    """Reads a store while a server may be writing it.
 
     Args:
         path: Folder of the store.
+
+    Attributes:
+        identity: Name of this store and its copies.
 
     Raises:
         StoreError: There is no store, or it cannot be read.
@@ -39,14 +40,13 @@ class StoreReader:
     def __init__(self, path: Path) -> None:
         """Open the store; see the class."""
         self.path = path
-        self._environment = open_for_reading(path)
-        self._tables: dict[str, TableInfo] = {}
+        self._catalogue = Catalogue(path)
+        self._segments = Segments(path)
+        self.identity = self._catalogue.identity
 
     def tables(self) -> dict[str, TableInfo]:
         """Return the tables by name."""
-        with self._environment.begin() as txn:
-            databases = self._environment.databases
-            return {info.name: info for info in read_tables(txn, databases[TABLES])}
+        return self._catalogue.tables()
 
     def table(self, name: str) -> TableInfo:
         """Return one table.
@@ -54,47 +54,53 @@ class StoreReader:
         Raises:
             StoreError: There is none of this name.
         """
-        if name not in self._tables:  # what is known of a table never changes
-            self._tables = self.tables()
-        if name not in self._tables:
+        tables = self.tables()
+        if name not in tables:
             raise StoreError(
-                f"the store {self.path} has no such table", got=name, expected=sorted(self._tables)
+                f"the store {self.path} has no such table", got=name, expected=sorted(tables)
             )
-        return self._tables[name]
+        return tables[name]
 
     def episodes(self, table: str) -> list[EpisodeRecord]:
         """Return the episodes of a table in the order in which they began."""
-        identifier = self.table(table).identifier
-        with self._environment.begin() as txn:
-            records = read_episodes(txn, self._environment.databases[EPISODES])
-            return [record for record in records if record.table == identifier]
+        info = self.table(table)
+        records = self._catalogue.episodes(info.identifier)
+        return [r if r.sealed else self._as_it_is(info, r) for r in records]
 
     def read_episode(self, table: str, episode: EpisodeRecord) -> npt.NDArray[Any]:
-        """Copy the rows of an episode.
+        """Return the rows of an episode, mapped from the file and read-only.
 
         Returns:
             Structured array of shape (rows,) with the schema's dtype.
 
         Raises:
-            NotEnoughData: A row is no longer there.
+            NotEnoughData: They are not there: evicted, or lost with a part of the file.
         """
-        dtype = self.table(table).schema.dtype
-        rows = np.empty(episode.rows, dtype)
-        place = (episode.table, episode.actor, episode.session)
-        with self._environment.begin_buffers() as txn:
-            for index in range(episode.rows):
-                key = ROW_KEY.pack(*place, episode.first_sequence + index)
-                value = txn.get(key, db=self._environment.databases[ROWS])
-                if value is None:
-                    raise NotEnoughData("a row of the episode is not in the store", got=key.hex())
-                rows[index] = np.frombuffer(value, dtype)[0]
+        rows = self.rows_there(table, episode)[: episode.rows]
+        if len(rows) < episode.rows:
+            raise NotEnoughData(
+                "rows of the episode are not in the store",
+                got=len(rows),
+                expected=episode.rows,
+                hint=f"see what is there: robot-rl inspect {self.path}",
+            )
         return rows
+
+    def rows_there(self, table: str, episode: EpisodeRecord) -> npt.NDArray[Any]:
+        """Map what there is of an episode, and of those behind it in its file.
+
+        Raises:
+            NotEnoughData: It was evicted, or its file is lost.
+        """
+        return self._rows(self.table(table), episode)
+
+    def evicted(self, table: str) -> TableCounts:
+        """Return the totals of what was evicted from a table."""
+        return self._catalogue.evicted(self.table(table).identifier)
 
     def annotation_fields(self, table: str) -> dict[str, AnnotationField]:
         """Return the annotations that rows of a table may have, by name."""
-        identifier = self.table(table).identifier
-        with self._environment.begin() as txn:
-            return read_fields(txn, self._environment.databases, identifier)
+        return fields_of_table(self._catalogue, self.table(table).identifier)
 
     def annotations(
         self, table: str, name: str, episode: EpisodeRecord
@@ -115,73 +121,58 @@ class StoreReader:
                 got=name,
                 expected=sorted(fields),
             )
-        field = fields[name]
+        field, first = fields[name], episode.first_sequence
         valid = np.zeros(episode.rows, np.bool_)
         versions = np.zeros(episode.rows, np.int64)
         values = np.zeros((episode.rows, *field.shape), field.dtype)
-        first = episode.first_sequence
-        with self._environment.begin_buffers() as txn:
-            for sequence, version, value in values_in_stretch(
-                txn,
-                self._environment.databases,
-                field,
-                episode.session_key,
-                (first, first + episode.rows),
-            ):
-                at = sequence - first
-                valid[at], versions[at] = True, version
-                values[at] = np.frombuffer(value, field.dtype).reshape(field.shape)
+        stretch = (first, first + episode.rows)
+        for sequence, version, value in newest_values(
+            self._catalogue, field, episode.session_key, stretch
+        ):
+            at = sequence - first
+            valid[at], versions[at] = True, version
+            values[at] = np.frombuffer(value, field.dtype).reshape(field.shape)
         return valid, versions, values
-
-    def bytes_per_row(self) -> float:
-        """Return the bytes of the file's pages that hold rows, per row, over all tables."""
-        with self._environment.begin() as txn:
-            pages = txn.stat(self._environment.databases[ROWS])
-        used = pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"]
-        return float(used * pages["psize"] / max(pages["entries"], 1))
-
-    @property
-    def identity(self) -> str | None:
-        """Name of this store and its copies; None where no server has given it one yet."""
-        return read_identity(self._environment)
 
     def weights(self, name: str) -> WeightsRecord | None:
         """Return the latest weights under a name."""
-        return read_weights(self._environment, name)
+        return read_weights(self.path, name)
 
     def close(self) -> None:
         """Release the store."""
-        self._environment.release()
+        self._catalogue.close()
 
+    def __enter__(self) -> Self:
+        """Return the reader."""
+        return self
 
-def read_identity(environment: Environment) -> str | None:
-    """Return the identity of a store; None where no server has given it one yet."""
-    if ABOUT not in environment.databases:
-        return None
-    with environment.begin() as txn:
-        value = txn.get(IDENTITY_KEY, db=environment.databases[ABOUT])
-        return None if value is None else value.decode()
+    def __exit__(self, *error: object) -> None:
+        """Release the store."""
+        self.close()
 
+    def _rows(self, info: TableInfo, episode: EpisodeRecord) -> npt.NDArray[Any]:
+        try:
+            segment = self._segments.holding(episode.session_key, episode.first_sequence)
+            file = segment.open(self.identity)
+        except (FileNotFoundError, NotEnoughData) as error:
+            raise NotEnoughData(
+                "the rows of the episode are not in the store any more", got=error
+            ) from error
+        try:
+            return file.view(info.schema.dtype)[episode.first_sequence - segment.first :]
+        finally:
+            file.close()
 
-def read_weights(
-    environment: Environment, name: str, *, tensors: bool = True
-) -> WeightsRecord | None:
-    """Return the latest weights under a name; without `tensors` only their head."""
-    with environment.begin_buffers() as txn:
-        value = txn.get(name.encode(), db=environment.databases[WEIGHTS])
-        return None if value is None else WeightsRecord.from_bytes(name, value, tensors=tensors)
-
-
-def read_tables(txn: lmdb.Transaction[bytes], database: lmdb._Database) -> Iterator[TableInfo]:
-    """Yield the tables; session records live in the same sub-database under longer keys."""
-    for key, value in txn.cursor(database):
-        if len(key) == TABLE_KEY.size:
-            yield TableInfo.from_bytes(key, value)
-
-
-def read_episodes(
-    txn: lmdb.Transaction[bytes], database: lmdb._Database
-) -> Iterator[EpisodeRecord]:
-    """Yield the episodes of all tables in the order in which they began."""
-    for key, value in txn.cursor(database):
-        yield EpisodeRecord.from_bytes(key, value)
+    def _as_it_is(self, info: TableInfo, episode: EpisodeRecord) -> EpisodeRecord:
+        """Return the record of an open episode with the rows that it has by now."""
+        try:
+            rows = self._rows(info, episode)
+        except NotEnoughData:
+            return episode
+        lasts = np.flatnonzero(rows["is_last"])
+        rows = rows[: lasts[0] + 1] if len(lasts) else rows
+        begun = replace(episode, rows=0, steps=(0, 0, 0), success=False)
+        state = Session("", episode.first_sequence, begun)
+        facts = facts_of(rows, RowFlags.of(info.schema))
+        plan = plan_rows(episode.session_key, state, facts, {}, 0)
+        return plan.episodes.get(episode.identifier, episode)

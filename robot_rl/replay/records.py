@@ -1,23 +1,20 @@
-"""Keys and records of the store: how rows, episodes, sessions and weights are laid out.
+"""What a store keeps: tables, episodes and weights, and where a packed row has its flags.
 
-Row key, big-endian: table u16, actor u32, session u64, sequence u64. Session and sequence are a
-row's exactly-once identity; an episode is a run of consecutive sequences of one session.
+Table, actor, session and sequence are a row's exactly-once identity; an episode is a run of
+consecutive sequences of one session.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from robot_rl.data.schema import SOURCE_NAMES, RowSchema, SchemaMismatch
-from robot_rl.replay.errors import StoreError
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES, RowSchema, SchemaMismatch
 
 TABLE_LIMIT = 2**16
 ACTOR_LIMIT = 2**32
@@ -25,11 +22,8 @@ SESSION_LIMIT = 2**63
 SEQUENCE_LIMIT = 2**63
 MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
 MAXIMUM_FIELDS = 512
+MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
 
-ROW_KEY = struct.Struct(">HIQQ")
-SESSION_KEY = struct.Struct(">HIQ")
-TABLE_KEY = struct.Struct(">H")
-EPISODE_KEY = struct.Struct(">Q")
 ROW_KEY_DTYPE = np.dtype(
     [("table", ">u2"), ("actor", ">u4"), ("session", ">u8"), ("sequence", ">u8")]
 )
@@ -53,31 +47,10 @@ class TableInfo:
     schema: RowSchema
     metadata: Mapping[str, object] = field(default_factory=dict)
 
-    def to_bytes(self) -> bytes:
-        """Serialise for the store."""
-        content = {
-            "name": self.name,
-            "schema": self.schema.to_json(),
-            "metadata": dict(self.metadata),
-        }
-        return json.dumps(content).encode()
-
-    @classmethod
-    def from_bytes(cls, key: bytes, value: bytes) -> TableInfo:
-        """Read what `to_bytes` wrote under `key`."""
-        content = json.loads(value)
-        return cls(
-            TABLE_KEY.unpack(key)[0],
-            str(content["name"]),
-            RowSchema.from_json(content["schema"]),
-            content["metadata"],
-        )
-
 
 class RowFacts(NamedTuple):
     """What the store needs to know of a row."""
 
-    size: int
     is_last: bool
     ended: bool
     terminated: bool
@@ -106,7 +79,6 @@ class EpisodeRecord:
             but where that row is terminated the episode is whole, without a final observation.
         source: Source of its first row: ``demo``, ``policy`` or ``intervention``.
         success: Whether any of its rows says so.
-        size: Bytes of its packed rows.
         metadata: What the actor said of it: ``task``, ``seed``, ``instruction``.
     """
 
@@ -121,7 +93,6 @@ class EpisodeRecord:
     cut: bool = False
     source: str = SOURCE_NAMES[0]
     success: bool = False
-    size: int = 0
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -158,7 +129,6 @@ class EpisodeRecord:
             self.cut,
             SOURCE_NAMES[rows[0].source] if self.rows == 0 else self.source,
             self.success or any(row.success for row in rows),
-            self.size + sum([row.size for row in rows]),
             self.metadata,
         )
 
@@ -179,32 +149,78 @@ class EpisodeRecord:
             corrected + finished.count(2),
         )
 
-    def to_bytes(self) -> bytes:
-        """Serialise for the store; the identifier is the key."""
-        content = {name: getattr(self, name) for name in _EPISODE_FIELDS}
-        return json.dumps({**content, "metadata": dict(self.metadata)}).encode()
+
+@dataclass
+class TableCounts:
+    """Totals over episodes of one table.
+
+    Attributes:
+        rows: Rows.
+        episodes: Episodes, open ones included.
+        sealed: Episodes that are complete.
+        cut: Complete episodes that were cut short.
+        successes: Episodes with success.
+        steps: Environment steps by source: demonstration, policy, intervention.
+        demonstration_rows: Rows of episodes that began as demonstrations.
+    """
+
+    rows: int = 0
+    episodes: int = 0
+    sealed: int = 0
+    cut: int = 0
+    successes: int = 0
+    steps: tuple[int, int, int] = (0, 0, 0)
+    demonstration_rows: int = 0
+
+    @property
+    def online_steps(self) -> int:
+        """Environment steps of actors, interventions included."""
+        return sum(self.steps) - self.steps[SOURCE_DEMONSTRATION]
+
+    def add(self, episode: EpisodeRecord, sign: int = 1) -> None:
+        """Count an episode, or with -1 count it no longer."""
+        self.rows += sign * episode.rows
+        self.episodes += sign
+        self.sealed += sign * episode.sealed
+        self.cut += sign * episode.cut
+        self.successes += sign * episode.success
+        a, b, c = (n + sign * e for n, e in zip(self.steps, episode.steps, strict=True))
+        self.steps = (a, b, c)
+        if episode.is_demonstration:
+            self.demonstration_rows += sign * episode.rows
+
+    def to_json(self) -> str:
+        """Serialise for the catalogue."""
+        return json.dumps(asdict(self))
 
     @classmethod
-    def from_bytes(cls, key: bytes, value: bytes) -> EpisodeRecord:
-        """Read what `to_bytes` wrote under `key`."""
-        content = json.loads(value)
-        content["steps"] = tuple(content["steps"])
-        return cls(EPISODE_KEY.unpack(key)[0], **content)
+    def from_json(cls, text: str) -> TableCounts:
+        """Read what `to_json` wrote."""
+        content = json.loads(text)
+        return cls(**{**content, "steps": tuple(content["steps"])})
 
 
-_EPISODE_FIELDS = (
-    "table",
-    "actor",
-    "session",
-    "first_sequence",
-    "rows",
-    "steps",
-    "sealed",
-    "cut",
-    "source",
-    "success",
-    "size",
-)
+def statistics(stored: TableCounts, evicted: TableCounts, row_bytes: int) -> dict[str, object]:
+    """Return the totals of a table as JSON-able numbers.
+
+    ``environment_steps`` counts all that were ever stored, so it never decreases; everything else
+    is what is there now.
+    """
+    steps = (s + e for s, e in zip(stored.steps, evicted.steps, strict=True))
+    return {
+        "rows": stored.rows,
+        "episodes": stored.episodes,
+        "sealed_episodes": stored.sealed,
+        "cut_episodes": stored.cut,
+        "successful_episodes": stored.successes,
+        "bytes": stored.rows * row_bytes,
+        "environment_steps": dict(zip(SOURCE_NAMES, steps, strict=True)),
+        "evicted": {
+            "rows": evicted.rows,
+            "episodes": evicted.episodes,
+            "environment_steps": sum(evicted.steps),
+        },
+    }
 
 
 @dataclass(frozen=True)
@@ -222,28 +238,6 @@ class WeightsRecord:
     version: int
     tensors: bytes
     metadata: Mapping[str, object] = field(default_factory=dict)
-
-    def to_bytes(self) -> bytes:
-        """Serialise for the store: length of a JSON head, the head, the tensors."""
-        head = json.dumps({"version": self.version, "metadata": dict(self.metadata)}).encode()
-        return b"".join((struct.pack(">I", len(head)), head, self.tensors))
-
-    @classmethod
-    def from_bytes(
-        cls, name: str, value: bytes | memoryview, *, tensors: bool = True
-    ) -> WeightsRecord:
-        """Read what `to_bytes` wrote; without `tensors` only the head of it.
-
-        Raises:
-            StoreError: The record is damaged.
-        """
-        try:
-            (length,) = struct.unpack_from(">I", value)
-            content = json.loads(bytes(value[4 : 4 + length]))
-            version, metadata = int(content["version"]), content["metadata"]
-        except (struct.error, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"the stored weights {name!r} cannot be read", got=error) from error
-        return cls(name, version, bytes(value[4 + length :]) if tensors else b"", metadata)
 
 
 FLAG_NAMES = ("is_last", "terminated", "truncated", "success", "source")
@@ -310,10 +304,3 @@ def field_offset(schema: RowSchema, name: str) -> int:
     fields = schema.dtype.fields
     assert fields is not None
     return int(fields[name][1])
-
-
-def split_keys(keys: npt.NDArray[np.void]) -> list[bytes]:
-    """Turn an array of `ROW_KEY_DTYPE` into LMDB keys."""
-    size = ROW_KEY_DTYPE.itemsize
-    data = keys.tobytes()
-    return [data[at : at + size] for at in range(0, len(data), size)]

@@ -1,166 +1,115 @@
-"""The sampler of a learner that does not share the store's file system."""
+"""Mini-batches across the network: a learner's sampler, and the server's thread that answers it.
+
+A request carries everything that its answer depends on: what to draw, how many steps are visible,
+and the state of the learner's random generator. So the learner gets, bit for bit, what it would
+draw from the rows themselves, and nothing is lost with the server.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any, cast
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self, cast
 
+import msgspec
 import numpy as np
+import zmq
 
-from robot_rl.data.schema import DTYPES, Array
-from robot_rl.replay.batches import Batch, Layout, allocate, checked
+from robot_rl.data.schema import DTYPES, Array, SchemaMismatch
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ReplayError, ServerBusy, WireError
-from robot_rl.replay.sampling import SamplerOptions
-from robot_rl.replay.wire import Kind, Message
+from robot_rl.replay.errors import ClientFailed, ReplayError, ServerBusy, WireError
+from robot_rl.replay.log_limit import LogLimit
+from robot_rl.replay.messages import error_header
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import TableRows
+from robot_rl.replay.sample_spec import Batch, Layout, SampleSpec, size_of
+from robot_rl.replay.sampler import Sampler, Visible
+from robot_rl.replay.wire import Frame, Kind, Message, encode, split
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 PATIENCE_SECONDS = 60.0
 # The server may be indexing a large store after its restart.
 _HELD_BACK_SECONDS = 30.0
 # A learner that waits for data looks again and again; each look is a message.
 _LOOK_SECONDS = 0.02
+MAXIMUM_DRAWS = 1 << 10
+MAXIMUM_SAMPLERS = 4
+MAXIMUM_WAITING = 64
+_IN_ORDER_EVERY = 4
+_ANSWERS = "inproc://sampled"
 
 
-class RemoteSampler:
+class RemoteSampler(Sampler):
     """Draws what `ReplaySampler` draws, bit for bit, by asking the server of the store.
 
     The random stream and what is visible are kept here and travel with each request, so a server
-    that is killed and started again takes nothing along. Not safe for use from several threads
-    at a time.
+    that is killed and started again takes nothing along.
 
     Args:
         client: A client of its own; it is closed with the sampler.
-        options: What to draw.
+        table: Name of the table.
+        spec: What to draw.
         rng: Where all randomness comes from; its bit generator must be PCG64, as that of
             `numpy.random.default_rng` is.
 
     Raises:
         StoreError: No such table.
         ReplayError: Unknown field, a number out of range, or another bit generator.
-        ServerUnreachable: No answer.
+        ServerUnreachable: No answer; so with all that asks the server.
     """
 
     def __init__(
-        self, client: ReplayClient, options: SamplerOptions, rng: np.random.Generator
+        self, client: ReplayClient, table: str, spec: SampleSpec, rng: np.random.Generator
     ) -> None:
         """Ask the server what there is; see the class."""
+        super().__init__(spec, rng)
         if not isinstance(rng.bit_generator, np.random.PCG64):
             raise ReplayError(
                 "the random stream cannot travel",
                 got=type(rng.bit_generator).__name__,
                 expected="PCG64, as numpy.random.default_rng makes",
             )
-        self.rng, self.batch_size = rng, options.batch_size
-        self._client, self._options = client, options
-        self._visible: int | None = None
+        self._client = client
+        self._about = {"table": table, "spec": asdict(spec)}
         self._next_look = 0.0
         self.refresh(None)
 
-    @property
-    def demonstration_transitions(self) -> int:
-        """Windows of demonstrations that `sample` draws from."""
-        return self._demonstrations
-
-    @property
-    def online_transitions(self) -> int:
-        """Online windows that `sample` draws from, those of interventions included."""
-        return self._online
-
-    @property
-    def intervention_transitions(self) -> int:
-        """Windows of interventions that `sample` draws from."""
-        return self._interventions
-
     def transitions_available(self) -> int:
-        """Look at the store and return its number of online environment steps.
-
-        Raises:
-            ServerUnreachable: No answer.
-        """
+        """See `Sampler`."""
         time.sleep(max(0.0, self._next_look - time.monotonic()))
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        return self._ask(Kind.COUNT_WINDOWS, environment_steps=0).integer("available")
+        return _visible(self._ask(Kind.COUNT_WINDOWS, 0)).available
 
     def refresh(self, environment_steps: int | None = None) -> None:
-        """Make exactly the first `environment_steps` online steps visible; None means all.
-
-        Raises:
-            NotEnoughData: The store holds fewer; wait for `transitions_available` first.
-            ServerUnreachable: No answer.
-        """
-        answer = self._ask(Kind.COUNT_WINDOWS, environment_steps=environment_steps)
-        self._visible = environment_steps
-        available = answer.integer("available")
+        """See `Sampler`."""
+        answer = self._ask(Kind.COUNT_WINDOWS, environment_steps)
+        self._steps, self.visible = environment_steps, _visible(answer)
         # What arrives later stays invisible until the next refresh.
-        self._limit = available if environment_steps is None else environment_steps
-        self._demonstrations = answer.integer("demonstrations")
-        self._online = answer.integer("online")
-        self._interventions = answer.integer("interventions")
-        self._layout = _layout(answer)
-
-    def sample(self, out: Batch | None = None) -> Batch:
-        """Draw one batch.
-
-        Args:
-            out: Arrays to fill, from `allocate`; new ones by default.
-
-        Raises:
-            NotEnoughData: Nothing to draw from is visible.
-            ServerUnreachable: No answer.
-        """
-        lead = (self.batch_size,)
-        batch = self.allocate() if out is None else checked(out, self._layout, lead)
-        self._draw(1, batch)
-        return batch
-
-    def sample_many(self, count: int, out: Batch | None = None) -> Batch:
-        """Draw `count` batches at once, shapes (count, B, ...).
-
-        The same random stream as `count` calls of `sample`.
-
-        Raises:
-            NotEnoughData: Nothing to draw from is visible.
-            ServerUnreachable: No answer.
-        """
-        lead = (count, self.batch_size)
-        batch = self.allocate(count) if out is None else checked(out, self._layout, lead)
-        self._draw(count, batch)
-        return batch
-
-    def allocate(self, count: int | None = None) -> Batch:
-        """Return arrays for a batch, or for `count` batches with a leading axis."""
-        lead = (self.batch_size,) if count is None else (count, self.batch_size)
-        return allocate(self._layout, lead)
-
-    def state_dict(self) -> dict[str, object]:
-        """Return the state of the random stream and what is visible, JSON-able."""
-        return {
-            "rng": cast("dict[str, object]", self.rng.bit_generator.state),
-            "environment_steps": self._visible,
-        }
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where `state_dict` was taken, of this or of a `ReplaySampler`.
-
-        Raises:
-            ReplayError: The state is not one of this kind of generator.
-            NotEnoughData: The store has lost the steps that were visible then.
-            ServerUnreachable: No answer.
-        """
-        try:
-            self.rng.bit_generator.state = cast("dict[str, Any]", state["rng"])
-            steps = cast("int | None", state["environment_steps"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ReplayError("this is not the state of a sampler", got=repr(error)) from error
-        self.refresh(steps)
+        self._limit = self.visible.available if environment_steps is None else environment_steps
+        self.layout, self._identity = _layout(answer), answer.text("store")
 
     def close(self) -> None:
         """End the connection."""
         self._client.close()
 
-    def _ask(self, kind: Kind, **entries: object) -> Message:
-        header = {**self._options.to_header(), **entries}
+    def _fill(self, count: int, batch: Batch) -> None:
+        answer = self._ask(Kind.SAMPLE, self._limit, draws=count)
+        _unpack(answer, [batch[name] for name in self.layout])
+        state = answer.mapping("state")
+        self.rng.bit_generator.state = cast("dict[str, Any]", state["rng"])
+        self._given = cast("tuple[int, int]", tuple(cast("list[int]", state["given"])))
+        self.visible = _visible(answer)
+
+    def _ask(self, kind: Kind, steps: int | None, **entries: object) -> Message:
+        state = {**self.state_dict(), "environment_steps": steps}
+        header = {**self._about, "state": state, **entries}
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -172,16 +121,6 @@ class RemoteSampler:
                     raise
                 time.sleep(_LOOK_SECONDS)
 
-    def _draw(self, count: int, batch: Batch) -> None:
-        answer = self._ask(
-            Kind.SAMPLE,
-            draws=count,
-            rng=self.rng.bit_generator.state,
-            environment_steps=self._limit,
-        )
-        _fill([batch[name] for name in self._layout], answer)
-        self.rng.bit_generator.state = answer.mapping("rng")
-
 
 def _layout(answer: Message) -> Layout:
     """Read what the arrays of a batch look like.
@@ -189,7 +128,7 @@ def _layout(answer: Message) -> Layout:
     Raises:
         WireError: The answer does not say it.
     """
-    layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    layout: Layout = {}
     for name, entry in answer.mapping("layout").items():
         try:
             dtype, shape = cast("tuple[str, list[int]]", entry)
@@ -201,7 +140,14 @@ def _layout(answer: Message) -> Layout:
     return layout
 
 
-def _fill(arrays: list[Array], answer: Message) -> None:
+def _visible(answer: Message) -> Visible:
+    try:
+        return msgspec.convert(answer.header.get("visible"), Visible)
+    except msgspec.ValidationError as error:
+        raise WireError("the number of windows cannot be read", got=str(error)) from error
+
+
+def _unpack(answer: Message, arrays: list[Array]) -> None:
     """Copy the payload into arrays that follow one another; an array may span several frames.
 
     Raises:
@@ -221,3 +167,233 @@ def _fill(arrays: list[Array], answer: Message) -> None:
                 )
             target[at : at + len(frame)] = frame
             at += len(frame)
+
+
+def _pack(batch: Batch) -> list[Frame]:
+    """Return the bytes of a batch's arrays, one after the other."""
+    frames: list[Frame] = []
+    for array in batch.values():
+        frames += split(array.reshape(-1).view(np.uint8).data)
+    return frames
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """A request, checked as far as it can be without the store.
+
+    Attributes:
+        client: Who asks.
+        about: Of which table, and what to draw.
+        draws: How many batches; 0 only counts what there is.
+        state: Of the client's sampler.
+        header: The whole header.
+    """
+
+    client: bytes
+    about: tuple[str, SampleSpec]
+    draws: int
+    state: Mapping[str, object]
+    header: Mapping[str, object]
+
+    @classmethod
+    def of(cls, client: bytes, message: Message) -> Self:
+        """Read a message.
+
+        Raises:
+            WireError: It is malformed.
+            ReplayError: What is to be drawn is out of range.
+        """
+        if message.payload:
+            raise WireError("a request to sample has no payload", got=len(message.payload))
+        message.request()
+        draws = message.integer("draws", MAXIMUM_DRAWS + 1) if message.kind == Kind.SAMPLE else 0
+        if message.kind == Kind.SAMPLE and draws == 0:
+            raise WireError("a request to sample asks for nothing", got=draws, expected=">= 1")
+        try:
+            spec = msgspec.convert(message.mapping("spec"), SampleSpec)
+        except (msgspec.ValidationError, UnicodeError) as error:
+            raise WireError("what to sample cannot be read", got=str(error)) from error
+        about = message.text("table", 64), spec
+        return cls(client, about, draws, message.mapping("state"), message.header)
+
+
+class SamplingQueue:
+    """One request of each client; a newer one takes the place of the older.
+
+    Most requests come from learners whose sampler is open already, and are quick. Those that must
+    index the table first are let in between, so that they cannot make the others wait for long.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._condition = threading.Condition()
+        self._requests: dict[bytes, SamplingRequest] = {}
+        self._taken = 0
+        self._stopped = False
+
+    def put(self, request: SamplingRequest) -> None:
+        """Add a request.
+
+        Raises:
+            ServerBusy: Too many clients wait.
+        """
+        with self._condition:
+            if len(self._requests) >= MAXIMUM_WAITING and request.client not in self._requests:
+                raise ServerBusy(
+                    "too many clients wait for mini-batches",
+                    got=len(self._requests),
+                    hint="ask again later",
+                )
+            self._requests[request.client] = request
+            self._condition.notify()
+
+    def take(self, is_quick: Callable[[SamplingRequest], bool]) -> SamplingRequest | None:
+        """Wait for a request and return it, quick ones first; None once the queue is stopped."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._requests or self._stopped)
+            if self._stopped:
+                return None
+            self._taken += 1
+            first = next(iter(self._requests.values()))
+            chosen = first
+            if self._taken % _IN_ORDER_EVERY:
+                chosen = next(filter(is_quick, self._requests.values()), first)
+            return self._requests.pop(chosen.client)
+
+    def stop(self) -> None:
+        """Let `take` return None from now on; what waits is dropped."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify()
+
+
+class SamplingService:
+    """Answers requests to sample, one at a time, in a thread of its own.
+
+    Args:
+        store: Folder of the store.
+        message_bytes: Most bytes of one answer.
+
+    Attributes:
+        socket: Readable when `answer` has something.
+        failures: Requests that failed of something else than themselves.
+    """
+
+    def __init__(self, store: Path, message_bytes: int) -> None:
+        """Start the thread."""
+        self._store, self._message_bytes = store, message_bytes
+        self.failures = 0
+        self._context = zmq.Context(0)  # no connections, so no thread for them
+        self.socket = self._context.socket(zmq.PAIR)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.bind(_ANSWERS)
+        self._queue = SamplingQueue()
+        self._samplers: OrderedDict[tuple[str, SampleSpec], ReplaySampler] = OrderedDict()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
+        self._thread.start()
+
+    def submit(self, client: bytes, message: Message) -> None:
+        """Queue a request.
+
+        Raises:
+            WireError: It is malformed.
+            ServerBusy: Too many clients wait.
+        """
+        self._queue.put(SamplingRequest.of(client, message))
+
+    def answer(self) -> tuple[bytes, list[Frame]] | None:
+        """Return a client and the answer to it, or None where there is none yet.
+
+        Raises:
+            ClientFailed: The thread has died.
+        """
+        if self._failure is not None:
+            raise ClientFailed(
+                "the server's sampling thread has died", got=repr(self._failure)
+            ) from self._failure
+        try:
+            client, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return client.bytes, [frame.buffer for frame in frames]
+
+    def close(self) -> None:
+        """End the thread; what it has not answered is dropped."""
+        self._queue.stop()
+        self._thread.join()
+        self.socket.close(linger=0)
+        self._context.term()
+
+    def _run(self) -> None:
+        socket = self._context.socket(zmq.PAIR)
+        try:
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(_ANSWERS)
+            is_open = self._samplers.__contains__
+            while (request := self._queue.take(lambda r: is_open(r.about))) is not None:
+                socket.send_multipart([request.client, *self._answered(request)], copy=False)
+        except BaseException as failure:
+            self._failure = failure
+            socket.send(b"")
+        finally:
+            socket.close()
+            for sampler in self._samplers.values():
+                sampler.close()
+
+    def _answered(self, request: SamplingRequest) -> list[Frame]:
+        try:
+            respond = self._sample if request.draws else self._count
+            return respond(self._sampler(request.about), request)
+        except (ReplayError, SchemaMismatch) as error:
+            failure: ReplayError | SchemaMismatch = error
+        except Exception as error:
+            # One request must never end sampling for everybody else.
+            self.failures += 1
+            logger.exception("a request to sample could not be answered")
+            failure = ReplayError("the server failed on this request", got=repr(error))
+        return encode(Kind.ERROR, error_header(failure, request.header))
+
+    def _sample(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
+        size = request.draws * sampler.spec.batch_size * size_of(sampler.layout)
+        if size > self._message_bytes:
+            raise ReplayError(
+                "so many batches are too large for one message",
+                got=f"{size} bytes",
+                expected=f"<= {self._message_bytes} bytes",
+                hint="draw fewer at once, or raise the server's replay.message_bytes",
+            )
+        sampler.load_state_dict(request.state)
+        batch = sampler.sample_many(request.draws)
+        header = {
+            "request": request.header.get("request"),
+            "state": sampler.state_dict(),
+            "visible": sampler.visible,
+        }
+        return encode(Kind.SAMPLED, header, _pack(batch))
+
+    def _count(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
+        store = sampler.state_dict()["store"]
+        # The first question of a client, which cannot know the store yet.
+        state = {**request.state, "store": request.state.get("store") or store}
+        sampler.load_state_dict(state)
+        header = {
+            "request": request.header.get("request"),
+            "store": store,
+            "visible": sampler.visible,
+            "layout": {name: [d.name, shape] for name, (d, shape) in sampler.layout.items()},
+        }
+        return encode(Kind.WINDOWS_COUNTED, header)
+
+    def _sampler(self, about: tuple[str, SampleSpec]) -> ReplaySampler:
+        """Return the sampler for a kind of request; the one unused for longest makes room."""
+        sampler = self._samplers.pop(about, None)
+        if sampler is None:
+            if len(self._samplers) >= MAXIMUM_SAMPLERS:
+                self._samplers.popitem(last=False)[1].close()
+            table, spec = about
+            rows = TableRows(self._store, table)
+            sampler = ReplaySampler(rows, spec, np.random.default_rng(0))
+        self._samplers[about] = sampler
+        return sampler

@@ -31,7 +31,6 @@ from robot_rl.replay.errors import (
     StoreReplaced,
     WireError,
 )
-from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.keys import ServerKeys
 from robot_rl.replay.listener import DEFAULT_MEMORY_BYTES, Listener
 from robot_rl.replay.log_limit import LogLimit
@@ -44,16 +43,16 @@ from robot_rl.replay.messages import (
     split_rows,
 )
 from robot_rl.replay.records import ACTOR_LIMIT, SEQUENCE_LIMIT, SESSION_LIMIT, TABLE_LIMIT
-from robot_rl.replay.sampling_service import SamplingService
+from robot_rl.replay.remote_sampler import SamplingService
+from robot_rl.replay.session_files import NO_LIMIT, Capacity
 from robot_rl.replay.sessions import RowBatch
-from robot_rl.replay.store import DEFAULT_MAP_SIZE, NO_LIMIT, Fsync, StoreWriter
+from robot_rl.replay.store import Fsync, StoreWriter
 from robot_rl.replay.wire import DEFAULT_MESSAGE_BYTES, Frame, Kind, Message, decode, encode
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 IDLE_SECONDS = 0.1
-READER_CHECK_SECONDS = 5.0
 DRAIN_MESSAGES = 128
 # Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
 # on a virtual machine may cost five times as much as small ones that were in use before.
@@ -74,7 +73,6 @@ class ReplayServer:
             survive a power cut too.
         group_rows: With ``"group"``, commit after so many rows ...
         group_seconds: ... or after so many seconds, whichever comes first.
-        map_size_bytes: Limit of what the store's sparse file holds; see `open_for_writing`.
         message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
         memory_bytes: Most that may wait in memory, unread or unsent, before all connections
             are cut.
@@ -87,7 +85,7 @@ class ReplayServer:
         AddressRefused: Not an address of this machine, or beyond loopback without keys.
         KeysError: The keys cannot be read.
         AddressInUse: The port is taken.
-        CapacityRefused: The capacity does not fit `map_size_bytes`.
+        CapacityRefused: The capacity is out of range.
         StoreInUse: Another server writes this store.
         StoreError: The store cannot be opened.
     """
@@ -101,7 +99,6 @@ class ReplayServer:
         fsync: Fsync = "none",
         group_rows: int = 32,
         group_seconds: float = 0.02,
-        map_size_bytes: int = DEFAULT_MAP_SIZE,
         message_bytes: int = DEFAULT_MESSAGE_BYTES,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         capacity: Capacity = NO_LIMIT,
@@ -115,9 +112,7 @@ class ReplayServer:
         self._group_rows, self._group_seconds = group_rows, group_seconds
         self._message_bytes = message_bytes
         with ExitStack() as opened:
-            self._writer = StoreWriter(
-                path, fsync=fsync, map_size_bytes=map_size_bytes, capacity=capacity
-            )
+            self._writer = StoreWriter(path, fsync=fsync, capacity=capacity)
             opened.callback(self._writer.close)
             self._sampling = SamplingService(path, message_bytes)
             opened.callback(self._sampling.close)
@@ -155,7 +150,6 @@ class ReplayServer:
 
     def run(self, stop: StopEvent) -> None:
         """Serve until `stop` is set; then commit what was received and close."""
-        next_reader_check = time.monotonic()
         try:
             while not stop.is_set():
                 if self._listener.poll(self._wait_seconds(), self._sampling.socket):
@@ -165,12 +159,8 @@ class ReplayServer:
                 self._listener.limit_memory()
                 if self._commit_is_due():
                     self._commit()
-                now = time.monotonic()
-                for client, message in self._mailbox.expired(now):
+                for client, message in self._mailbox.expired(time.monotonic()):
                     self._send(client, message)
-                if now >= next_reader_check:
-                    self._writer.check_readers()
-                    next_reader_check = now + READER_CHECK_SECONDS
             self._commit()
             (self.path / ENDPOINT_FILE).unlink(missing_ok=True)
         finally:
@@ -310,7 +300,7 @@ class ReplayServer:
     def _get_statistics(self, client: bytes, message: Message) -> None:
         admission = self._listener.admission
         statistics = {
-            **self._writer.statistics(),
+            "tables": self._writer.statistics(),
             **self._counters,
             "sampling_failures": self._sampling.failures,
             "connection_resets": self._listener.resets,

@@ -14,7 +14,10 @@ from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import KeysRefused, ServerUnreachable, StoreFull
 from robot_rl.replay.remote_sampler import RemoteSampler
-from robot_rl.replay.sampling import Sampler, SamplerOptions
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import TableRows
+from robot_rl.replay.sample_spec import SampleSpec
+from robot_rl.replay.sampler import Sampler
 from robot_rl.run import RunDirectory
 
 STARTUP_SECONDS = 60.0
@@ -53,7 +56,7 @@ class ServerPlace:
         """
         return ReplayClient(self.address or self.store, keys=self.keys, **options)
 
-    def sampler(self, options: SamplerOptions, rng: np.random.Generator) -> Sampler:
+    def sampler(self, table: str, spec: SampleSpec, rng: np.random.Generator) -> Sampler:
         """Make a sampler: from the memory map, or over the network.
 
         Raises:
@@ -62,10 +65,10 @@ class ServerPlace:
             ServerUnreachable: The server on another machine does not answer.
         """
         if self.address is None:
-            return options.open(self.store, rng)
+            return ReplaySampler(TableRows(self.store, table), spec, rng)
         client = self.client()
         try:
-            return RemoteSampler(client, options, rng)
+            return RemoteSampler(client, table, spec, rng)
         except BaseException:
             client.close()
             raise

@@ -1,9 +1,9 @@
-"""The order of rows inside a session: what may come next, and what a batch changes."""
+"""The order of rows inside a session: what may come next, and which episodes rows make."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.replay.errors import RowRefused, SequenceGap, SessionTaken
@@ -51,26 +51,25 @@ class RowBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What storing a batch does: the session after it and the episode records it touches."""
+    """What storing rows does.
+
+    Attributes:
+        after: The session after it.
+        episodes: The episodes that it touches, by identifier, in the order of beginning.
+        next_episode: Identifier of the next episode that begins.
+    """
 
     after: Session
     episodes: dict[int, EpisodeRecord]
     next_episode: int
 
 
-def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: int) -> Plan:
-    """Check that a batch continues its session and work out the state after it.
-
-    Args:
-        batch: The rows; those below ``before.next_sequence`` are duplicates and are skipped.
-        before: Where the session stands.
-        flags: Offsets of the flags in a packed row.
-        next_episode: Identifier of the next episode that begins.
+def rows_to_skip(batch: RowBatch, before: Session) -> int:
+    """Return how many leading rows of a batch are stored already.
 
     Raises:
         SessionTaken: The batch carries another owner token, or adds to a closed session.
         SequenceGap: The batch begins after the next row.
-        RowRefused: A row breaks the order of an episode or has an impossible flag.
     """
     if batch.owner != before.owner:
         raise SessionTaken("the session belongs to another writer", got=batch.session)
@@ -85,33 +84,52 @@ def plan_batch(batch: RowBatch, before: Session, flags: RowFlags, next_episode: 
             got=batch.session,
             hint="let only one process write as this actor",
         )
-    state = Session(
-        before.owner, before.next_sequence, before.episode, before.ended_by, before.closed
-    )
+    return skip
+
+
+def plan_rows(
+    session: SessionKey,
+    before: Session,
+    rows: Iterable[RowFacts],
+    metadata: Mapping[int, Mapping[str, object]],
+    next_episode: int,
+) -> Plan:
+    """Work out what a session is after further rows.
+
+    Args:
+        session: Table, actor and session numbers.
+        before: Where the session stands.
+        rows: What the rows say of themselves.
+        metadata: Of the episodes that begin here, by sequence.
+        next_episode: Identifier of the next episode that begins.
+
+    Raises:
+        RowRefused: A row breaks the order of an episode.
+    """
+    state = replace(before)
     episodes: dict[int, EpisodeRecord] = {}
-    rows: list[RowFacts] = []  # of the open episode, and the sources of the steps they complete
+    new: list[RowFacts] = []  # of the open episode, and the sources of the steps they complete
     finished: list[int] = []
-    for row in batch.rows[skip:]:
-        facts = read_facts(row, flags)
+    for facts in rows:
         check_order(facts, begins=state.episode is None, ended=state.ended_by is not None)
         if state.episode is None:
-            metadata = batch.episodes.get(state.next_sequence, {})
+            facts_of_episode = metadata.get(state.next_sequence, {})
             state.episode = EpisodeRecord(
-                next_episode, *batch.session, state.next_sequence, metadata=metadata
+                next_episode, *session, state.next_sequence, metadata=facts_of_episode
             )
             next_episode += 1
-        rows.append(facts)
+        new.append(facts)
         if facts.is_last:
             finished += [] if state.ended_by is None else [state.ended_by]
-            record = state.episode.with_rows(rows, finished)
+            record = state.episode.with_rows(new, finished)
             episodes[record.identifier] = record
-            state.episode, rows, finished = None, [], []
+            state.episode, new, finished = None, [], []
         elif not facts.ended:
             finished.append(facts.source)
         state.ended_by = facts.source if facts.ended else None
         state.next_sequence += 1
-    if state.episode is not None and rows:
-        state.episode = state.episode.with_rows(rows, finished)
+    if state.episode is not None and new:
+        state.episode = state.episode.with_rows(new, finished)
         episodes[state.episode.identifier] = state.episode
     return Plan(state, episodes, next_episode)
 
@@ -131,7 +149,7 @@ def read_facts(row: memoryview | bytes, flags: RowFlags) -> RowFacts:
             expected="booleans 0 or 1, source 0 (demo), 1 (policy) or 2 (intervention)",
         )
     ended = not is_last and bool(terminated or truncated)
-    return RowFacts(flags.size, bool(is_last), ended, bool(terminated), bool(success), source)
+    return RowFacts(bool(is_last), ended, bool(terminated), bool(success), source)
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:

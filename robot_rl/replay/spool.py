@@ -1,23 +1,57 @@
-"""Where rows wait until the server has committed them: what every spool does, and one in memory."""
+"""Where an actor's rows wait until the server has committed them: a row file used as a ring.
+
+A row is copied into the mapped file and counts from the moment at which the counter of rows moves
+past it: no system call, and a kill -9 loses at most the row that is being copied. A later process
+finds the rows that were not acknowledged, and whose they are.
+
+    counters    sequence of the oldest row, of the next row, of slot 0; episodes so far
+    room        a checksum for each slot; metadata of the newest episodes
+    rows        sequence q lies in slot (q - sequence of slot 0) % slots
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from robot_rl.replay.errors import RowRefused, WireError
-from robot_rl.replay.row_ring import RowRing, Stretch
-from robot_rl.replay.wire import (
-    MAXIMUM_EPISODE_METADATA,
-    MAXIMUM_HEADER_DEPTH,
-    Frame,
-    check_depth,
+import numpy as np
+
+from robot_rl.data.schema import RowSchema, SchemaMismatch
+from robot_rl.replay.errors import (
+    FileDamaged,
+    RowRefused,
+    SpoolDamaged,
+    SpoolError,
+    SpoolInUse,
+    SpoolTooSmall,
+    WireError,
 )
+from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
+from robot_rl.replay.row_file import COUNTERS, RowFile, disk_is_full, is_blank, no_room
+from robot_rl.replay.wire import MAXIMUM_HEADER_DEPTH, Frame, check_depth
 
+DEFAULT_SPOOL_BYTES = 64 << 20
+EPISODES = 512  # whose metadata fit
 _METADATA_DEPTH = MAXIMUM_HEADER_DEPTH - 2  # in the header they are an object of objects
+_EPISODE = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("size", "<u4"),
+        ("checksum", "<u4"),
+        ("text", f"V{MAXIMUM_EPISODE_METADATA}"),
+    ]
+)
+_DESCRIPTION_BYTES = 1 << 17  # of the session, with its schema
+_FIRST, _END, _BASE, _EPISODES = range(4)
+# Above 5 KB zlib lets go of the interpreter, and the control loop would have to wait for it.
+_CHECKSUM_STEP = 4096
 
 
 @dataclass(frozen=True)
@@ -33,7 +67,7 @@ class OpenSession:
         in_episode: Whether an episode was open then.
         ended: Whether only that episode's row with ``is_last`` was missing.
         header: What opens it again after a break.
-        store: Identity of the store that it is in; empty where an older server did not tell.
+        store: Identity of the store that it is in.
     """
 
     table: int
@@ -51,104 +85,302 @@ class OpenSession:
         """Entries of a header that name the store, if it is known."""
         return {"store": self.store} if self.store else {}
 
-    def to_bytes(self) -> bytes:
-        """Serialise as JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> OpenSession:
-        """Read what `to_bytes` wrote."""
-        return cls(**json.loads(data))
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one of its rows."""
+        return RowSchema.from_json(str(self.header["schema"])).dtype.itemsize
 
 
-class Spool(Protocol):
+class Stretch(NamedTuple):
+    """Rows that lie one after the other, so that they can be sent uncopied.
+
+    Attributes:
+        data: Their bytes.
+        rows: How many.
+        episode: JSON of the metadata of the episode that the last row begins, if it does.
+    """
+
+    data: Frame
+    rows: int
+    episode: bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return len(self.data) // self.rows
+
+
+class Spool:
     """Unacknowledged rows of one session, with consecutive sequences.
 
     One thread pushes; another reads and acknowledges. Callers share a lock over all calls, but
-    what `rows_from` returned may be read without it until those rows are acknowledged.
+    what `rows_from` returned may be read without it until those rows are acknowledged. The file is
+    removed when it is closed with no row in it.
+
+    Args:
+        path: The file; made with its folder where absent. None keeps the rows in memory: they
+            then end with the process.
+        size_bytes: Its size. One with rows keeps the size that it has.
 
     Attributes:
-        first: Sequence of the oldest row.
-        end: Sequence of the next row.
-        gap: Bytes between two rows of a stretch.
         place: Where the rows are, for messages.
         left: The session whose rows an earlier process left here; None without any.
+        first: Sequence of the oldest row.
+        end: Sequence of the next row.
+
+    Raises:
+        SpoolInUse: Another process has the file open.
+        SpoolDamaged: It is no spool file, or a row in it is not as it was written.
+        SpoolError: It cannot be made or written; the disk has no room for it.
     """
 
-    first: int
-    end: int
-    gap: int
-    place: str
-    left: OpenSession | None
+    def __init__(self, path: Path | None, size_bytes: int) -> None:
+        """Open or make the file, and find what an earlier process left in it."""
+        self.place = "memory" if path is None else f"the spool {path}"
+        self.left: OpenSession | None = None
+        self.first = self.end = 0
+        self._path, self._size_bytes = path, size_bytes
+        self._unmap()
+        self._file = None if path is None else _open_locked(path)
+        if self._file is None:
+            return
+        try:
+            if is_blank(self._file.path):
+                self._reserve()
+            else:
+                self._recover()
+        except BaseException:
+            self._release()
+            raise
 
     def begin(self, session: OpenSession) -> None:
-        """Begin another session; the spool must be empty."""
+        """Begin another session; the spool must be empty.
 
-    def has_room(self, rows: int, size: int) -> bool:
-        """Return whether so many more rows fit, with `size` bytes of rows and metadata in all."""
+        Raises:
+            SpoolTooSmall: The size leaves no room for a row.
+            SpoolError: The disk has no room for it, or it cannot be written.
+        """
+        assert self.first == self.end
+        self.left = None
+        row_bytes = session.row_bytes
+        check_size(self._size_bytes, rows=1, row_bytes=row_bytes)
+        slots = (self._size_bytes - size_for(0, row_bytes)) // (row_bytes + 4)
+        about = {"spool": asdict(session)}
+        room = _EPISODE.itemsize * EPISODES + 4 * slots
+        self._unmap()
+        if self._file is None:
+            data = memoryview(mmap.mmap(-1, slots * row_bytes + room + mmap.PAGESIZE))
+            self._take(data, room + mmap.PAGESIZE, mmap.PAGESIZE, row_bytes, slots)
+        else:
+            try:
+                self._file.format(about, row_bytes, room, slots)
+                data = self._file.map_all()
+            except OSError as error:
+                raise self._not_made(error) from error
+            header = self._file.header_bytes
+            self._take(data, header, header - room, row_bytes, slots)
+        self.first = self.end = session.next_sequence
+        self._counters[_FIRST] = self._counters[_END] = self._counters[_BASE] = self.first
+
+    def has_room(self, rows: int, *, begins: bool) -> bool:
+        """Return whether so many more rows of one episode fit, and its metadata if it begins."""
+        fits = self.end - self.first + rows <= self._slots
+        return fits and not (begins and len(self._facts) >= EPISODES)
 
     def push(self, parts: Sequence[Frame], episode: bytes) -> int:
-        """Add a row for which there is room, given in parts, and return its sequence."""
+        """Add a row for which there is room, given in parts, and return its sequence.
+
+        Args:
+            parts: Its bytes.
+            episode: JSON of the metadata of the episode that it begins, if it does.
+        """
+        sequence = self.end
+        if self.first == sequence:
+            # Begin at the first slot again: the same few pages are then written, which spares the
+            # disk too. There is no row whose place it changes.
+            self._counters[_BASE] = sequence
+        slot = self._slot(sequence)
+        at = start = slot * self._row_bytes
+        for part in parts:
+            self._rows[at : at + len(part)] = part
+            at += len(part)
+        assert at - start == self._row_bytes
+        self._checksums[slot] = _checksum(parts)
+        if episode:
+            number = int(self._counters[_EPISODES])
+            entry = self._entries[number % EPISODES]
+            entry["sequence"], entry["size"] = sequence, len(episode)
+            entry["checksum"], entry["text"] = _checksum([episode]), episode
+            self._counters[_EPISODES] = number + 1
+            self._facts[sequence] = episode
+        self.end = sequence + 1
+        self._counters[_END] = self.end
+        return sequence
 
     def rows_from(self, sequence: int, rows: int, size: int) -> list[Stretch]:
         """Return up to so many rows from `sequence` on, with at most `size` bytes or only one."""
+        found = []
+        end = min(self.end, sequence + min(rows, max(size // max(self._row_bytes, 1), 1)))
+        while sequence < end:
+            slot = self._slot(sequence)
+            count = min(end - sequence, self._slots - slot)
+            begins = next((s for s in sorted(self._facts) if s >= sequence), end)
+            if begins < sequence + count:
+                count = begins + 1 - sequence
+            start = slot * self._row_bytes
+            data = self._rows[start : start + count * self._row_bytes]
+            sequence += count
+            found.append(Stretch(data, count, self._facts.get(sequence - 1, b"")))
+        return found
 
     def acknowledge(self, following: int) -> bool:
         """Forget the rows below `following`; return whether there were any."""
+        if following <= self.first:
+            return False
+        self.first = following
+        self._counters[_FIRST] = following
+        for sequence in [s for s in self._facts if s < following]:
+            del self._facts[sequence]
+        if self.first == self.end:
+            self.left = None
+        return True
 
     def close(self) -> None:
-        """Release what the spool holds; a second call does nothing."""
+        """Release what the spool holds; a second call does nothing.
+
+        Raises:
+            SpoolError: The rows that are left cannot be written to the disk.
+        """
+        if self._file is None:
+            self._unmap()
+            return
+        try:
+            if self.first == self.end:
+                self._file.path.unlink(missing_ok=True)
+            else:
+                self._file.sync()
+        except OSError as error:
+            raise SpoolError(f"{self.place} cannot be written", got=error) from error
+        finally:
+            self._release()
+
+    def _slot(self, sequence: int) -> int:
+        return (sequence - int(self._counters[_BASE])) % self._slots
+
+    def _reserve(self) -> None:
+        """Take the room on the disk before there is a session, so that a full disk is known."""
+        assert self._file is not None
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, self._size_bytes)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), 0)
+            raise self._not_made(error) from error
+
+    def _take(self, data: memoryview, rows: int, room: int, row_bytes: int, slots: int) -> None:
+        """Use mapped memory, in which the rows and the room before them begin at these places."""
+        self._counters = np.frombuffer(data[COUNTERS], "<u8")
+        entries = room + _EPISODE.itemsize * EPISODES
+        self._entries = np.frombuffer(data[room:entries], _EPISODE)
+        self._checksums = np.frombuffer(data[entries : entries + 4 * slots], "<u4")
+        self._rows = data[rows : rows + slots * row_bytes]
+        self._row_bytes, self._slots = row_bytes, slots
+        self._facts: dict[int, bytes] = {}
+
+    def _recover(self) -> None:
+        """Find the rows that were not acknowledged, all of which must be as they were written."""
+        assert self._file is not None
+        try:
+            self._file.read_header()
+        except FileDamaged as error:
+            raise self._damaged(str(error)) from error
+        try:
+            session = OpenSession(**self._file.about["spool"])
+            row_bytes = session.row_bytes
+        except (KeyError, TypeError, SchemaMismatch) as error:
+            raise self._damaged(error) from error
+        size = os.fstat(self._file.fileno()).st_size
+        slots, rest = divmod(size - self._file.header_bytes, row_bytes)
+        room = _EPISODE.itemsize * EPISODES + 4 * slots
+        if slots < 1 or rest or room + COUNTERS.stop > self._file.header_bytes:
+            raise self._damaged(f"{size} bytes: another length than it was made with")
+        header = self._file.header_bytes
+        self._take(self._file.map_all(), header, header - room, row_bytes, slots)
+        self.first, self.end = int(self._counters[_FIRST]), int(self._counters[_END])
+        if not self._counters[_BASE] <= self.first <= self.end <= self.first + slots:
+            raise self._damaged(f"rows {self.first} to {self.end}")
+        for sequence in range(self.first, self.end):
+            slot = self._slot(sequence)
+            row = self._rows[slot * row_bytes : (slot + 1) * row_bytes]
+            if _checksum([row]) != self._checksums[slot]:
+                whole = sequence - self.first
+                raise self._damaged(
+                    f"row {sequence} has another checksum; {whole} rows before it are whole"
+                )
+        newest = int(self._counters[_EPISODES])
+        for number in range(max(newest - EPISODES, 0), newest):
+            entry = self._entries[number % EPISODES]
+            if self.first <= entry["sequence"] < self.end:
+                text = entry["text"].tobytes()[: entry["size"]]
+                if _checksum([text]) != entry["checksum"]:
+                    raise self._damaged(f"the metadata of the episode at row {entry['sequence']}")
+                self._facts[int(entry["sequence"])] = text
+        self.left = session if self.end > self.first else None
+
+    def _damaged(self, what: object) -> SpoolDamaged:
+        return SpoolDamaged(
+            f"{self.place} is damaged or no spool",
+            got=what,
+            hint="nothing of it was sent or changed; to go on without the rows in it, move it away",
+        )
+
+    def _not_made(self, error: OSError) -> SpoolError:
+        assert self._path is not None
+        if not disk_is_full(error):
+            return SpoolError(f"{self.place} cannot be written", got=error)
+        hint = (
+            f"free some space: it takes {self._size_bytes} bytes; or make it smaller with"
+            " replay.spool_bytes"
+        )
+        full = no_room(SpoolError, self._path, hint)
+        assert isinstance(full, SpoolError)
+        return full
+
+    def _unmap(self) -> None:
+        """Let go of the memory; it ends with the last view of a row in it."""
+        empty = np.empty(0, "<u8")
+        self._counters, self._entries, self._checksums = empty, empty, empty
+        self._rows = memoryview(b"")
+        self._slots = 0
+        self._facts = {}
+
+    def _release(self) -> None:
+        self._unmap()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
-class MemorySpool:
-    """Rows in memory: they end with the process.
+def size_for(rows: int, row_bytes: int) -> int:
+    """Return the size of a spool with room for so many rows of one episode."""
+    fixed = _DESCRIPTION_BYTES + mmap.PAGESIZE + _EPISODE.itemsize * EPISODES
+    return fixed + rows * (row_bytes + 4)
 
-    Args:
-        maximum_rows: Most rows it holds.
-        maximum_bytes: Most bytes it holds; memory is taken when it is needed for the first time.
+
+def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
+    """Check that a spool of this size can hold a whole episode of T + 1 rows.
+
+    Raises:
+        SpoolTooSmall: It cannot; says how large it must be.
     """
-
-    gap = 0
-    place = "memory"
-    left: OpenSession | None = None
-
-    def __init__(self, maximum_rows: int, maximum_bytes: int) -> None:
-        """Start empty at sequence 0."""
-        self.maximum_rows = maximum_rows
-        self.first = self.end = 0
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._ring = RowRing(memoryview(mmap.mmap(-1, maximum_bytes, private)))
-
-    def begin(self, session: OpenSession) -> None:
-        """See `Spool`."""
-        self.first = self.end = session.next_sequence
-
-    def has_room(self, rows: int, size: int) -> bool:
-        """See `Spool`."""
-        return size <= self._ring.free and len(self._ring) + rows <= self.maximum_rows
-
-    def push(self, parts: Sequence[Frame], episode: bytes) -> int:
-        """See `Spool`."""
-        if not len(self._ring):
-            self._ring.rewind()
-        self._ring.put(b"", parts, episode)
-        self.end += 1
-        return self.end - 1
-
-    def rows_from(self, sequence: int, rows: int, size: int) -> list[Stretch]:
-        """See `Spool`."""
-        return self._ring.stretches(sequence - self.first, rows, size)
-
-    def acknowledge(self, following: int) -> bool:
-        """See `Spool`."""
-        count = max(following - self.first, 0)
-        self._ring.forget(count)
-        self.first += count
-        return count > 0
-
-    def close(self) -> None:
-        """See `Spool`."""
-        self._ring.release()
+    needed = size_for(rows, row_bytes)
+    if size_bytes < needed:
+        raise SpoolTooSmall(
+            f"the spool has no room for one episode of {rows} rows of {row_bytes} bytes",
+            got=f"{size_bytes} bytes",
+            expected=f">= {needed} bytes",
+            hint=f"set replay.spool_bytes={needed} or more",
+        )
 
 
 def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
@@ -160,7 +392,7 @@ def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
     if not episode:
         return b""
     try:
-        text = json.dumps(dict(episode), allow_nan=False).encode()
+        text = json.dumps(dict(episode), allow_nan=False, ensure_ascii=False).encode()
         check_depth(json.loads(text), _METADATA_DEPTH)
     except (TypeError, ValueError, RecursionError, WireError) as error:
         raise RowRefused("episode metadata cannot be sent", got=error) from error
@@ -171,3 +403,31 @@ def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
             expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
         )
     return text
+
+
+def _open_locked(path: Path) -> RowFile:
+    """Open and lock the file; the system unlocks it when the process ends, however it ends."""
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SpoolError(f"the spool {path} cannot be opened", got=error) from error
+        file = RowFile(path, descriptor)
+        if not file.lock():
+            file.close()
+            raise SpoolInUse(
+                f"another process uses the spool {path}", hint="stop it, or wait until it has ended"
+            )
+        if file.is_at_its_path():
+            return file
+        file.close()  # its owner removed it, empty, between opening and locking
+
+
+def _checksum(parts: Sequence[Frame | Any]) -> int:
+    checksum = 0
+    for part in parts:
+        view = memoryview(part)
+        for at in range(0, len(view), _CHECKSUM_STEP):
+            checksum = zlib.crc32(view[at : at + _CHECKSUM_STEP], checksum)
+    return checksum

@@ -1,67 +1,61 @@
 """The durable store's one writer, which the replay server owns.
 
-A row is put once under its key and never changed. What `StoreWriter.append` returns from is
-committed: it survives kill -9 of every process, and with ``fsync="group"`` a power cut too.
+A row is appended once to its session's file and never changed. What `StoreWriter.append` accepts
+survives kill -9 of every process, and with ``fsync="group"`` a power cut too.
+
+    STORE/rows/              the segments, see `robot_rl.replay.segments`
+    STORE/catalogue.sqlite   see `robot_rl.replay.catalogue`
+    STORE/weights/           NAME.json, which says version, metadata and tensors' file
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import errno
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
-
-import lmdb
+from typing import IO, Literal
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.locks import locked
 from robot_rl.replay.annotations import Annotations, write_annotations
-from robot_rl.replay.counts import TableCounts, statistics, total
-from robot_rl.replay.environment import (
-    ABOUT,
-    EPISODES,
-    ROWS,
-    TABLES,
-    WEIGHTS,
-    lock_store,
-    open_for_writing,
-    store_error,
-)
+from robot_rl.replay.catalogue import Catalogue, SessionRecord
 from robot_rl.replay.errors import (
     RowRefused,
     SequenceGap,
     SessionTaken,
     StoreError,
     StoreFull,
-    WeightsRefused,
-)
-from robot_rl.replay.eviction import EVICTED_ROWS_PER_COMMIT, Capacity, Evictor, read_evicted
-from robot_rl.replay.reader import (
-    IDENTITY_KEY,
-    read_episodes,
-    read_identity,
-    read_tables,
-    read_weights,
+    StoreInUse,
 )
 from robot_rl.replay.records import (
-    EPISODE_KEY,
-    ROW_KEY,
-    TABLE_KEY,
     TABLE_LIMIT,
     EpisodeRecord,
     RowFlags,
     SessionKey,
     TableInfo,
     WeightsRecord,
+    statistics,
 )
-from robot_rl.replay.session_book import SessionBook
-from robot_rl.replay.sessions import Plan, RowBatch, Session, plan_batch
+from robot_rl.replay.recovery import Recovery, StoreState, Table
+from robot_rl.replay.segments import facts_of
+from robot_rl.replay.session_files import NO_LIMIT, Capacity, SessionFiles, write_error
+from robot_rl.replay.sessions import (
+    Plan,
+    RowBatch,
+    Session,
+    plan_rows,
+    read_facts,
+    rows_to_skip,
+)
+from robot_rl.replay.weights import read_weights, write_weights
 
 Fsync = Literal["none", "group"]
-DEFAULT_MAP_SIZE = 256 << 30
 MAXIMUM_TABLES = 256
-NO_LIMIT = Capacity()
-_Result = TypeVar("_Result")
 
 
 class StoreWriter:
@@ -69,54 +63,43 @@ class StoreWriter:
 
     Args:
         path: Folder; created where absent.
-        fsync: ``"none"`` commits without waiting for the disk, ``"group"`` waits.
-        map_size_bytes: Limit of what the store's (sparse) file holds; see `open_for_writing`.
-        capacity: How much is kept before the oldest episodes are evicted.
+        fsync: ``"none"`` does not wait for the disk, ``"group"`` does.
+        capacity: How much is kept before the oldest segments are evicted.
 
     Attributes:
         identity: Name of this store and its copies, made up when it was created.
 
     Raises:
-        CapacityRefused: The capacity does not fit `map_size_bytes`.
+        CapacityRefused: The capacity is out of range.
         StoreInUse: Another process writes this store.
-        StoreError: The folder cannot be opened.
+        StoreError: The folder cannot be opened; says what is wrong.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        fsync: Fsync = "none",
-        map_size_bytes: int = DEFAULT_MAP_SIZE,
-        capacity: Capacity = NO_LIMIT,
-    ) -> None:
+    def __init__(self, path: Path, *, fsync: Fsync = "none", capacity: Capacity = NO_LIMIT) -> None:
         """Lock and open the store; see the class."""
-        capacity.check(map_size_bytes)
-        self.path = path
+        capacity.check()
+        self.path, self._capacity, self._durable = path, capacity, fsync == "group"
         self._lock_file = lock_store(path)
         try:
-            self._environment = open_for_writing(
-                path, map_size_bytes=map_size_bytes, durable=fsync == "group"
+            self._catalogue = Catalogue(path, write=True, durable=self._durable)
+            self.identity = self._catalogue.identity
+            self._state = StoreState()
+            self._failure: StoreError | None = None
+            self._files = SessionFiles(
+                path, self.identity, capacity, durable=self._durable, describe=self._describe
             )
+            Recovery(path, self._catalogue, self._files, self._state).run()
+            for key in list(self._state.sessions):
+                if key != self._state.latest(*key[:2]):
+                    self._close_session(key)
         except BaseException:
             self._lock_file.close()
             raise
-        self.identity = read_identity(self._environment) or self._give_identity()
-        databases = self._environment.databases
-        self._rows, self._episodes, self._tables_db, self._weights_db = (
-            databases[name] for name in (ROWS, EPISODES, TABLES, WEIGHTS)
-        )
-        with self._environment.begin() as txn:
-            self.tables = {info.name: info for info in read_tables(txn, self._tables_db)}
-            numbers = [t.identifier for t in self.tables.values()]
-            self._evicted = {number: read_evicted(txn, databases, number) for number in numbers}
-        self._schemas = {t.identifier: t.schema for t in self.tables.values()}
-        self._flags = {t.identifier: RowFlags.of(t.schema) for t in self.tables.values()}
-        self._counts = {number: TableCounts() for number in numbers}
-        self._book = SessionBook(self._environment, self._flags)
-        self._evictor = Evictor(self._environment, capacity)
-        self._next_episode = self._evictor.next_episode
-        self._read_episodes()
+
+    @property
+    def tables(self) -> dict[str, TableInfo]:
+        """The tables by name."""
+        return {table.info.name: table.info for table in self._state.tables.values()}
 
     def open_table(
         self, name: str, schema: RowSchema, metadata: Mapping[str, object] | None = None
@@ -131,21 +114,29 @@ class StoreWriter:
         if known is not None:
             known.schema.compare(schema, what=f"table {name!r}")
             return known
-        if len(self.tables) >= MAXIMUM_TABLES:
+        if len(self._state.tables) >= MAXIMUM_TABLES:
             raise StoreError(
                 "the store has as many tables as it may", got=name, expected=sorted(self.tables)[:9]
             )
         flags = RowFlags.of(schema)
-        identifier = max((t.identifier for t in self.tables.values()), default=0) + 1
-        if identifier >= TABLE_LIMIT:
-            raise StoreError("the store has no room for another table", got=identifier)
+        identifier = max(self._state.tables, default=0) + 1
+        assert identifier < TABLE_LIMIT
         info = TableInfo(identifier, name, schema, dict(metadata or {}))
-        self._put(self._tables_db, TABLE_KEY.pack(identifier), info.to_bytes())
-        self.tables[name] = info
-        self._schemas[identifier] = schema
-        self._flags[identifier] = flags
-        self._counts[identifier], self._evicted[identifier] = TableCounts(), TableCounts()
+        self._catalogue.add_table(info)
+        self._state.tables[identifier] = Table(info, flags)
         return info
+
+    def schema(self, table: int) -> RowSchema:
+        """Return the schema of a table's rows.
+
+        Raises:
+            StoreError: There is no such table.
+        """
+        if table not in self._state.tables:
+            raise StoreError(
+                "there is no such table", got=table, expected=sorted(self._state.tables)
+            )
+        return self._state.tables[table].info.schema
 
     def open_session(self, table: int, actor: int, session: int | None, owner: str) -> SessionKey:
         """Begin a session, or go on with one that the same owner began.
@@ -163,46 +154,73 @@ class StoreWriter:
             SessionTaken: The session has another owner, or newer sessions exist already.
             StoreError: It cannot be written.
         """
-        try:
-            key, cut = self._book.open(table, actor, session, owner)
-        except lmdb.Error as error:
-            raise store_error(error, self.path) from error
-        if cut is not None:
-            self._recount(*cut)
+        latest = self._state.latest(table, actor)
+        number = -1 if latest is None else latest[2]
+        if session is None:
+            goes_on = latest is not None and self._state.sessions[latest].owner == owner
+            session = number if goes_on else number + 1
+        key = (table, actor, session)
+        known = self._state.sessions.get(key)
+        if known is not None and known.owner != owner:
+            raise SessionTaken(
+                f"session {session} of actor {actor} was begun by another writer",
+                hint="open a new session, or pass the owner token that the session began with",
+            )
+        if known is not None:
+            return key
+        if session < number:
+            raise SessionTaken(
+                f"actor {actor} has begun a later session already",
+                got=session,
+                expected=f"> {number}, so that sessions are in order of time",
+            )
+        self._catalogue.add_session(SessionRecord(key, owner))
+        self._state.sessions[key] = Session(owner)
+        if latest is not None:
+            self._close_session(latest)
         return key
 
     def session(self, key: SessionKey) -> Session:
-        """Return where a begun session stands, read from the store if need be.
+        """Return where a begun session stands.
 
         Raises:
             SessionTaken: Nobody has begun it.
         """
-        return self._book.state(key)
-
-    def schema(self, table: int) -> RowSchema:
-        """Return the schema of a table's rows.
-
-        Raises:
-            StoreError: There is no such table.
-        """
-        if table not in self._schemas:
-            raise StoreError("there is no such table", got=table, expected=sorted(self._schemas))
-        return self._schemas[table]
+        if key not in self._state.sessions:
+            raise SessionTaken("the session was never opened", got=key)
+        return self._state.sessions[key]
 
     def append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
-        """Put rows in one commit, and evict the oldest episodes where the store is too full.
+        """Put rows, and evict the oldest segments where the store holds too much.
 
         Rows that are there already are skipped.
 
         Returns:
-            For each batch None, or the error for which the whole batch was refused.
+            For each batch None, or the error for which it was refused. On a full disk some of its
+            rows may be there nevertheless: sent again, they are skipped.
 
         Raises:
-            StoreFull: Nothing of all batches was written.
-            StoreError: LMDB failed; nothing of all batches was written.
+            StoreError: The disk failed. Nothing can be put until the store is opened again.
         """
-        size = sum(len(row) for batch in batches for row in batch.rows)
-        return self._write(lambda: self._append(batches), size)
+        if self._failure is not None:
+            raise self._failure
+        results: list[RobotRLError | None] = []
+        for batch in batches:
+            try:
+                self._append(batch)
+            except (SequenceGap, SessionTaken, RowRefused, StoreFull) as error:
+                results.append(error)
+            else:
+                results.append(None)
+        self._sync()
+        # What this commit has touched stays until the next, so that a learner may see it.
+        touched = list(self._state.changed.values())
+        try:
+            self._write_catalogue()
+        except StoreFull as full:  # no reader would see the rows: they count when sent again
+            return [error or full for error in results]
+        self._evict(touched)
+        return results
 
     def annotate(self, new: Annotations) -> int:
         """Put annotations durably; those that are stored already are skipped.
@@ -211,7 +229,7 @@ class StoreWriter:
             How many were new.
 
         Raises:
-            StoreError: There is no such table, or LMDB failed.
+            StoreError: There is no such table, or it cannot be written.
             SchemaMismatch: The name was declared with another dtype or shape.
             AnnotationRefused: Impossible values, rows that are not there, or a version that is
                 stored with another value. Nothing was written.
@@ -219,179 +237,251 @@ class StoreWriter:
         info = self.tables.get(new.table)
         if info is None:
             raise StoreError("there is no such table", got=new.table, expected=sorted(self.tables))
-
-        def put() -> int:
-            with self._environment.begin(write=True) as txn:
-                count = write_annotations(txn, self._environment.databases, info, new)
-                self._environment.check_limit(txn)
-                return count
-
-        return self._write(put, len(new.values))
+        return write_annotations(self._catalogue, info, new, self._files.has_rows)
 
     def put_weights(self, record: WeightsRecord) -> None:
         """Keep the latest weights under a name, durably; the same ones again are accepted.
 
         Raises:
-            WeightsRefused: The stored version is as new or newer.
+            WeightsRefused: The stored version is as new or newer, or the name cannot be one.
             StoreFull: They do not fit; the stored ones stay.
+            StoreError: They cannot be written.
         """
-        stored = self.weights_version(record.name)
-        if stored is not None and stored >= record.version:
-            if stored == record.version and self.weights(record.name) == record:
-                return
-            raise WeightsRefused(
-                f"weights {record.name!r} are not newer than the stored ones",
-                got=record.version,
-                expected=f"> {stored}",
-            )
-        data = record.to_bytes()
-
-        def put() -> None:
-            with self._environment.begin(write=True) as txn:
-                txn.put(record.name.encode(), data, db=self._weights_db)
-                self._environment.check_limit(txn)
-
-        self._write(put, len(data))
+        try:
+            write_weights(self.path, record, flush=self._durable)
+        except OSError as error:
+            raise write_error(error, self.path) from error
 
     def weights(self, name: str) -> WeightsRecord | None:
         """Return the latest weights under a name."""
-        return read_weights(self._environment, name)
+        return read_weights(self.path, name)
 
     def weights_version(self, name: str) -> int | None:
         """Return the version of the latest weights under a name."""
-        record = read_weights(self._environment, name, tensors=False)
+        record = read_weights(self.path, name, tensors=False)
         return None if record is None else record.version
 
-    def statistics(self) -> dict[str, object]:
-        """Return totals per table and how full the store is."""
-        info = self._environment.handle.info()
-        page = self._environment.handle.stat()["psize"]
+    def statistics(self) -> dict[str, dict[str, object]]:
+        """Return the totals of each table by its name."""
         return {
-            "tables": {
-                t.name: statistics(self._counts[t.identifier], self._evicted[t.identifier])
-                for t in self.tables.values()
-            },
-            "file_bytes": (info["last_pgno"] + 1) * page,
-            "map_size_bytes": self._environment.limit_bytes,
+            t.info.name: statistics(t.counts, t.evicted, t.flags.size)
+            for t in self._state.tables.values()
         }
 
-    def check_readers(self) -> int:
-        """Free the slots of readers that were killed, so that their pages can be reused."""
-        return int(self._environment.handle.reader_check())
-
     def close(self) -> None:
-        """Release the store; commits that were not forced to the disk are, best effort."""
-        self._environment.handle.sync(True)
-        self._environment.release()
+        """Release the store; what was not forced to the disk is, best effort."""
+        self._files.close()
+        with suppress(StoreError):
+            self._write_catalogue()
+        self._catalogue.close()
         self._lock_file.close()
 
-    def _give_identity(self) -> str:
-        identity = secrets.token_hex(16)
-        self._put(self._environment.databases[ABOUT], IDENTITY_KEY, identity.encode())
-        return identity
-
-    def _append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
-        states: dict[SessionKey, Session] = {}
-        changed: dict[int, EpisodeRecord] = {}
-        results: list[RobotRLError | None] = []
-        gone: list[EpisodeRecord] = []
-        inserted, next_episode = 0, self._next_episode
-        try:
-            with self._environment.begin(write=True) as txn:
-                for batch in batches:
-                    before = states.get(batch.session)
-                    try:
-                        before = before or self.session(batch.session)
-                        plan = self._plan(txn, batch, before, next_episode)
-                    except (SequenceGap, SessionTaken, RowRefused, StoreFull) as error:
-                        results.append(error)
-                        continue
-                    inserted += self._put_rows(txn, batch, before.next_sequence)
-                    states[batch.session] = plan.after
-                    changed.update(plan.episodes)
-                    next_episode = plan.next_episode
-                    results.append(None)
-                for record in changed.values():
-                    key = EPISODE_KEY.pack(record.identifier)
-                    txn.put(key, record.to_bytes(), db=self._episodes)
-                self._environment.check_limit(txn)
-                most = max(EVICTED_ROWS_PER_COMMIT, 2 * inserted)
-                gone = self._evictor.step(txn, most)
-        except lmdb.Error:
-            self._evictor.line_up(gone)
-            raise
-        self._count(changed.values(), gone)
-        self._book.update(states)
-        self._next_episode = next_episode
-        return results
-
-    def _write(self, put: Callable[[], _Result], size: int) -> _Result:
-        """Put so many bytes in one commit; where they do not fit, evict and try once more."""
-        try:
-            return self._evictor.give_room(put, size, lambda gone: self._count((), gone))
-        except lmdb.Error as error:
-            raise store_error(error, self.path) from error
-
-    def _put(self, database: lmdb._Database, key: bytes, value: bytes) -> None:
-        try:
-            with self._environment.begin(write=True) as txn:
-                txn.put(key, value, db=database)
-        except lmdb.Error as error:
-            raise store_error(error, self.path) from error
-
-    def _read_episodes(self) -> None:
-        """Count what is stored, and close what an older server left open."""
-        still_open = []
-        with self._environment.begin() as txn:
-            for record in read_episodes(txn, self._episodes):
-                self._recount(None, record)
-                self._next_episode = max(self._next_episode, record.identifier + 1)
-                if not record.sealed:
-                    still_open.append(record)
-        for old, new in self._book.cut_orphans(still_open):
-            self._recount(old, new)
-
-    def _plan(
-        self, txn: lmdb.Transaction[bytes], batch: RowBatch, before: Session, next_episode: int
-    ) -> Plan:
-        """Work out what a batch does.
+    def _append(self, batch: RowBatch) -> None:
+        """Put the rows of a batch that are new.
 
         Raises:
             SequenceGap, SessionTaken, RowRefused: It breaks the order of its session.
-            StoreFull: There is no room for its rows, whatever is evicted.
+            StoreFull: There is no room for all of them.
         """
-        plan = plan_batch(batch, before, self._flags[batch.session[0]], next_episode)
-        new = plan.after.next_sequence - before.next_sequence
-        if new and self._evictor.has_limits:
-            of_demonstrations = any(e.is_demonstration for e in plan.episodes.values())
-            full = self._evictor.refusal(
-                txn, new if of_demonstrations else 0, total(self._counts.values())
+        before = self.session(batch.session)
+        rows = batch.rows[rows_to_skip(batch, before) :]
+        if not rows:
+            return
+        state, flags = self._state, self._state.tables[batch.session[0]].flags
+        facts = [read_facts(row, flags) for row in rows]
+        plan = plan_rows(batch.session, before, facts, batch.episodes, state.next_episode)
+        self._check_capacity(plan, len(rows))
+        done, failure = self._put(batch.session, rows, _begins(plan, before.next_sequence))
+        if done < len(rows):  # what is there is there, and is skipped when it comes again
+            facts = facts[:done]
+            plan = plan_rows(batch.session, before, facts, batch.episodes, state.next_episode)
+        self._apply(batch.session, plan)
+        if failure is not None:
+            raise write_error(failure, self.path) from failure
+
+    def _put(
+        self, key: SessionKey, rows: Sequence[memoryview], begins: Mapping[int, EpisodeRecord]
+    ) -> tuple[int, OSError | None]:
+        """Append rows to the files of a session.
+
+        Args:
+            key: The session.
+            rows: The packed rows.
+            begins: The episodes that begin, by the number of their row among these.
+
+        Returns:
+            How many were put, and why not all.
+        """
+        done = 0
+        cuts = sorted({0, *begins, len(rows)})
+        for start, end in itertools.pairwise(cuts):
+            try:
+                written = self._files.append(key, rows[start:end], begins.get(start))
+            except OSError as error:
+                return done, error
+            done += written
+            if start + written < end:
+                return done, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return done, None
+
+    def _apply(self, key: SessionKey, plan: Plan) -> None:
+        """Take note of what was put."""
+        counts = self._state.tables[key[0]].counts
+        before = self._state.sessions[key].episode
+        for record in plan.episodes.values():
+            goes_on = before is not None and before.identifier == record.identifier
+            if before is not None and goes_on:
+                counts.add(before, -1)
+            counts.add(record)
+            if record.sealed or not goes_on:
+                self._state.changed[record.identifier] = record
+        self._state.sessions[key] = plan.after
+        self._state.next_episode = plan.next_episode
+
+    def _sync(self) -> None:
+        """Wait for the disk, where that was asked for.
+
+        Raises:
+            StoreError: The disk failed: what it holds of the newest rows is not known any more.
+        """
+        try:
+            self._files.sync()
+        except OSError as error:
+            self._failure = StoreError(
+                f"the disk of the store {self.path} failed, and nothing is accepted any more",
+                got=error,
+                hint="see that the disk is sound, and start the replay server again",
             )
-            if full is not None:
-                raise full
-        return plan
+            raise self._failure from error
 
-    def _put_rows(self, txn: lmdb.Transaction[bytes], batch: RowBatch, stored: int) -> int:
-        """Put the rows that are not stored yet and return how many they are."""
-        skip = max(stored - batch.first_sequence, 0)
-        for index in range(skip, len(batch.rows)):
-            key = ROW_KEY.pack(*batch.session, batch.first_sequence + index)
-            if not txn.put(key, batch.rows[index], overwrite=False, db=self._rows):
-                raise StoreError("a row is in the store that its episode does not know", got=key)
-        return max(len(batch.rows) - skip, 0)
+    def _write_catalogue(self) -> None:
+        """Put the episodes that have begun or are complete.
 
-    def _count(self, changed: Iterable[EpisodeRecord], gone: Iterable[EpisodeRecord]) -> None:
-        """Bring the totals up to date; call before the sessions' states are replaced."""
-        for record in changed:
-            old = self._book.state(record.session_key).episode
-            same = old is not None and old.identifier == record.identifier
-            self._recount(old if same else None, record)
-        for record in gone:
-            self._counts[record.table].remove(record)
-            self._evicted[record.table].add(record)
+        Raises:
+            StoreFull: The disk is full; they are put with the next commit.
+        """
+        if self._state.changed:
+            self._catalogue.put_episodes(self._state.changed.values())
+            self._state.changed.clear()
 
-    def _recount(self, old: EpisodeRecord | None, new: EpisodeRecord) -> None:
-        if old is not None:
-            self._counts[new.table].remove(old)
-        self._counts[new.table].add(new)
-        self._evictor.line_up([new])
+    def _check_capacity(self, plan: Plan, rows: int) -> None:
+        """Check that eviction can make room for rows.
+
+        Raises:
+            StoreFull: Demonstrations alone fill the capacity.
+        """
+        if self._capacity == NO_LIMIT:
+            return
+        first = next(iter(plan.episodes.values()))
+        new = rows if first.is_demonstration else 0
+        tables = self._state.tables.values()
+        stored = sum(t.counts.demonstration_rows for t in tables)
+        limit = self._capacity.rows
+        if limit is not None and (stored + new > limit or stored >= limit):
+            raise _filled("capacity_rows", f"{stored + new} rows", limit)
+        limit = self._capacity.bytes
+        size = sum(t.counts.demonstration_rows * t.flags.size for t in tables)
+        size += new * self._state.tables[first.table].flags.size
+        if limit is not None and (size > limit or (new == 0 and size >= limit)):
+            raise _filled("capacity_bytes", f"{size} bytes", limit)
+
+    def _evict(self, touched: Sequence[EpisodeRecord]) -> None:
+        """Let the oldest segments go until the store holds no more than it may.
+
+        Args:
+            touched: Episodes that stay, like those that are open.
+        """
+        tables, sessions = self._state.tables, self._state.sessions
+        while self._holds_too_much():
+            still_open = [s.episode for s in sessions.values() if s.episode is not None]
+            oldest = self._files.oldest([*still_open, *touched])
+            if oldest is None:
+                return
+            key, first = oldest.segment.key, oldest.segment.first
+            gone = self._catalogue.episodes_of_session(key, first, oldest.end)
+            total = replace(tables[key[0]].evicted)
+            for record in gone:
+                total.add(record)
+            try:
+                self._catalogue.evict(key, first, oldest.end, total)
+            except StoreFull:
+                return  # until somebody has made room on the disk
+            for record in gone:
+                tables[key[0]].counts.add(record, -1)
+            tables[key[0]].evicted = total
+            self._files.remove(oldest)
+
+    def _holds_too_much(self) -> bool:
+        limits, tables = self._capacity, self._state.tables.values()
+        rows = sum(t.counts.rows for t in tables)
+        size = sum(t.counts.rows * t.flags.size for t in tables)
+        return (limits.rows is not None and rows > limits.rows) or (
+            limits.bytes is not None and size > limits.bytes
+        )
+
+    def _close_session(self, key: SessionKey) -> None:
+        """Close a session for ever, and cut short the episode that is open there."""
+        session, table = self._state.sessions[key], self._state.tables[key[0]]
+        if session.episode is not None:
+            dtype = table.info.schema.dtype
+            last = self._files.rows_from(key, session.next_sequence - 1, dtype)
+            (facts,) = facts_of(last, table.flags)
+            record = session.episode.cut_short(facts.source if facts.terminated else None)
+            table.counts.add(session.episode, -1)
+            table.counts.add(record)
+            self._state.changed[record.identifier] = record
+        self._state.sessions[key] = Session(session.owner, session.next_sequence, closed=True)
+        self._files.close_session(key)
+        with suppress(StoreFull):  # it is put with the next commit
+            self._write_catalogue()
+
+    def _describe(self, key: SessionKey) -> dict[str, object]:
+        """Return what the header of a session's file says, so that the catalogue can be rebuilt."""
+        table = self._state.tables[key[0]]
+        return {
+            "table": table.info.name,
+            "schema": table.info.schema.to_json(),
+            "metadata": dict(table.info.metadata),
+            "owner": self._state.sessions[key].owner,
+            "evicted": table.evicted.to_json(),
+        }
+
+
+def _begins(plan: Plan, first: int) -> dict[int, EpisodeRecord]:
+    """Return the episodes that a plan begins, by the number of their row from a sequence on."""
+    records = plan.episodes.values()
+    return {e.first_sequence - first: e for e in records if e.first_sequence >= first}
+
+
+def _filled(name: str, got: str, limit: int) -> StoreFull:
+    return StoreFull(
+        "demonstrations alone fill the store's capacity, and they are never evicted",
+        got=got,
+        expected=f"fewer than replay.{name}={limit}",
+        hint=f"restart the replay server with a larger {name}",
+    )
+
+
+def lock_store(path: Path) -> IO[bytes]:
+    """Take the lock of a store's only writer.
+
+    The system frees it when the process ends, however it ends.
+
+    Raises:
+        StoreInUse: Another process has it.
+        StoreError: The folder cannot be made or written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / "server.lock").open("wb")
+    except OSError as error:
+        raise StoreError(
+            f"the store {path} cannot be opened", got=error, hint="see that it can be written"
+        ) from error
+    if not locked(file.fileno()):
+        file.close()
+        raise StoreInUse(
+            f"another replay server is writing the store {path}",
+            hint="stop it, or give this server another folder",
+        )
+    return file

@@ -1,30 +1,28 @@
-"""What a store holds, worked out while a server may be writing it."""
+"""What a store holds, worked out while a server may be writing it; and a catalogue made anew."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lmdb
+import numpy as np
 
-from robot_rl.data.schema import SOURCE_NAMES, RowSchema
+from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.replay import catalogue
 from robot_rl.replay.annotations import AnnotationField
-from robot_rl.replay.environment import EPISODES, ROWS, WEIGHTS, Environment, open_for_reading
+from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.errors import NotEnoughData, StoreError
 from robot_rl.replay.export import episode_source
-from robot_rl.replay.reader import StoreReader, read_weights
-from robot_rl.replay.records import (
-    EPISODE_KEY,
-    ROW_KEY,
-    EpisodeRecord,
-    RowFlags,
-    TableInfo,
-    field_offset,
-)
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import TableInfo
+from robot_rl.replay.segments import Segments
+from robot_rl.replay.store import StoreWriter, lock_store
+from robot_rl.replay.weights import weights_versions
 
 # Stamps of the system's clock are above [ns]: it is later than 2001.
 _WALL_CLOCK = 10**18
-_STAMP_BYTES = 8
 
 
 @dataclass
@@ -47,8 +45,7 @@ class TableSummary:
         rows: Rows that are there.
         cut: Episodes that were closed without their final row, as their actor was killed.
         missing_rows: Rows that are not there, by episode: damage.
-        gone_sequences: Sequences of sessions that belong to no episode before a later one: whole
-            episodes that were evicted.
+        evicted_rows: Rows that were evicted.
         sessions: Number of sessions that have an episode.
         first_stamp: Earliest `stamp_observation` [ns] of the wall clock, None where all time was
             simulated: it begins anew with each episode.
@@ -61,7 +58,7 @@ class TableSummary:
     rows: int = 0
     cut: int = 0
     missing_rows: dict[int, int] = field(default_factory=dict)
-    gone_sequences: int = 0
+    evicted_rows: int = 0
     sessions: int = 0
     first_stamp: int | None = None
     last_stamp: int | None = None
@@ -84,14 +81,14 @@ class StoreSummary:
     """What a store holds.
 
     Attributes:
-        identity: Name of the store and its copies; None if an older server wrote it.
+        identity: Name of the store and its copies.
         tables: Its tables.
         weights: Version of the latest weights by name.
-        disk_bytes: Space that the file takes on the disk.
-        bytes_per_row: Of the file's pages that hold rows, over all tables.
+        disk_bytes: Space that its files take on the disk.
+        bytes_per_row: Of the files of rows, over all tables.
     """
 
-    identity: str | None
+    identity: str
     tables: list[TableSummary]
     weights: dict[str, int]
     disk_bytes: int
@@ -99,119 +96,93 @@ class StoreSummary:
 
 
 def summarize_store(path: Path) -> StoreSummary:
-    """Look at every episode of a store, each in a transaction of its own.
+    """Look at every episode of a store.
 
     Raises:
         StoreError: There is no store, or it cannot be read.
     """
-    reader = StoreReader(path)
-    environment = open_for_reading(path)
-    try:
-        tables = [
-            _summarize_table(
-                environment, info, reader.episodes(name), reader.annotation_fields(name)
-            )
-            for name, info in reader.tables().items()
-        ]
-        return StoreSummary(
-            reader.identity,
-            tables,
-            dict(_weights(environment)),
-            (path / "data.mdb").stat().st_blocks * 512,
-            reader.bytes_per_row(),
-        )
-    finally:
-        environment.release()
-        reader.close()
+    with StoreReader(path) as reader:
+        tables = [_summarize_table(reader, info) for info in reader.tables().values()]
+        sizes = [segment.path.stat().st_size for segment in Segments(path)]
+        disk = sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
+        per_row = sum(sizes) / max(sum(table.rows for table in tables), 1)
+        return StoreSummary(reader.identity, tables, weights_versions(path), disk, per_row)
 
 
-def _summarize_table(
-    environment: Environment,
-    info: TableInfo,
-    records: list[EpisodeRecord],
-    annotations: dict[str, AnnotationField],
-) -> TableSummary:
-    sources = {name: SourceCounts() for name in SOURCE_NAMES}
-    summary = TableSummary(info, sources, annotations=annotations)
-    place = _Offsets.of(info.schema)
-    ends: dict[tuple[int, int], int] = {}
-    for listed in sorted(records, key=lambda r: (r.actor, r.session, r.first_sequence)):
-        with environment.begin_buffers() as txn:
-            value = txn.get(EPISODE_KEY.pack(listed.identifier), db=environment.databases[EPISODES])
-            if value is None:  # evicted since the list was made
-                continue
-            record = EpisodeRecord.from_bytes(EPISODE_KEY.pack(listed.identifier), bytes(value))
-            _count_rows(txn, environment.databases[ROWS], record, place, summary)
+def _summarize_table(reader: StoreReader, info: TableInfo) -> TableSummary:
+    summary = TableSummary(
+        info,
+        {name: SourceCounts() for name in SOURCE_NAMES},
+        evicted_rows=reader.evicted(info.name).rows,
+        annotations=reader.annotation_fields(info.name),
+    )
+    sessions = set()
+    stamps: list[int] = []
+    for record in reader.episodes(info.name):
+        try:
+            rows = reader.rows_there(info.name, record)[: record.rows]
+        except NotEnoughData:  # evicted since the list was made, or lost with its file
+            rows = np.empty(0, info.schema.dtype)
         counts = summary.sources[SOURCE_NAMES[episode_source(record)]]
         counts.episodes += 1
         counts.sealed += record.sealed
         counts.successes += record.success
         counts.steps += record.environment_steps
-        session = (record.actor, record.session)
-        summary.gone_sequences += record.first_sequence - ends.get(session, 0)
-        ends[session] = record.first_sequence + record.rows
-    summary.sessions = len(ends)
+        summary.cut += record.cut
+        summary.rows += len(rows)
+        if len(rows) < record.rows:
+            summary.missing_rows[record.identifier] = record.rows - len(rows)
+        stamps += rows["stamp_observation"][[0, -1]].tolist() if len(rows) else []
+        sessions.add(record.session_key)
+    real = [stamp for stamp in stamps if stamp >= _WALL_CLOCK]
+    if real:
+        summary.first_stamp, summary.last_stamp = min(real), max(real)
+    summary.sessions = len(sessions)
     return summary
 
 
-@dataclass(frozen=True)
-class _Offsets:
-    """Where in a packed row lies what is looked at."""
+def rebuild_catalogue(path: Path) -> str:
+    """Make the catalogue of a store anew from its files of rows, and say what was found.
 
-    is_last: int
-    stamp: int
+    What only the catalogue knows are the annotations: they are taken over as far as the present
+    one can be read. That file stays beside the new one.
 
-    @classmethod
-    def of(cls, schema: RowSchema) -> _Offsets:
-        return cls(RowFlags.of(schema).is_last, field_offset(schema, "stamp_observation"))
-
-
-def _count_rows(
-    txn: lmdb.Transaction[memoryview],
-    database: lmdb._Database,
-    record: EpisodeRecord,
-    place: _Offsets,
-    summary: TableSummary,
-) -> None:
-    """Walk along the keys of an episode; only its first and last row are read."""
-    first = ROW_KEY.pack(record.table, record.actor, record.session, record.first_sequence)
-    behind = ROW_KEY.pack(
-        record.table, record.actor, record.session, record.first_sequence + record.rows
-    )
-    with txn.cursor(database) as cursor:
-        found = 0
-        if cursor.set_range(first):
-            for found_key in cursor.iternext(keys=True, values=False):
-                if bytes(found_key) >= behind:
-                    break
-                found += 1
-        summary.rows += found
-        if found < record.rows:
-            summary.missing_rows[record.identifier] = record.rows - found
-        last = b""
-        for sequence in (0, record.rows - 1):
-            key = ROW_KEY.pack(
-                record.table, record.actor, record.session, record.first_sequence + sequence
-            )
-            value = txn.get(key, db=database)
-            if value is None:
-                return
-            last = bytes(value[place.is_last : place.is_last + 1])
-            _note_stamp(summary, bytes(value[place.stamp : place.stamp + _STAMP_BYTES]))
-    summary.cut += record.sealed and last == b"\0"
+    Raises:
+        StoreInUse: A server is writing the store.
+        StoreError: There are no rows, or rows of several stores, or they are damaged.
+    """
+    identities = {str(segment.read_header()["store"]) for segment in Segments(path)}
+    if len(identities) != 1:
+        raise StoreError(
+            f"no catalogue can be made from the rows in {path}",
+            got=f"rows of {len(identities)} stores",
+            expected="rows of one",
+            hint="move the files of other stores out of its folder" if identities else None,
+        )
+    lock_store(path).close()
+    old, kept = path / catalogue.FILE, path / f"{catalogue.FILE}.before"
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
+    Catalogue(path, write=True, identity=identities.pop()).close()
+    writer = StoreWriter(path)
+    episodes = {name: totals["episodes"] for name, totals in writer.statistics().items()}
+    writer.close()
+    annotations = _take_annotations(old, kept) if kept.exists() else 0
+    tables = ", ".join(f"{count} episodes of {name}" for name, count in episodes.items())
+    return f"made the catalogue anew: {tables}; {annotations} annotations were kept"
 
 
-def _note_stamp(summary: TableSummary, data: bytes) -> None:
-    stamp = int.from_bytes(data, "little", signed=True)
-    if stamp >= _WALL_CLOCK:
-        summary.first_stamp = min(summary.first_stamp or stamp, stamp)
-        summary.last_stamp = max(summary.last_stamp or stamp, stamp)
-
-
-def _weights(environment: Environment) -> Iterator[tuple[str, int]]:
-    with environment.begin() as txn, txn.cursor(environment.databases[WEIGHTS]) as cursor:
-        names = [bytes(key).decode() for key in cursor.iternext(keys=True, values=False)]
-    for name in names:
-        record = read_weights(environment, name, tensors=False)
-        if record is not None:
-            yield name, record.version
+def _take_annotations(new: Path, old: Path) -> int:
+    """Copy the annotations that an old catalogue still tells."""
+    connection = sqlite3.connect(new)
+    try:
+        connection.execute("ATTACH ? AS old", (str(old),))
+        with connection:
+            connection.execute("INSERT INTO annotation_fields SELECT * FROM old.annotation_fields")
+            statement = "INSERT INTO annotations SELECT * FROM old.annotations"
+            return connection.execute(statement).rowcount
+    except sqlite3.Error:
+        return 0  # said in the result: nothing of it could be read
+    finally:
+        connection.close()

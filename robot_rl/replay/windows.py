@@ -1,4 +1,4 @@
-"""Windows: which rows are starts of an n-step transition, and what it returns.
+"""Windows: which rows a sample covers, and what it returns. `SampleSpec` says what is wanted.
 
 Pure arithmetic on the scalars of rows, without a store. A window that starts at row t covers
 m <= n steps: it stops at the episode's end, and its next observation is row t + m. One of the
@@ -10,13 +10,14 @@ short the last row serves as the last observation, unless it is terminated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION, SOURCE_POLICY
+from robot_rl.replay.sample_spec import SampleSpec
 
 SCALARS = np.dtype(
     [
@@ -25,39 +26,36 @@ SCALARS = np.dtype(
         ("truncated", np.bool_),
         ("is_last", np.bool_),
         ("source", np.uint8),
+        ("policy_version", np.int64),
     ]
 )
 WINDOW = np.dtype(
     [
-        ("session", np.int32),
-        ("sequence", np.int64),
+        ("address", np.int64),
         ("steps", np.int16),
         ("ahead", np.int16),  # rows from here to the next observation
+        ("before", np.int32),  # rows of the episode that precede it
+        ("chunk", np.int16),  # valid rows of the chunk from here on, and from the next observation
+        ("next_chunk", np.int16),
         ("reward", np.float32),
         ("discount", np.float32),
+        ("return", np.float32),
+        ("ended", np.bool_),  # whether the return ends by termination
         ("source", np.uint8),
+        ("episode", np.int64),
         ("needed", np.int64),
         ("row", np.int64),
     ]
 )
 
-STRETCH = np.dtype([("session", np.int32), ("first", np.int64), ("end", np.int64)])
-
 Records = npt.NDArray[Any]
+Integers = npt.NDArray[np.int64]
+Ranges = list[tuple[int, int]]  # of addresses: the first, and the one behind the last
 
-# The reward of a row that the wanted reward says nothing of.
-UNKNOWN = np.float32(np.nan)
+UNKNOWN = np.float32(np.nan)  # the reward of a row that the wanted reward says nothing of
 
 LABELS = "reward"
 """Name of the annotation that says of stored episodes whether they have succeeded."""
-
-
-def place_codes(session: npt.ArrayLike, sequence: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Pack places of rows into one integer each, in the order of (session, sequence).
-
-    One integer sorts faster than a pair; a session of 2^40 rows would last a millennium.
-    """
-    return (np.asarray(session, np.int64) << 40) | np.asarray(sequence, np.int64)
 
 
 class WindowPool:
@@ -98,18 +96,10 @@ class WindowPool:
         """Return how many windows start at a row with a smaller number."""
         return int(np.searchsorted(self.windows["row"], row, side="left"))
 
-    def forget(self, stretches: Records) -> None:
-        """Drop the windows that start in stretches of sessions.
-
-        Args:
-            stretches: Shape (n,), dtype `STRETCH`, none overlapping.
-        """
+    def forget(self, gone: Ranges) -> None:
+        """Drop the windows that start in these ranges."""
         windows = self.windows
-        order = np.sort(place_codes(stretches["session"], stretches["first"]))
-        ends = np.sort(place_codes(stretches["session"], stretches["end"]))
-        codes = place_codes(windows["session"], windows["sequence"])
-        at = np.searchsorted(order, codes, side="right") - 1
-        kept = windows[(at < 0) | (codes >= ends[at])]
+        kept = windows[~_inside(windows["address"], gone)]
         # Evicted windows are old, so that those that stay are near the end already.
         self._start = self._end - len(kept)
         self._windows[self._start : self._end] = kept
@@ -126,34 +116,26 @@ class WindowPool:
         self._windows, self._start, self._end = moved, 0, live
 
 
-@dataclass
 class _Tail:
-    """The end of a session: rows whose windows were not complete yet."""
+    """The end of an open episode: rows whose windows were not complete yet."""
 
-    first_sequence: int
-    scalars: Records
-    needed: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-
-    @classmethod
-    def empty(cls, first_sequence: int) -> _Tail:
-        none = np.empty(0, np.int64)
-        return cls(first_sequence, np.empty(0, SCALARS), none, none)
-
-    def without(self, count: int) -> _Tail:
-        """Return the tail after so many rows, without a view of what is gone."""
-        parts = (part[count:].copy() for part in (self.scalars, self.needed, self.rows))
-        return _Tail(self.first_sequence + count, *parts)
+    def __init__(self, first: int, of_actor: bool) -> None:
+        self.first, self.of_actor = first, of_actor  # address of the episode's first row
+        self.rows = self.steps = self.done = 0  # taken in, online steps, and rows before the tail
+        self.scalars = self.held = np.empty(0, SCALARS)  # held: an end without its last row
+        # For each row the online transitions that must be visible, and its number among all rows.
+        self.needed = self.numbers = np.empty(0, np.int64)
 
 
 class WindowIndex:
-    """Turns rows, session by session as they arrive, into windows.
+    """Turns rows, episode by episode as they arrive, into windows.
 
-    A window with a reward that is `UNKNOWN` is none.
+    A window with a reward that is `UNKNOWN` is none. Evicted steps stay counted, also those that
+    were evicted before they were seen: numbers of steps and rows are the same whenever one looks.
 
     Args:
-        n_step: Most steps of a window.
-        discount: Per step.
+        spec: What windows are wanted.
+        relabel: Changes the scalars of consecutive rows from an address on, in place.
 
     Attributes:
         demonstrations: Windows that start at a row of source demo.
@@ -161,128 +143,158 @@ class WindowIndex:
         interventions: Those of intervention rows once more.
         online_transitions: Online steps so far, those of rows that were never seen included.
         online_rows: Rows of actors' episodes so far, likewise.
+        demonstration_rows: Rows of demonstrations so far, which are never evicted.
     """
 
-    def __init__(self, n_step: int, discount: float) -> None:
+    def __init__(
+        self, spec: SampleSpec, relabel: Callable[[int, Records], None] | None = None
+    ) -> None:
         """Start empty."""
-        self.n_step, self.discount = n_step, discount
+        self._spec, self._relabel = spec, relabel
         self.demonstrations, self.online = WindowPool(), WindowPool()
         self.interventions = WindowPool()
-        self.online_transitions = self.online_rows = 0
-        self._tails: dict[int, _Tail] = {}
+        self.online_transitions = self.online_rows = self.demonstration_rows = 0
+        self._open: dict[int, _Tail] = {}
+        self._ended: dict[int, tuple[int, int]] = {}  # by first address: rows and steps of actors'
+        self._evicted = (0, 0)
 
     @property
     def pools(self) -> tuple[WindowPool, WindowPool, WindowPool]:
         """Demonstrations, interventions and online windows: the order of `DataKind`."""
         return self.demonstrations, self.interventions, self.online
 
-    def next_sequence(self, session: int) -> int:
-        """Return the sequence of the row that `add` expects next of a session."""
-        tail = self._tails.get(session)
-        return 0 if tail is None else tail.first_sequence + len(tail.scalars)
+    def first_open(self, *, of_actor: bool) -> int | None:
+        """Return the episode that began first of those that are not complete."""
+        return min((e for e, tail in self._open.items() if tail.of_actor is of_actor), default=None)
 
-    def begin(self, session: int, sequence: int) -> None:
-        """Begin an episode; rows before it that were not added have been evicted."""
-        self._tails[session] = _Tail.empty(sequence)
-
-    def add(self, session: int, scalars: Records, *, of_actor: bool = True) -> int:
-        """Take in the rows that follow in a session.
+    def add(
+        self,
+        episode: int,
+        address: int,
+        scalars: Records,
+        *,
+        of_actor: bool = True,
+        complete: bool = False,
+        cut: bool = False,
+    ) -> None:
+        """Take in the rows that follow in an episode.
 
         A last row that ended its episode is left for later if its ``is_last`` row is not there.
-
-        Args:
-            session: Number of the session, any small integer.
-            scalars: Shape (rows,), dtype `SCALARS`.
-            of_actor: Whether they count among the rows of actors; else they are demonstrations'.
-
-        Returns:
-            How many rows were taken in.
-        """
-        taken = complete_rows(scalars)
-        if taken:
-            self._extend_tail(session, scalars[:taken], of_actor)
-            self._emit(session)
-        return taken
-
-    def cut(self, session: int, scalars: Records, *, of_actor: bool = True) -> None:
-        """Complete the windows of an episode that was cut short, and forget the session.
-
-        What becomes complete thereby is visible with the next online step, whenever the cut is
+        What becomes complete by a cut is visible with the next online step, whenever the cut is
         noticed, so that what is visible does not depend on the time of looking.
 
         Args:
-            session: As in `add`.
-            scalars: Its last row, shape (1,), if `add` has left that for later; else shape (0,).
-            of_actor: As in `add`.
+            episode: Its identifier, which increases in the order in which episodes began.
+            address: Of the first of these rows.
+            scalars: Shape (rows,), dtype `SCALARS`.
+            of_actor: Whether they count among the rows of actors; else they are demonstrations'.
+            complete: Whether nothing more will come.
+            cut: Whether it was closed without its ``is_last`` row.
         """
-        whole = len(scalars) > 0 and bool(scalars[0]["terminated"])
-        last = scalars.copy()
+        tail = self._open.setdefault(episode, _Tail(address, of_actor))
+        held = len(tail.held)
+        scalars = np.concatenate((tail.held, scalars))
+        if self._relabel is not None and len(scalars):
+            self._relabel(address - held, scalars)
+        taken = complete_rows(scalars)
+        self._extend(tail, scalars[:taken])
+        tail.held = scalars[taken:]
+        if taken:
+            self._emit(episode, tail)
+        if cut:
+            self._cut(episode, tail)
+        if complete:
+            del self._open[episode]
+            if of_actor:
+                self._ended[tail.first] = tail.rows, tail.steps
+
+    def note_evicted(self, rows: int, steps: int, gone: Ranges) -> None:
+        """Count what was evicted before it was seen.
+
+        Args:
+            rows: Rows of actors that were evicted so far.
+            steps: Online steps among them.
+            gone: Where the evicted rows were.
+        """
+        new_rows, new_steps = rows - self._evicted[0], steps - self._evicted[1]
+        if new_rows == 0:
+            return
+        self._evicted = rows, steps
+        for episode, tail in list(self._open.items()):
+            if _inside(np.array([tail.first]), gone)[0]:
+                self._ended[tail.first] = tail.rows, tail.steps
+                del self._open[episode]
+        firsts = np.fromiter(self._ended, np.int64, len(self._ended))
+        for first in firsts[_inside(firsts, gone)].tolist():
+            seen_rows, seen_steps = self._ended.pop(first)
+            new_rows -= seen_rows
+            new_steps -= seen_steps
+        self.online_rows += new_rows
+        self.online_transitions += new_steps
+
+    def _extend(self, tail: _Tail, scalars: Records) -> None:
+        """Count rows and put them into their episode's tail."""
+        demonstration = scalars["source"] == SOURCE_DEMONSTRATION
+        online = ~scalars["is_last"] & ~demonstration
+        needed = self.online_transitions + np.cumsum(online)
+        needed[demonstration] = 0
+        numbers = np.full(len(scalars), self.online_rows)
+        if tail.of_actor:
+            numbers += np.arange(1, len(scalars) + 1)
+            self.online_rows += len(scalars)
+        else:
+            self.demonstration_rows += len(scalars)
+        tail.rows += len(scalars)
+        tail.steps += int(online.sum())
+        self.online_transitions += int(online.sum())
+        tail.scalars = np.concatenate((tail.scalars, scalars))
+        tail.needed = np.concatenate((tail.needed, needed))
+        tail.numbers = np.concatenate((tail.numbers, numbers))
+
+    def _cut(self, episode: int, tail: _Tail) -> None:
+        """Complete the windows of an episode that was cut short."""
+        whole = len(tail.held) > 0 and bool(tail.held[0]["terminated"])
+        last = tail.held.copy()
         if not whole:
             last["is_last"] = True
-        self._extend_tail(session, last, of_actor)
-        tail = self._tails[session]
+        self._extend(tail, last)
         if whole:
             # Nothing bootstraps from the row that would follow: the row before stands in for it.
             ahead = np.zeros(1, SCALARS)
             ahead["is_last"] = True
             tail.scalars = np.concatenate((tail.scalars, ahead))
             tail.needed = np.append(tail.needed, tail.needed[-1])
-            tail.rows = np.append(tail.rows, tail.rows[-1])
+            tail.numbers = np.append(tail.numbers, tail.numbers[-1])
         elif len(tail.scalars):
             tail.scalars["is_last"][-1] = True
             if tail.scalars["source"][-1] != SOURCE_DEMONSTRATION:
                 tail.needed[-1] = self.online_transitions + 1
-        self._emit(session, without_last=whole)
-        del self._tails[session]
+        self._emit(episode, tail, without_last=whole)
 
-    def _extend_tail(self, session: int, scalars: Records, of_actor: bool) -> None:
-        demonstration = scalars["source"] == SOURCE_DEMONSTRATION
-        online = ~scalars["is_last"] & ~demonstration
-        needed = self.online_transitions + np.cumsum(online)
-        needed[demonstration] = 0
-        self.online_transitions += int(online.sum())
-        rows = np.full(len(scalars), self.online_rows)
-        if of_actor:
-            rows += np.arange(1, len(scalars) + 1)
-            self.online_rows += len(scalars)
-        tail = self._tails.setdefault(session, _Tail.empty(0))
-        tail.scalars = np.concatenate((tail.scalars, scalars))
-        tail.needed = np.concatenate((tail.needed, needed))
-        tail.rows = np.concatenate((tail.rows, rows))
-
-    def _emit(self, session: int, *, without_last: bool = False) -> None:
-        """Move the windows that are complete from a session's tail into the pools."""
-        tail = self._tails[session]
-        windows, done = make_windows(tail.scalars, tail.needed, self.n_step, self.discount)
+    def _emit(self, episode: int, tail: _Tail, *, without_last: bool = False) -> None:
+        """Move the windows that are complete from an episode's tail into the pools."""
+        windows, done = make_windows(tail.scalars, tail.needed, self._spec)
+        at = windows["address"]
         windows["ahead"] = windows["steps"]
         if without_last:
-            windows["ahead"] -= windows["sequence"] + windows["steps"] == len(tail.scalars) - 1
-        windows["row"] = tail.rows[windows["sequence"]]
-        windows["session"] = session
-        windows["sequence"] += tail.first_sequence
-        windows = windows[~np.isnan(windows["reward"])]
+            windows["ahead"] -= at + windows["steps"] == len(tail.scalars) - 1
+        windows["row"] = tail.numbers[at]
+        windows["episode"] = episode
+        windows["before"] = tail.done + at
+        versions = tail.scalars["policy_version"][at]
+        windows["address"] += tail.first + tail.done
         demonstration = windows["source"] == SOURCE_DEMONSTRATION
-        self.demonstrations.extend(windows[demonstration])
-        self.online.extend(windows[~demonstration])
-        self.interventions.extend(windows[windows["source"] == SOURCE_INTERVENTION])
-        self._tails[session] = tail.without(done)
-
-
-def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
-    """Let episodes that somebody says have succeeded terminate with their last action.
-
-    Whoever says it before the episode's end terminates it: said later it means the same, and what
-    would have come after the time limit counts for nothing. Labels of other actions, and of
-    failure, end nothing.
-
-    Args:
-        scalars: Shape (rows,), dtype `SCALARS`, consecutive rows; changed in place.
-        labelled: Shape (rows,), whether a row's reward is a label.
-    """
-    succeeded = labelled[:-1] & (scalars["reward"][:-1] == 1.0)
-    ended = np.flatnonzero(succeeded & scalars["is_last"][1:])
-    scalars["terminated"][ended] = True
-    scalars["truncated"][ended] = False
+        wanted = ~np.isnan(windows["reward"]) & ~np.isnan(windows["return"])
+        if self._spec.policy_versions is not None:
+            low, high = self._spec.policy_versions
+            wanted &= demonstration | ((versions >= low) & (versions <= high))
+        self.demonstrations.extend(windows[wanted & demonstration])
+        self.online.extend(windows[wanted & ~demonstration])
+        self.interventions.extend(windows[wanted & (windows["source"] == SOURCE_INTERVENTION)])
+        tail.done += done
+        # Without a view of what is gone.
+        tail.scalars, tail.needed = tail.scalars[done:].copy(), tail.needed[done:].copy()
+        tail.numbers = tail.numbers[done:].copy()
 
 
 def complete_rows(scalars: Records) -> int:
@@ -295,10 +307,8 @@ def complete_rows(scalars: Records) -> int:
     return count
 
 
-def make_windows(
-    scalars: Records, needed: npt.NDArray[np.int64], n_step: int, discount: float
-) -> tuple[Records, int]:
-    """Work out the complete windows of consecutive rows of one session.
+def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[Records, int]:
+    """Work out the complete windows of consecutive rows.
 
     The n-step return is sum of discount^j r_{t+j} over j < m, and the discount of the next
     state's value discount^m (1 - terminated), as in Sutton and Barto, "Reinforcement Learning",
@@ -307,44 +317,81 @@ def make_windows(
     Args:
         scalars: Shape (rows,), dtype `SCALARS`.
         needed: Shape (rows,), the online transitions that must be visible for each row.
-        n_step: Most steps of a window.
-        discount: Per step.
+        spec: What windows are wanted.
 
     Returns:
-        The windows, ``sequence`` counted from the first row, and how many leading rows are done
+        The windows, ``address`` counted from the first row, and how many leading rows are done
         with: either the start of a complete window or ``is_last``.
     """
-    count = len(scalars)
+    count, horizon = len(scalars), spec.horizon
     rows = np.arange(count)
     last_rows = np.flatnonzero(scalars["is_last"])
-    # Row count + n_step stands for an end that is not there yet: such windows take n steps.
-    ends = np.append(last_rows, count + n_step)[np.searchsorted(last_rows, rows)]
-    ends = np.minimum(ends, _take_overs(scalars["source"], count + n_step))
-    steps = np.minimum(n_step, ends - rows)
+    # Stands for an end that is not there yet: such windows take all their steps.
+    never = count + 2 * (spec.n_step + horizon)
+    ends = np.append(last_rows, never)[np.searchsorted(last_rows, rows)]
+    take_overs = _take_overs(scalars["source"], never)
+    stops = np.minimum(ends, take_overs)
+    steps = np.minimum(spec.n_step, stops - rows)
+    chunk = np.minimum(horizon, stops - rows)
     following = rows + steps
+    # From the next observation on, an episode's last row counts, as it has a base's proposal.
+    known = np.minimum(following, count - 1)
+    reach = np.minimum(ends + 1, take_overs)[known]
+    next_chunk = np.minimum(horizon if spec.next_chunk_fields else 0, reach - following)
+    last = np.maximum(following, rows + chunk - 1)
+    last = np.maximum(last, following + next_chunk - 1)
+    if spec.returns or spec.in_order:
+        last = np.maximum(last, ends)
     # Windows come in order: one that is complete waits for those before it.
-    waiting = (steps > 0) & (following >= count)
+    waiting = (steps > 0) & (last >= count)
     done = int(np.argmax(waiting)) if waiting.any() else count
-    start = (steps > 0) & (rows < done)
-    index = rows[start]
+    index = rows[(steps > 0) & (rows < done)]
     windows = np.zeros(len(index), WINDOW)
-    windows["sequence"] = index
-    windows["steps"] = steps[start]
+    windows["address"] = index
+    windows["steps"] = steps[index]
+    windows["chunk"], windows["next_chunk"] = chunk[index], next_chunk[index]
     windows["source"] = scalars["source"][index]
-    windows["needed"] = np.maximum(needed[index], needed[following[start]])
+    windows["needed"] = np.maximum(needed[index], needed[last[index]])
     rewards = scalars["reward"].astype(np.float64)
     total = np.zeros(len(index))
-    for step in range(n_step):
+    for step in range(spec.n_step):
         inside = step < windows["steps"]
         at = np.minimum(index + step, count - 1)
-        total += np.where(inside, discount**step * rewards[at], 0.0)
+        total += np.where(inside, spec.discount**step * rewards[at], 0.0)
     windows["reward"] = total
-    terminated = scalars["terminated"][following[start] - 1]
-    windows["discount"] = np.where(terminated, 0.0, discount ** windows["steps"].astype(float))
+    terminated = scalars["terminated"][following[index] - 1]
+    windows["discount"] = np.where(terminated, 0.0, spec.discount ** windows["steps"].astype(float))
+    if spec.returns:
+        stop = stops[index]
+        windows["return"] = _returns(scalars, spec.discount, index, stop)
+        windows["ended"] = scalars["terminated"][stop - 1]
     return windows, done
 
 
-def _take_overs(sources: npt.NDArray[np.uint8], never: int) -> npt.NDArray[np.int64]:
+def _returns(scalars: Records, discount: float, index: Integers, stop: Integers) -> Records:
+    """Discounted sums of the rewards of rows index … stop - 1, whose episodes are complete."""
+    rewards = scalars["reward"].astype(np.float64).tolist()
+    ended, following = scalars["is_last"].tolist(), 0.0
+    whole = np.zeros(len(scalars))
+    for row in range(len(scalars) - 1, -1, -1):
+        following = 0.0 if ended[row] else rewards[row] + discount * following
+        whole[row] = following
+    # A return that a take-over ends lacks what follows from there.
+    rest: Records = whole[index] - discount ** (stop - index).astype(float) * whole[stop]
+    return rest
+
+
+def _inside(addresses: Integers, ranges: Ranges) -> npt.NDArray[np.bool_]:
+    """Whether addresses lie in ranges, none of which overlap."""
+    if not ranges:
+        return np.zeros(len(addresses), np.bool_)
+    firsts, ends = np.array(sorted(ranges)).T
+    at = np.searchsorted(firsts, addresses, side="right") - 1
+    inside: npt.NDArray[np.bool_] = (at >= 0) & (addresses < ends[at])
+    return inside
+
+
+def _take_overs(sources: npt.NDArray[np.uint8], never: int) -> Integers:
     """For each row of the policy where an operator takes over next; `never` for all others."""
     rows = np.arange(len(sources))
     policy = sources == SOURCE_POLICY

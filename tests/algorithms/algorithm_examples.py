@@ -71,7 +71,7 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
         "source": (np.arange(size) % 2).astype("u1"),
         **columns,
     }
-    required = set(algorithm.required_fields)
+    required = {*algorithm.required.fields, "reward", "discount", "source"}
     content = {name: known[name] for name in required}
     return content | {k: v for k, v in following.items() if k.removeprefix("next/") in required}
 

@@ -27,7 +27,7 @@ from robot_rl.learning.algorithms.base import AlgorithmError
 pytestmark = pytest.mark.parametrize("choice", CHOICES)
 
 
-def test_required_fields_suffice_and_metrics_are_finite_scalars(choice):
+def test_what_is_required_suffices_and_metrics_are_finite_scalars(choice):
     algorithm = make(choice)
     for metrics in train(algorithm, CRITIC_ONLY + 4):
         assert metrics

@@ -97,8 +97,8 @@ def test_the_critics_loss_trains_the_encoder_that_is_published_saved_and_resumed
     cloned = seeing()
     before = weights(cloned.policy), weights(cloned.vision)
     algorithm = make(choice, cloned)
-    assert FEATURES not in algorithm.required_fields
-    assert algorithm.required_fields[0] in observations(1)
+    assert FEATURES not in algorithm.required.fields
+    assert algorithm.required.fields[0] in observations(1)
     train(algorithm, 3)
     trained = weights(algorithm.encoder.vision)
     assert all(not torch.equal(trained[n], before[1][n]) for n in trained if "weight" in n)
@@ -152,7 +152,7 @@ def test_an_encoder_that_was_not_trained_on_yet_sees_what_the_frozen_one_sees():
 def test_a_frozen_state_is_no_state_of_an_encoder_that_learns():
     cloned = seeing()
     frozen = make("residual", cloned, observation=None)
-    assert FEATURES in frozen.required_fields
+    assert FEATURES in frozen.required.fields
     with pytest.raises(AlgorithmError, match="does not fit"):
         make("residual", cloned).load_state_dict(frozen.state_dict())
 

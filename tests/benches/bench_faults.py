@@ -31,7 +31,9 @@ from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import (
     ReplayClient,
     ReplaySampler,
+    SampleSpec,
     StoreReader,
+    TableRows,
     read_endpoint,
     serve,
     wait_for_endpoint,
@@ -200,7 +202,7 @@ def _serve(store: Path) -> None:
 
 def _client(folder: Path, address: str | Path, actor: int) -> ReplayClient:
     return ReplayClient(
-        address, spool_path=folder / f"spool-{actor}.ring", spool_bytes=_SPOOL_BYTES
+        address, spool_path=folder / f"spool-{actor}.rows", spool_bytes=_SPOOL_BYTES
     )
 
 
@@ -244,16 +246,8 @@ def _read(folder: Path, store: Path) -> None:
 def _sampler(store: Path, stop: StopEvent) -> ReplaySampler:
     while True:
         with contextlib.suppress(StoreError, NotEnoughData):
-            sampler = ReplaySampler(
-                store,
-                TABLE,
-                ["state/place", "state/content"],
-                batch_size=64,
-                n_step=3,
-                discount=0.9,
-                demonstration_share=0.0,
-                rng=np.random.default_rng(),
-            )
+            spec = SampleSpec(("state/place", "state/content"), 64, 3, 0.9, 0.0)
+            sampler = ReplaySampler(TableRows(store, TABLE), spec, np.random.default_rng())
             if sampler.transitions_available() > EPISODE_STEPS:
                 return sampler
             sampler.close()

@@ -18,8 +18,9 @@ from robot_rl.data.lerobot.video import VideoFiles
 from robot_rl.data.lerobot.writer import LeRobotSink
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
-from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import make_env
+from robot_rl.replay import ReplaySampler, SampleSpec
+from robot_rl.replay.episode_rows import EpisodeRows
 
 CAMERAS = ("images/front", "images/left/wrist")
 
@@ -93,9 +94,13 @@ def test_an_episode_that_did_not_terminate_ends_at_its_last_real_observation(fol
 
 def test_what_was_imported_gives_windows_to_learn_from(folder: Path):
     _, imported = both(folder)
-    windows = WindowSampler.of_dataset(imported, 2, 4)
-    assert len(windows) == sum(LENGTHS) - 1
-    assert windows.batch(windows.indices)["images/front"].shape == (len(windows), 2, 64, 80, 3)
+    rows = EpisodeRows.of_datasets([imported], ("images/front", "action"))
+    assert len(rows.indices) == sum(LENGTHS) - 1
+    spec = SampleSpec(
+        ("images/front",), 8, demonstration_share=1.0, next_fields=(), observation_steps=2
+    )
+    batch = ReplaySampler(rows, spec, np.random.default_rng(0)).sample()
+    assert batch["images/front"].shape == (8, 2, 64, 80, 3)
 
 
 def test_what_was_imported_serves_as_the_dataset_of_a_task(tmp_path: Path):

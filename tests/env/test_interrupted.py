@@ -17,6 +17,7 @@ from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
+from robot_rl.replay import SampleSpec
 from robot_rl.replay.windows import make_windows
 
 
@@ -53,8 +54,8 @@ def test_the_last_good_observation_is_the_final_one_and_the_next_episode_follows
     assert not any(row["terminated"] for row in cut.rows)
     assert whole.interrupted is None
     packed = schema.unpack(b"".join(schema.pack(row) for row in cut.rows))
-    windows, _ = make_windows(packed, np.zeros(5, np.int64), n_step=1, discount=0.99)
-    assert windows["sequence"].tolist() == [0, 1, 2, 3]
+    windows, _ = make_windows(packed, np.zeros(5, np.int64), SampleSpec(()))
+    assert windows["address"].tolist() == [0, 1, 2, 3]
     assert np.allclose(windows["discount"], 0.99), "cut, not failed: the value goes on"
 
 

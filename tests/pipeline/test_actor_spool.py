@@ -10,11 +10,12 @@ import pytest
 from tiny_runs import Command, ServerProcess, lines, publish_cloned, starting
 
 from robot_rl.replay import StoreReader
+from robot_rl.replay.spool import size_for
 
 pytestmark = pytest.mark.faults
 
-# Room for two episodes of `reach`: 31 rows of some 300 bytes, after a header of 64 KiB.
-SMALL = "replay.spool_bytes=104000"
+# Room for two episodes of `reach`: 31 rows of some 300 bytes.
+SMALL = f"replay.spool_bytes={size_for(100, 400)}"
 
 
 class Actor(Command):
@@ -60,7 +61,7 @@ def test_the_actor_pauses_between_episodes_and_keeps_its_rows(
     server: ServerProcess, start_actor: Callable[..., Actor]
 ) -> None:
     run = server.run
-    spool = run / "spool" / "actor-1.ring"
+    spool = run / "spool" / "actor-1.rows"
     actor = start_actor(run, "environment_steps=1000000", SMALL)
 
     def recorded() -> int:

@@ -172,7 +172,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(folder, small_disk, st
     disk = small_disk("24m")
     shutil.copytree(folder / "runs", disk / "runs", symlinks=True)
     runs = f"runs_directory={disk}/runs"
-    train = start_train(folder, "resume=latest", STEPS, runs, "replay.spool_bytes=1048576")
+    train = start_train(folder, "resume=latest", STEPS, runs, "replay.spool_bytes=4194304")
     train.wait_until(lambda: train.learned() >= 100)
     filling = disk / "filling"
     with filling.open("wb", buffering=0) as file, suppress(OSError):

@@ -15,10 +15,12 @@ from tiny_runs import ServerProcess, act_for
 from policies import checkpoint
 from robot_rl.commands.runs import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.demonstrations import insert_demonstrations
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayClient, StoreReader
+from robot_rl.replay.spool import size_for
 from robot_rl.run import RunDirectory
 
 Command = Callable[..., CompletedProcess[str]]
@@ -78,7 +80,9 @@ def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
         return push(self, *row)
 
     def insert() -> None:
-        with ReplayClient(server.run / "store", spool_rows=4) as client:
+        row_bytes = stored_schema(given.schema, cloned).dtype.itemsize
+        size = size_for(4, row_bytes)
+        with ReplayClient(server.run / "store", spool_bytes=size) as client:
             insert_demonstrations(client, given, cloned, StopEvent())
 
     assert given.episode_ends[0] > 3 + 4

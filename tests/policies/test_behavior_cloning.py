@@ -12,14 +12,16 @@ from policy_examples import diffusion
 from policies.diffusion import DiffusionPolicy
 from policies.ema import EMA, move_towards, power_decay
 from policies.networks import linear, seeded
-from robot_rl.data.windows import WindowSampler
 from robot_rl.learning.algorithms.behavior_cloning import (
     BehaviorCloning,
     CloningError,
     CloningOptions,
     train,
     warm_up_cosine,
+    windows,
 )
+from robot_rl.replay import ReplayError
+from robot_rl.replay.episode_rows import EpisodeRows
 
 KEYS = {"state/position": 2}
 
@@ -48,16 +50,20 @@ def learner(updates=300, seed=0):
         arrays, KEYS, generator=seeded(seed), horizon=4, denoiser={"hidden": [64, 64]}
     )
     options = CloningOptions(updates=updates, batch_size=64, learning_rate=3e-3, warm_up=20)
-    return policy, WindowSampler(arrays, ends, 2, 4), options
+    return policy, EpisodeRows(arrays, ends), options
+
+
+def batch_of(policy, rows, size):
+    return windows(policy, rows, size, np.random.default_rng(1))()
 
 
 def test_the_cloned_policy_does_what_was_shown():
-    policy, sampler, options = learner(600)
+    policy, rows, options = learner(600)
     losses = []
-    cloned = train(policy, sampler, options, 0, lambda _, metrics: losses.append(metrics))
+    cloned = train(policy, rows, options, 0, lambda _, metrics: losses.append(metrics))
     assert len(losses) == 600
     assert losses[-1]["bc_loss"] < losses[0]["bc_loss"] / 3
-    batch = sampler.batch(sampler.indices[::7])
+    batch = batch_of(policy, rows, 64)
     with torch.no_grad():
         chunk = cloned.plan(batch, cloned.draw_noise(len(batch["action"]), seeded(1))).numpy()
     error = np.abs(chunk - batch["action"])[batch["valid"]].mean()
@@ -68,29 +74,29 @@ def test_the_cloned_policy_does_what_was_shown():
 @pytest.mark.parametrize("updates", [30, 300])
 def test_cloning_that_diverges_says_so(updates):
     """A policy of NaN was written as the clone, and refused only when it was read."""
-    policy, sampler, options = learner(updates)
+    policy, rows, options = learner(updates)
     options = replace(options, learning_rate=1e30)
     with pytest.raises(CloningError, match=r"diverged.*not finite.*lower cloning.learning_rate"):
-        train(policy, sampler, options, 0)
+        train(policy, rows, options, 0)
 
 
 def test_one_seed_gives_one_policy():
     results = []
     for _ in range(2):
-        policy, sampler, options = learner(20)
-        results.append(train(policy, sampler, options, 4).state_dict())
+        policy, rows, options = learner(20)
+        results.append(train(policy, rows, options, 4).state_dict())
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-def test_unfit_batches_and_windows_are_refused():
-    policy, sampler, options = learner()
+def test_unfit_batches_and_rows_are_refused():
+    policy, rows, options = learner()
     algorithm = BehaviorCloning(policy, options, seeded(0))
-    batch = sampler.batch(sampler.indices[:4])
+    batch = batch_of(policy, rows, 4)
     batch.pop("valid")
     with pytest.raises(CloningError, match="lacks 'valid'"):
         algorithm.update(batch)
-    with pytest.raises(CloningError, match=r"windows do not fit.*horizon 4; expected.*horizon 8"):
-        train(diffusion(), sampler, options, 0)
+    with pytest.raises(ReplayError, match="no such field; got: state/"):
+        train(diffusion(), rows, options, 0)
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero():

@@ -37,19 +37,18 @@ class ServerProcess:
         self,
         store: Path,
         fsync: str = "none",
-        map_size: int = 1 << 30,
         address: str = "tcp://127.0.0.1:0",
         keys: Path | None = None,
         capacity: dict[str, int] | None = None,
         **options: object,
     ) -> None:
-        self.store, self.fsync, self.map_size = store, fsync, map_size
+        self.store, self.fsync = store, fsync
         self.address, self.keys, self.options = address, keys, options
         self.capacity = capacity or {}
         self.start()
 
     def start(self, wait: bool = True) -> None:
-        options = {"fsync": self.fsync, "map_size_bytes": self.map_size, **self.options}
+        options = {"fsync": self.fsync, **self.options}
         options["keys"] = None if self.keys is None else str(self.keys)
         options["capacity"] = self.capacity
         command = [sys.executable, "-c", SERVE, str(self.store), self.address, json.dumps(options)]
@@ -119,11 +118,11 @@ def make_episode(schema: RowSchema) -> Callable[..., list[Row]]:
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
-    """Return a function that starts a server on ``tmp_path / "store"``."""
+    """Return a function that starts a server on ``tmp_path / "store"``, or another folder."""
     servers: list[ServerProcess] = []
 
-    def start(**options: object) -> ServerProcess:
-        servers.append(ServerProcess(tmp_path / "store", **options))
+    def start(store: Path | None = None, **options: object) -> ServerProcess:
+        servers.append(ServerProcess(store or tmp_path / "store", **options))
         return servers[-1]
 
     yield start

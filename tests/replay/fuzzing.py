@@ -29,7 +29,7 @@ import zmq
 from robot_rl.data.schema import RowSchema
 from robot_rl.replay.errors import WireError
 from robot_rl.replay.keys import ClientKeys
-from robot_rl.replay.records import ROW_KEY
+from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.wire import MAGIC, MAXIMUM_FRAME_BYTES, PREFIX, WIRE_VERSION, Kind, decode
 
 REQUESTS = [kind for kind in Kind if kind % 2]
@@ -81,7 +81,8 @@ class Messages:
             rows = range(rng.randrange(1, 5))
             header |= {"table": "reach", "name": f"a{rng.randrange(3)}", "shape": []}
             header |= {"version": rng.randrange(1, 50), "dtype": "float32"}
-            payload = [b"".join(ROW_KEY.pack(*place, row) for row in rows), bytes(4 * len(rows))]
+            keys = np.array([(*place, row) for row in rows], ROW_KEY_DTYPE)
+            payload = [keys.tobytes(), bytes(4 * len(rows))]
         elif kind == Kind.PUT_WEIGHTS:
             self._version += 1
             header |= {"name": f"w{rng.randrange(3)}", "version": self._version, "metadata": {}}
@@ -90,12 +91,18 @@ class Messages:
             header |= {"name": f"w{rng.randrange(4)}", "newer_than": rng.choice([None, 0, 10**9])}
             header["wait"] = rng.choice([0, 0.01, 1.0])
         elif kind in (Kind.SAMPLE, Kind.COUNT_WINDOWS):
-            header |= {"table": "reach", "fields": ["state/x", "action"], "batch_size": 8}
-            header |= {"n_step": rng.randrange(1, 4), "discount": 0.9, "demonstration_share": 0.0}
-            header |= {"environment_steps": None, "rng": self._generator, "draws": 1}
+            spec: dict[str, Any] = {"fields": ["state/x", "action"], "batch_size": 8}
+            spec |= {"n_step": rng.randrange(1, 4), "demonstration_share": 0.0}
             if rng.random() < 0.3:
-                header |= {"annotations": ["a0"], "rewards": "a0", "intervention_share": 0.25}
-                header |= {"chunk_fields": ["action"], "capacity_rows": 100}
+                spec |= {"annotations": ["a0"], "rewards": "a0", "intervention_share": 0.25}
+                spec |= {"chunk_fields": ["action"], "capacity_rows": 100}
+            if rng.random() < 0.3:
+                spec |= {"order": "episodes", "returns": True, "observation_steps": 2}
+                spec |= {"chunk_fields": ["base_action"], "chunk_steps": 5}
+                spec |= {"policy_versions": [0, 5], "next_fields": []}
+            state = {"rng": self._generator, "environment_steps": None, "given": [-1, 0]}
+            state["store"] = (self.session or {}).get("store", "")
+            header |= {"table": "reach", "spec": spec, "state": state, "draws": 1}
         return build(kind, header, payload)
 
     def overwriting(self) -> list[bytes]:

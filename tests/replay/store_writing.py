@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data.schema import Row, RowSchema
-from robot_rl.replay import ReplaySampler, StoreWriter
+from robot_rl.replay import ReplaySampler, SampleSpec, StoreWriter, TableRows
 from robot_rl.replay.sessions import RowBatch
 
 
@@ -39,22 +39,24 @@ class Recording:
     def steps(self) -> int:
         """Environment steps of actors in the table, as the server tells them."""
         (table,) = (t for t in self.writer.tables.values() if t.identifier == self.key[0])
-        counts = self.writer.statistics()["tables"][table.name]["environment_steps"]
+        counts = self.writer.statistics()[table.name]["environment_steps"]
         return counts["policy"] + counts["intervention"]
 
 
-def sampler_of(store: Path, **options: object) -> ReplaySampler:
-    """A sampler of the numbered states that `make_episode` makes."""
-    defaults = {
-        "fields": ["state/x", "action"],
+def sampler_of(
+    store: Path, *, table: str = "reach", seed: int = 0, **changes: object
+) -> ReplaySampler:
+    """A sampler of the numbered states that `make_episode` makes; `changes` are of its spec."""
+    values = {
+        "fields": ("state/x", "action"),
         "batch_size": 32,
         "n_step": 3,
         "discount": 0.9,
         "demonstration_share": 0.0,
-        "rng": np.random.default_rng(0),
-        "table": "reach",
+        **changes,
     }
-    return ReplaySampler(store, **{**defaults, **options})
+    rng = np.random.default_rng(seed)
+    return ReplaySampler(TableRows(store, table), SampleSpec(**values), rng)
 
 
 def numbers(sampler: ReplaySampler, batches: int = 40) -> set[int]:

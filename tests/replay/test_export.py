@@ -7,11 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
-import lmdb
 import numpy as np
 import pytest
 
@@ -20,10 +18,17 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import Field, RowSchema, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Episode, Selection
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import ReplayClient, ReplayServer, StoreReader, row_keys
+from robot_rl.replay import (
+    ReplayClient,
+    ReplayServer,
+    StoreError,
+    StoreReader,
+    StoreWriter,
+    row_keys,
+)
 from robot_rl.replay.export import StoreEpisodes
 from robot_rl.replay.importing import import_episodes
-from robot_rl.replay.records import EPISODE_KEY, ROW_KEY, EpisodeRecord
+from robot_rl.replay.records import EpisodeRecord
 
 
 def run(*words: object) -> int:
@@ -38,49 +43,6 @@ def rows_equal(dataset: EpisodeDataset, index: int, rows) -> None:
     stored = dataset.episode(index)
     for name, column in stored.items():
         np.testing.assert_array_equal(column, np.stack([row[name] for row in rows]), name)
-
-
-class Editor:
-    """Changes a store behind the back of everything, as damage, or a later server, would."""
-
-    def __init__(self, store: Path) -> None:
-        self._environment = lmdb.open(str(store), max_dbs=16, map_size=1 << 30)
-
-    def put_record(self, record: EpisodeRecord) -> None:
-        self._write(b"episodes", EPISODE_KEY.pack(record.identifier), record.to_bytes())
-
-    def delete_record(self, record: EpisodeRecord) -> None:
-        self._write(b"episodes", EPISODE_KEY.pack(record.identifier), None)
-
-    def delete_row(self, record: EpisodeRecord, index: int) -> None:
-        place = (record.table, record.actor, record.session, record.first_sequence + index)
-        self._write(b"rows", ROW_KEY.pack(*place), None)
-
-    def close(self) -> None:
-        self._environment.close()
-
-    def _write(self, database: bytes, key: bytes, value: bytes | None) -> None:
-        handle = self._environment.open_db(database, create=False)
-        with self._environment.begin(write=True, db=handle) as transaction:
-            if value is None:
-                assert transaction.delete(key)
-            else:
-                transaction.put(key, value)
-
-
-@pytest.fixture
-def edit(server) -> Callable[[Callable[[Editor], None]], None]:
-    """Stop the server and change its store."""
-
-    def change(what: Callable[[Editor], None]) -> None:
-        server.stop()
-        editor = Editor(server.store)
-        try:
-            what(editor)
-        finally:
-            editor.close()
-
-    return change
 
 
 def records(store: Path, table: str = "reach") -> list[EpisodeRecord]:
@@ -170,7 +132,7 @@ def test_one_of_several_tables_is_named(client, server, schema, make_episode, tm
 
 
 def test_a_cut_episode_ends_at_its_last_stored_observation(
-    client, server, schema, make_episode, edit, tmp_path, capsys
+    client, server, schema, make_episode, tmp_path, capsys
 ):
     """An actor was killed in the middle, and the server closed the episode without a final row."""
     cut = make_episode(6)[:4]
@@ -180,9 +142,8 @@ def test_a_cut_episode_ends_at_its_last_stored_observation(
         client.open_session("reach", schema, session=session)
         for index, row in enumerate(rows):
             client.append(row, facts(session) if index == 0 else None)
+    client.open_session("reach", schema, session=3)
     client.close()
-    closed = [replace(record, sealed=True) for record in records(server.store)]
-    edit(lambda editor: [editor.put_record(record) for record in closed])
     assert run("export", server.store, tmp_path / "out") == 0
     assert "1 left out" in " ".join(capsys.readouterr().out.split()).replace("episodes ", "")
     dataset = EpisodeDataset(tmp_path / "out")
@@ -205,38 +166,21 @@ def test_a_cut_episode_ends_at_its_last_stored_observation(
     assert "3 episodes (3 sealed, 3 of them cut; 0 open)" in capsys.readouterr().out
 
 
-def test_an_episode_that_is_evicted_meanwhile_is_left_out(
-    client, server, schema, make_episode, edit
-):
-    client.open_session("reach", schema)
-    episodes = [make_episode(3) for _ in range(3)]
-    for seed, rows in enumerate(episodes):
-        client.append_episode(rows, facts(seed))
-    client.close()
-    with StoreEpisodes(server.store, None, Selection()) as listed:
-        (first, second, _) = records(server.store)
-        reader = listed.episodes()
-        assert next(reader).seed == 0
-        # The snapshot was taken; now the second episode goes.
-        server.stop()
-        script = "import sys; sys.path[:0] = sys.argv[1:2]; from test_export import evict; evict()"
-        environment = {**os.environ, "STORE": str(server.store), "EPISODE": str(second.identifier)}
-        folder = str(Path(__file__).parent)
-        subprocess.run([sys.executable, "-c", script, folder], env=environment, check=True)
-        assert [episode.seed for episode in reader] == [2]
-        assert listed.left_out == 1
-    assert first.identifier == 0
-
-
-def evict() -> None:
-    """Remove an episode, in a process of its own: LMDB opens a folder once in a process."""
-    store = Path(os.environ["STORE"])
-    (record,) = [r for r in records(store) if r.identifier == int(os.environ["EPISODE"])]
-    editor = Editor(store)
-    editor.delete_record(record)
-    for index in range(record.rows):
-        editor.delete_row(record, index)
-    editor.close()
+def test_an_episode_that_is_evicted_meanwhile_is_left_out(start_server, schema, make_episode):
+    server = start_server(capacity={"rows": 12})
+    with ReplayClient(server.store) as client:
+        client.open_session("reach", schema)
+        for seed in range(3):
+            client.append_episode(make_episode(3), facts(seed))
+        client.flush()
+        with StoreEpisodes(server.store, None, Selection()) as listed:
+            reader = listed.episodes()
+            assert next(reader).seed == 0
+            for seed in (3, 4):  # now the first two go
+                client.append_episode(make_episode(3), facts(seed))
+                client.flush()
+            assert [episode.seed for episode in reader] == [2]
+            assert listed.left_out == 1
 
 
 @pytest.mark.parametrize(
@@ -296,26 +240,28 @@ def test_inspect_says_what_a_live_store_holds(client, server, schema, make_episo
     assert RowSchema.from_json(json.dumps(table["schema"])) == schema
 
 
-def test_inspect_tells_damage_from_eviction(client, server, schema, make_episode, edit, capsys):
-    client.open_session("reach", schema)
-    for seed in range(4):
-        client.append_episode(make_episode(4), facts(seed))
-    client.close()
-    first, _, third, _ = records(server.store)
-
-    def change(editor: Editor) -> None:
-        editor.delete_record(first)
-        for index in range(first.rows):
-            editor.delete_row(first, index)
-        editor.delete_row(third, 2)
-        editor.delete_row(third, 4)
-
-    edit(change)
+def test_inspect_tells_damage_from_eviction(start_server, schema, make_episode, capsys):
+    server = start_server(capacity={"rows": 15})
+    with ReplayClient(server.store) as client:
+        client.open_session("reach", schema)
+        for seed in range(4):
+            client.append_episode(make_episode(4), facts(seed))
+            client.flush()
+    server.stop()
+    third = records(server.store)[1]
+    (file,) = (server.store / "rows").glob(f"*-{third.first_sequence:012d}.rows")
+    os.truncate(file, file.stat().st_size - 3 * schema.dtype.itemsize // 2)
     assert run("inspect", server.store) == 0
     page = capsys.readouterr().out
     assert "3 episodes (3 sealed" in page
     assert f"DAMAGED: 2 rows are missing, of 1 episodes: {third.identifier}" in page
-    assert f"{first.rows} rows of whole episodes were evicted" in page.splitlines()
+    assert "5 rows were evicted" in page.splitlines()
+    with pytest.raises(StoreError, match=r"fewer rows than its catalogue knows.*rebuild=true"):
+        StoreWriter(server.store)
+    assert run("inspect", server.store, "rebuild=true") == 0
+    printed = capsys.readouterr()
+    assert "made the catalogue anew: 3 episodes of reach" in printed.err
+    assert "no row is missing" in printed.out
 
 
 def test_a_store_goes_to_lerobot_and_back(client, server, schema, make_episode, tmp_path: Path):

@@ -12,14 +12,15 @@ from robot_rl.replay import (
     RemoteSampler,
     ReplayClient,
     ReplayError,
-    SamplerOptions,
+    ReplaySampler,
+    SampleSpec,
     StoreError,
     StoreReader,
     StoreWriter,
+    TableRows,
     read_endpoint,
     row_keys,
 )
-from robot_rl.replay.environment import ANNOTATIONS
 from robot_rl.replay.errors import NotEnoughData
 from robot_rl.replay.wire import Kind, decode, encode
 
@@ -168,7 +169,7 @@ def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
 
 @pytest.fixture
 def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "direct", map_size_bytes=1 << 28, capacity=Capacity(rows=30))
+    writer = StoreWriter(tmp_path / "direct", capacity=Capacity(rows=30))
     yield writer
     writer.close()
 
@@ -234,7 +235,7 @@ def test_one_reward_is_never_mixed_with_another(writer, schema, make_episode):
     reader = StoreReader(writer.path)
     first, second = reader.episodes("reach")
     sampler = sampler_of(writer.path, rewards="progress", batch_size=64)
-    assert sampler.online_transitions == 0
+    assert sampler.visible.online == 0
     assert sampler.transitions_available() == 12, "the steps of the run count all the same"
     with pytest.raises(NotEnoughData):
         sampler.sample()
@@ -242,7 +243,7 @@ def test_one_reward_is_never_mixed_with_another(writer, schema, make_episode):
     annotate(writer, first, "progress", 1, np.float32([0.2] * 4))
     sampler.refresh(12)
     # Of the first episode the two windows of three steps that lie among its annotated rows.
-    assert sampler.online_transitions == 6 + 2
+    assert sampler.visible.online == 6 + 2
     full, ends = 1 + 0.9 + 0.81, (1 + 0.9, 1)
     assert set(sampler.sample()["reward"].tolist()) == {
         np.float32(share * steps) for share in (0.1,) for steps in (full, *ends)
@@ -296,8 +297,7 @@ def test_a_learner_elsewhere_draws_the_same_with_every_option(
     for episode in recorded.episodes("reach"):
         keys = row_keys(episode)[:-2]
         client.annotate("reach", "score", 1, keys, np.arange(len(keys), dtype=np.float32))
-    options = SamplerOptions(
-        "reach",
+    spec = SampleSpec(
         ("state/x", "images/front", "action"),
         batch_size=32,
         n_step=3,
@@ -308,15 +308,15 @@ def test_a_learner_elsewhere_draws_the_same_with_every_option(
         rewards="score",
         annotations=("score",),
     )
-    here = options.open(server.store, np.random.default_rng(3))
-    there = RemoteSampler(ReplayClient(server.store), options, np.random.default_rng(3))
+    here = ReplaySampler(TableRows(server.store, "reach"), spec, np.random.default_rng(3))
+    there = RemoteSampler(ReplayClient(server.store), "reach", spec, np.random.default_rng(3))
     for _ in range(5):
         expected, batch = here.sample(), there.sample()
         assert set(batch) == set(expected)
         for name, array in expected.items():
             np.testing.assert_array_equal(batch[name], array, err_msg=name)
         assert (expected["source"] == 2).sum() >= 8
-    assert there.online_transitions == here.online_transitions < 38
+    assert there.visible.online == here.visible.online < 38
     here.close()
     there.close()
 
@@ -329,27 +329,8 @@ def test_evicting_an_episode_evicts_its_annotations(writer, schema, make_episode
         episode = reader.episodes("reach")[-1]
         for version in range(3):
             annotate(writer, episode, "score", version, np.zeros(10, np.float32))
-    with writer._environment.begin() as txn:
-        count = txn.stat(writer._environment.databases[ANNOTATIONS])["entries"]
+    ((count,),) = writer._catalogue.read("SELECT count(*) FROM annotations")
     assert count == 3 * 30
     for episode in reader.episodes("reach"):
         assert reader.annotations("reach", "score", episode)[0].all()
-    reader.close()
-
-
-def test_a_store_of_an_older_server_has_no_annotations(tmp_path, schema, make_episode):
-    from robot_rl.replay.environment import ANNOTATION_FIELDS, EVICTED
-
-    writer = StoreWriter(tmp_path / "old", map_size_bytes=1 << 26)
-    Recording(writer, schema).put(make_episode(4))
-    with writer._environment.begin(write=True) as txn:
-        for name in (ANNOTATIONS, ANNOTATION_FIELDS, EVICTED):
-            txn.drop(writer._environment.databases[name], delete=True)
-    writer.close()
-    reader = StoreReader(tmp_path / "old")
-    assert reader.annotation_fields("reach") == {}
-    sampler = sampler_of(tmp_path / "old", rewards="reward")
-    assert sampler.transitions_available() == 4
-    sampler.sample()
-    sampler.close()
     reader.close()

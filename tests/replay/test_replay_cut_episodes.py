@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from store_writing import Recording, numbers, sampler_of
+from store_writing import Recording, sampler_of
 
 from robot_rl.replay import (
     ReplayClient,
@@ -16,7 +16,7 @@ DISCOUNT = 0.9
 
 @pytest.fixture
 def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "store", map_size_bytes=1 << 28)
+    writer = StoreWriter(tmp_path / "store")
     yield writer
     writer.close()
 
@@ -62,7 +62,7 @@ def test_a_killed_actors_episode_is_closed_by_its_next_session(server, schema, m
     sampler = sampler_of(server.store)
     assert sampler.transitions_available() == 6
     # The last row of the first episode serves as its last observation.
-    assert sampler.online_transitions == 3 + 2
+    assert sampler.visible.online == 3 + 2
     sampler.close()
 
 
@@ -114,7 +114,7 @@ def test_what_is_visible_does_not_depend_on_when_the_cut_is_noticed(writer, sche
     def draws(sampler, steps):
         sampler.refresh(steps)
         sampler.rng = np.random.default_rng(1)
-        return sampler.online_transitions, sampler.sample()["state/x"].tobytes()
+        return sampler.visible.online, sampler.sample()["state/x"].tobytes()
 
     recording = Recording(writer, schema)
     recording.put(make_episode(6))
@@ -144,7 +144,7 @@ def test_nothing_can_be_added_to_a_closed_session(writer, schema, make_episode):
         with pytest.raises(SessionTaken, match="later one"):
             old.put(rows[1:4], first=1)
         writer.close()
-        writer.__init__(writer.path, map_size_bytes=1 << 28)
+        writer.__init__(writer.path)
     assert writer.session(old.key).next_sequence == 3
 
 
@@ -160,37 +160,3 @@ def test_sessions_of_other_actors_and_tables_stay_open(writer, schema, make_epis
     cut, whole = (e for e, _ in episodes_of(writer.path))
     assert (cut.actor, cut.cut, cut.rows) == (1, True, 2)
     assert (whole.actor, whole.cut, whole.sealed, whole.rows) == (2, False, True, 6)
-
-
-def test_orphans_of_an_older_server_are_closed_when_the_store_is_opened(
-    tmp_path, schema, make_episode
-):
-    """A store as the first version of the server left it: an open episode, then a later session."""
-    import json
-
-    from robot_rl.replay.environment import EPISODES, EVICTED
-    from robot_rl.replay.records import EPISODE_KEY
-
-    writer = StoreWriter(tmp_path / "store", map_size_bytes=1 << 28)
-    recording = Recording(writer, schema)
-    recording.put(make_episode(4)[:3])
-    Recording(writer, schema).put(make_episode(2)[:1])
-    environment = writer._environment
-    with environment.begin(write=True) as txn:
-        key, database = EPISODE_KEY.pack(0), environment.databases[EPISODES]
-        content = json.loads(txn.get(key, db=database))
-        del content["cut"]
-        content["sealed"] = False
-        txn.put(key, json.dumps(content).encode(), db=database)
-        txn.drop(environment.databases[EVICTED], delete=True)
-    writer.close()
-    first, second = (e for e, _ in episodes_of(tmp_path / "store"))
-    assert (first.sealed, first.cut) == (False, False)
-    writer = StoreWriter(tmp_path / "store", map_size_bytes=1 << 28)
-    first, second = (e for e, _ in episodes_of(tmp_path / "store"))
-    assert (first.sealed, first.cut, first.rows) == (True, True, 3)
-    assert (second.sealed, second.cut) == (False, False)
-    sampler = sampler_of(tmp_path / "store")
-    assert numbers(sampler) == {1, 2}
-    sampler.close()
-    writer.close()

@@ -24,7 +24,7 @@ from robot_rl.data.schema import Field, RowSchema, SchemaMismatch
 from robot_rl.replay import (
     RemoteSampler,
     ReplayClient,
-    SamplerOptions,
+    SampleSpec,
     StoreError,
     StoreReader,
     read_endpoint,
@@ -67,14 +67,14 @@ class Honest:
 
     def __init__(self, server, keys, schema, make_episode):
         self._server, self._schema, self._make_episode = server, schema, make_episode
-        options = SamplerOptions("reach", ("state/x", "images/front"), 16, 3, 0.9, 0.0)
+        spec = SampleSpec(("state/x", "images/front"), 16, 3, 0.9, 0.0)
         self.client = ReplayClient(server.store, keys=keys, request_seconds=ANSWER_SECONDS)
         self.session = self.client.open_session("reach", schema, ACTOR)
         self.sent = []
         self.slowest = 0.0
         self.write()
         asking = ReplayClient(server.store, keys=keys)
-        self._remote = RemoteSampler(asking, options, np.random.default_rng(0))
+        self._remote = RemoteSampler(asking, "reach", spec, np.random.default_rng(0))
 
     def write(self):
         rows = self._make_episode(8)
@@ -184,7 +184,7 @@ def test_a_hostile_peer_harms_nobody(start_server, keys, schema, make_episode):
 @pytest.mark.timeout(LONG_SECONDS + 300)
 @pytest.mark.parametrize("keys", [False, True], indirect=True, ids=["loopback", "keys"])
 def test_a_hostile_peer_harms_nobody_for_long(start_server, keys, schema, make_episode):
-    server = start_server(keys=keys, map_size=16 << 30, memory_bytes=MEMORY_BYTES)
+    server = start_server(keys=keys, memory_bytes=MEMORY_BYTES)
     report(fuzz(server, keys, schema, make_episode, SEED, LONG_SECONDS / 2))
 
 

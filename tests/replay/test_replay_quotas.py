@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from store_writing import Recording, sampler_of
 
 from robot_rl.replay import NotEnoughData, ReplayError, StoreWriter
-from robot_rl.replay.quotas import DataKind, Quotas
+from robot_rl.replay.replay_sampler import DataKind, Quotas
 
 SHARES = st.integers(0, 20).flatmap(lambda d: st.tuples(st.just(d), st.integers(0, 20 - d)))
 
@@ -55,7 +55,7 @@ def test_a_kind_without_data_is_replaced_by_one_that_has_a_share():
 @pytest.fixture
 def store(tmp_path, schema, make_episode):
     """20 steps of demonstrations, 10 of interventions, 30 of the policy."""
-    writer = StoreWriter(tmp_path / "store", map_size_bytes=1 << 28)
+    writer = StoreWriter(tmp_path / "store")
     Recording(writer, schema, actor=0).put(make_episode(20, source=0))
     rows = make_episode(40)
     for row in rows[10:20]:
@@ -74,9 +74,9 @@ def sources(sampler, batches=200):
 def test_interventions_are_drawn_with_demonstrations_and_as_online_steps(store):
     """As in HIL-SERL: both buffers hold them."""
     sampler = sampler_of(store, demonstration_share=0.5, batch_size=64, n_step=1)
-    assert sampler.demonstration_transitions == 20
-    assert sampler.intervention_transitions == 10
-    assert sampler.online_transitions == 40
+    assert sampler.visible.demonstrations == 20
+    assert sampler.visible.interventions == 10
+    assert sampler.visible.online == 40
     drawn = sources(sampler)
     every_second = np.arange(64) % 2 == 1
     assert set(np.unique(drawn[:, every_second])) == {0, 2}
@@ -97,7 +97,7 @@ def test_interventions_can_have_slots_of_their_own(store):
 
 
 def test_interventions_stand_in_for_missing_demonstrations(tmp_path, schema, make_episode):
-    writer = StoreWriter(tmp_path / "store", map_size_bytes=1 << 28)
+    writer = StoreWriter(tmp_path / "store")
     Recording(writer, schema).put(make_episode(6, source=2))
     Recording(writer, schema).put(make_episode(6))
     drawn = sources(sampler_of(writer.path, demonstration_share=0.5), 20)
@@ -109,7 +109,7 @@ def test_without_interventions_the_random_stream_is_that_of_two_kinds(
     tmp_path, schema, make_episode
 ):
     """Runs recorded before interventions had quotas are repeated bit by bit."""
-    writer = StoreWriter(tmp_path / "store", map_size_bytes=1 << 28)
+    writer = StoreWriter(tmp_path / "store")
     Recording(writer, schema, actor=0).put(make_episode(20, source=0))
     Recording(writer, schema, actor=1).put(make_episode(30))
     sampler = sampler_of(writer.path, demonstration_share=0.5, batch_size=8, n_step=1)

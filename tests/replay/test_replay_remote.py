@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -18,33 +19,42 @@ from robot_rl.replay import (
     ReplayError,
     ReplaySampler,
     ReplayServer,
-    SamplerOptions,
+    SampleSpec,
     ServerBusy,
     ServerUnreachable,
     StoreError,
     StoreReader,
+    StoreReplaced,
     StoreWriter,
+    TableRows,
     WireError,
     row_keys,
 )
-from robot_rl.replay.sampling_queue import MAXIMUM_WAITING, SamplingQueue, SamplingRequest
-from robot_rl.replay.sampling_service import SamplingService
+from robot_rl.replay.remote_sampler import (
+    MAXIMUM_WAITING,
+    SamplingQueue,
+    SamplingRequest,
+    SamplingService,
+)
 from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind, decode, encode
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 FAST = LinkOptions(resend_seconds=0.1)
 
 
-def options(**changes):
+def spec_of(**changes):
     values = {
-        "table": "reach",
         "fields": FIELDS,
         "batch_size": 16,
         "n_step": 3,
         "discount": 0.9,
         "demonstration_share": 0.5,
     }
-    return SamplerOptions(**{**values, **changes})
+    return SampleSpec(**{**values, **changes})
+
+
+def local_sampler(store, rng, **changes):
+    return ReplaySampler(TableRows(store, "reach"), spec_of(**changes), rng)
 
 
 @pytest.fixture
@@ -53,13 +63,14 @@ def samplers(server):
     opened = []
 
     def local(seed=0, **changes):
-        opened.append(options(**changes).open(server.store, np.random.default_rng(seed)))
+        opened.append(local_sampler(server.store, np.random.default_rng(seed), **changes))
         return opened[-1]
 
-    def remote(seed=0, **changes):
+    def remote(seed=0, table="reach", **changes):
+        spec = spec_of(**changes)
         client = ReplayClient(server.store, options=FAST)
         try:
-            sampler = RemoteSampler(client, options(**changes), np.random.default_rng(seed))
+            sampler = RemoteSampler(client, table, spec, np.random.default_rng(seed))
         except BaseException:
             client.close()
             raise
@@ -96,8 +107,8 @@ def test_remote_and_local_batches_are_the_same_bits(client, schema, make_episode
         steps = None if round_number % 2 else 20 + 4 * round_number
         local.refresh(steps)
         remote.refresh(steps)
-        assert local.online_transitions == remote.online_transitions
-        assert local.demonstration_transitions == remote.demonstration_transitions == 20
+        assert local.visible.online == remote.visible.online
+        assert local.visible.demonstrations == remote.visible.demonstrations == 20
         assert local.state_dict() == remote.state_dict()
 
 
@@ -118,12 +129,59 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
         "capacity_rows": 60,
         "rewards": "score",
         "annotations": ("score",),
-        "chunk_fields": ("action",),
+        "next_fields": ("state/x",),
+        "observation_steps": 2,
+        "chunk_fields": ("action", "base_action"),
+        "chunk_steps": 5,
+        "policy_versions": (0, 3),
     }
     local, remote = (make(seed=4, **changes) for make in samplers)
     assert_same(local.sample_many(3), remote.sample_many(3))
-    assert local.online_transitions == remote.online_transitions < 75
-    assert local.intervention_transitions == remote.intervention_transitions > 0
+    assert local.visible == remote.visible
+    assert 0 < local.visible.online < 75
+    assert local.visible.interventions > 0
+
+
+def test_episodes_in_order_are_given_across_the_network_too(start_server, schema, make_episode):
+    server = start_server()
+    with ReplayClient(server.store, options=FAST) as client:
+        client.open_session("reach", schema)
+        for steps in (4, 3, 6):
+            client.append_episode(make_episode(steps))
+        client.flush(10)
+        changes = {"order": "episodes", "demonstration_share": 0.0, "batch_size": 4}
+        changes |= {"returns": True, "policy_versions": (0, 3)}
+        spec, asking = spec_of(**changes), ReplayClient(server.store, options=FAST)
+        local = local_sampler(server.store, np.random.default_rng(0), **changes)
+        remote = RemoteSampler(asking, "reach", spec, np.random.default_rng(0))
+        assert remote.visible.left == 13
+        assert_same(local.sample(), remote.sample())
+        server.kill()
+        server.start()
+        assert_same(local.sample_many(2), remote.sample_many(2))
+        assert local.state_dict() == remote.state_dict()
+        assert remote.visible.left == local.visible.left == 1
+        assert remote.sample()["drawn"].tolist() == [True, False, False, False]
+        with pytest.raises(NotEnoughData, match="was given"):
+            remote.sample()
+        remote.close()
+        local.close()
+
+
+def test_the_state_of_another_store_is_refused_by_the_server_too(
+    client, schema, make_episode, samplers
+):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(5))
+    client.flush(10)
+    _, make_remote = samplers
+    remote = make_remote()
+    state = {**remote.state_dict(), "store": "another"}
+    with pytest.raises(StoreReplaced, match="another store"):
+        remote.load_state_dict(state)
+    header = {"table": "reach", "spec": asdict(spec_of()), "state": state, "draws": 1}
+    with pytest.raises(StoreReplaced, match="another store"):
+        client.ask(Kind.SAMPLE, header, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +253,18 @@ def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
         with pytest.raises(ReplayError, match=next(iter(wrong))):
             remote(**wrong)
     for wrong in ({"n_step": 1 << 10}, {"batch_size": 1 << 20}, {"fields": ("x",) * 300}):
-        with pytest.raises(WireError, match=r"COUNT_WINDOWS|fields"):
-            remote(**wrong)
+        spec = {"fields": FIELDS, **wrong}
+        with pytest.raises(ReplayError, match=r"out of range|twice"):
+            client.ask(Kind.COUNT_WINDOWS, {"table": "reach", "spec": spec, "state": {}}, 5.0)
+    for wrong in ({"fields": 3}, {"order": "sideways"}, {"rewards": 7}, {"discount": "all"}):
+        spec = {"fields": FIELDS, **wrong}
+        with pytest.raises(WireError, match=f"what to sample cannot be read.*{next(iter(wrong))}"):
+            client.ask(Kind.COUNT_WINDOWS, {"table": "reach", "spec": spec, "state": {}}, 5.0)
+    header = {"table": "reach", "spec": {"fields": FIELDS, "\ud800": 1}, "state": {}}
+    with pytest.raises(WireError, match="what to sample cannot be read"):  # no text has this sign
+        client.ask(Kind.COUNT_WINDOWS, header, 5.0)
     with pytest.raises(ReplayError, match="PCG64"):
-        RemoteSampler(client, options(), np.random.Generator(np.random.MT19937(0)))
+        RemoteSampler(client, "reach", spec_of(), np.random.Generator(np.random.MT19937(0)))
     assert client.statistics()["sampling_failures"] == 0
 
 
@@ -209,7 +275,7 @@ def test_a_batch_larger_than_a_message_is_refused(start_server, schema, make_epi
         client.append_episode(make_episode(5))
         client.flush(10)
         remote = RemoteSampler(
-            ReplayClient(server.store), options(batch_size=64), np.random.default_rng(0)
+            ReplayClient(server.store), "reach", spec_of(batch_size=64), np.random.default_rng(0)
         )
         remote.sample()
         state = remote.state_dict()
@@ -263,9 +329,9 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
 
         writing = threading.Thread(target=act)
         writing.start()
-        local = options().open(server.store, np.random.default_rng(7))
+        local = local_sampler(server.store, np.random.default_rng(7))
         remote = RemoteSampler(
-            ReplayClient(server.store, options=FAST), options(), np.random.default_rng(7)
+            ReplayClient(server.store, options=FAST), "reach", spec_of(), np.random.default_rng(7)
         )
         try:
             with Prefetcher(remote) as prefetcher:
@@ -294,7 +360,7 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
 
 
 def question(client, n_step=3):
-    header = {**options(n_step=n_step).to_header(), "environment_steps": None}
+    header = {"table": "reach", "spec": asdict(spec_of(n_step=n_step))}
     return SamplingRequest.of(client, decode(encode(Kind.COUNT_WINDOWS, header)))
 
 
@@ -304,7 +370,7 @@ def test_quick_requests_go_first_and_the_others_in_between():
     quick = [question(b"quick%d" % number) for number in range(5)]
     for request in (*slow, *quick):
         queue.put(request)
-    taken = [queue.take(lambda request: request.options.n_step == 3) for _ in range(8)]
+    taken = [queue.take(lambda request: request.about[1].n_step == 3) for _ in range(8)]
     assert taken == [*quick[:3], slow[0], *quick[3:], slow[1], slow[2]]
     queue.put(slow[0])
     queue.stop()
@@ -315,7 +381,7 @@ def test_a_client_has_one_request_waiting_and_there_are_not_too_many():
     queue = SamplingQueue()
     queue.put(question(b"one", n_step=1))
     queue.put(question(b"one", n_step=2))
-    assert queue.take(lambda _: True).options.n_step == 2
+    assert queue.take(lambda _: True).about[1].n_step == 2
     for number in range(MAXIMUM_WAITING):
         queue.put(question(b"%d" % number))
     queue.put(question(b"0", n_step=2))
@@ -340,8 +406,10 @@ def test_a_learner_that_finds_the_server_busy_asks_again(
         client.append_episode(make_episode(5))
         client.flush(10)
         monkeypatch.setattr(SamplingQueue, "put", busy_at_first)
-        remote = RemoteSampler(ReplayClient(server.address), options(), np.random.default_rng(0))
-        assert remote.online_transitions == 5
+        remote = RemoteSampler(
+            ReplayClient(server.address), "reach", spec_of(), np.random.default_rng(0)
+        )
+        assert remote.visible.online == 5
         remote.close()
     assert len(refused) == 3
 
@@ -372,7 +440,9 @@ def test_a_defect_in_sampling_is_answered_and_counted(
         client.open_session("reach", schema)
         client.append_episode(make_episode(5))
         client.flush(10)
-        remote = RemoteSampler(ReplayClient(server.address), options(), np.random.default_rng(0))
+        remote = RemoteSampler(
+            ReplayClient(server.address), "reach", spec_of(), np.random.default_rng(0)
+        )
         with monkeypatch.context() as patch:
             patch.setattr(ReplaySampler, "sample_many", lambda *_: 1 / 0)
             with pytest.raises(ReplayError, match=r"server failed on this request.*ZeroDivision"):
@@ -395,7 +465,7 @@ def test_the_death_of_the_sampling_thread_ends_the_server_with_its_cause(
     with ReplayClient(server.address, options=FAST) as client:
         client.open_session("reach", schema)
         with pytest.raises(ServerUnreachable):
-            client.ask(Kind.COUNT_WINDOWS, options().to_header(), timeout=2.0)
+            client.ask(Kind.COUNT_WINDOWS, {"table": "reach", "spec": asdict(spec_of())}, 2.0)
     thread.join(20)
     (failure,) = failures
     assert "sampling thread has died" in str(failure)

@@ -5,26 +5,33 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY, Field, row_schema
-from robot_rl.replay import NotEnoughData, Prefetcher, ReplayError, ReplaySampler, StoreError
-from robot_rl.replay.windows import SCALARS, WindowIndex
+from robot_rl.data.schema import Field, row_schema
+from robot_rl.replay import (
+    NotEnoughData,
+    Prefetcher,
+    ReplayError,
+    ReplaySampler,
+    SampleSpec,
+    StoreError,
+    TableRows,
+)
 
-FIELDS = ["state/x", "images/front", "action", "base_action"]
+FIELDS = ("state/x", "images/front", "action", "base_action")
 DISCOUNT = 0.9
 
 
 def make_sampler(store, seed=0, **options):
     options = {
+        "fields": FIELDS,
         "batch_size": 16,
         "n_step": 3,
         "discount": DISCOUNT,
         "demonstration_share": 0.5,
         **options,
     }
-    return ReplaySampler(store, "reach", FIELDS, rng=np.random.default_rng(seed), **options)
+    rng = np.random.default_rng(seed)
+    return ReplaySampler(TableRows(store, "reach"), SampleSpec(**options), rng)
 
 
 @pytest.fixture
@@ -60,16 +67,13 @@ def check_batch(batch, rows):
         for name in ("state/x", "images/front", "base_action"):
             np.testing.assert_array_equal(batch[f"next/{name}"][b], following[name])
         if "chunk/action" in batch:
-            chunk = np.zeros((3, 2), np.float32)
-            chunk[:m] = [row["action"] for row in rows[t : t + m]]
-            np.testing.assert_array_equal(batch["chunk/action"][b], chunk)
+            chunk = [rows[min(t + step, t + m - 1)] for step in range(3)]
             np.testing.assert_array_equal(
-                batch["chunk/state/x"][b, :m, 0], batch_numbers(rows, t, m)
+                batch["chunk/action"][b], [row["action"] for row in chunk]
             )
-
-
-def batch_numbers(rows, t, m):
-    return [float(row["reward"]) for row in rows[t : t + m]]
+            numbers = [float(row["reward"]) for row in chunk]
+            np.testing.assert_array_equal(batch["chunk/state/x"][b, :, 0], numbers)
+            assert batch["chunk/valid"][b].tolist() == [step < m for step in range(3)]
 
 
 @pytest.mark.parametrize("chunk_fields", [(), ("action", "state/x")])
@@ -88,7 +92,7 @@ def test_batches_are_the_rows_that_were_stored(
     client.flush(10)
     sampler = sampler_of(intervention_share=0.0, chunk_fields=chunk_fields)
     assert sampler.transitions_available() == 11
-    assert (sampler.online_transitions, sampler.demonstration_transitions) == (11, 7)
+    assert (sampler.visible.online, sampler.visible.demonstrations) == (11, 7)
     everything = list(itertools.chain(*demonstrations, *online))
     seen = set()
     for _ in range(40):
@@ -150,13 +154,13 @@ def test_what_is_visible_does_not_depend_on_how_far_the_actor_is(
     for steps in (7, 8, 9, 15, 20):
         early.refresh(steps)
         late.refresh(steps)
-        assert early.online_transitions == late.online_transitions
+        assert early.visible.online == late.visible.online
         np.testing.assert_array_equal(early.sample()["state/x"], late.sample()["state/x"])
     # Step 7 is the third of the second episode: rows 5, 6, 7 are visible, so no window is whole.
     late.refresh(7)
-    assert late.online_transitions == 4
+    assert late.visible.online == 4
     late.refresh(8)
-    assert late.online_transitions == 8
+    assert late.visible.online == 8
     with pytest.raises(NotEnoughData, match=r"got: 20.*expected: 21"):
         late.refresh(21)
 
@@ -174,9 +178,9 @@ def test_the_last_step_counts_once_its_observation_is_there(
     client.append(rows[3])
     client.flush(10)
     assert sampler.transitions_available() == 3
-    assert sampler.online_transitions == 0
+    assert sampler.visible.online == 0
     sampler.refresh()
-    assert sampler.online_transitions == 3
+    assert sampler.visible.online == 3
 
 
 def test_without_one_kind_of_data_the_other_fills_the_batch(
@@ -201,16 +205,7 @@ def test_unknown_names_and_numbers_are_refused(client, server, schema):
         make_sampler(server.store)
     client.open_session("reach", schema)
     with pytest.raises(ReplayError, match="did you mean 'state/x'"):
-        ReplaySampler(
-            server.store,
-            "reach",
-            ["state/y"],
-            batch_size=1,
-            n_step=1,
-            discount=1.0,
-            demonstration_share=0,
-            rng=np.random.default_rng(0),
-        )
+        make_sampler(server.store, fields=("state/y",))
     with pytest.raises(ReplayError, match="n_step"):
         make_sampler(server.store, n_step=0)
 
@@ -221,16 +216,8 @@ def test_state_only_rows(client, server, make_episode):
     rows = make_episode(50, schema=schema)
     client.append_episode(rows)
     client.flush(10)
-    sampler = ReplaySampler(
-        server.store,
-        "flat",
-        ["state/x", "episode_step"],
-        batch_size=64,
-        n_step=1,
-        discount=0.5,
-        demonstration_share=0,
-        rng=np.random.default_rng(0),
-    )
+    spec = SampleSpec(("state/x", "episode_step"), 64, 1, 0.5, 0.0)
+    sampler = ReplaySampler(TableRows(server.store, "flat"), spec, np.random.default_rng(0))
     batch = sampler.sample()
     sampler.close()
     np.testing.assert_array_equal(batch["next/state/x"], batch["state/x"] + 1)
@@ -270,61 +257,3 @@ def test_a_failure_of_the_prefetching_thread_surfaces(client, schema, make_episo
             with pytest.raises(NotEnoughData):
                 prefetcher.next()
     assert not any(t.name == "replay-prefetch" for t in threading.enumerate())
-
-
-TAKE_OVER = (SOURCE_POLICY, SOURCE_INTERVENTION)
-episodes = st.lists(
-    st.tuples(st.integers(1, 7), st.sampled_from(["terminated", "truncated", "open"])),
-    min_size=1,
-    max_size=8,
-)
-
-
-@settings(max_examples=150)
-@given(episodes, st.integers(1, 5), st.integers(0, 60), st.randoms(use_true_random=False))
-def test_windows_agree_with_the_definition_however_rows_arrive(plan, n_step, limit, random):
-    rows = []
-    for steps, end in plan:
-        for step in range(steps):
-            last = step == steps - 1
-            ended = (end == "terminated" and last, end == "truncated" and last)
-            source = random.choice([SOURCE_POLICY, SOURCE_POLICY, SOURCE_INTERVENTION])
-            rows.append((len(rows) + 1, *ended, False, source))
-        rows.append((0, False, False, True, 1))
-    # The last episode may still be open.
-    rows = rows[: len(rows) - random.randint(0, plan[-1][0])]
-    scalars = np.array(rows, SCALARS)
-    index = WindowIndex(n_step, DISCOUNT)
-    while index.next_sequence(0) < len(scalars):
-        start = index.next_sequence(0)
-        part = scalars[start : start + random.randint(1, 6)]
-        if index.add(0, part) == 0 and index.add(0, scalars[start:]) == 0:
-            break
-    available = len(scalars)
-    if scalars[-1]["terminated"] or scalars[-1]["truncated"]:
-        available -= 1
-    steps_before = np.cumsum(~scalars["is_last"])
-    assert index.online_transitions == (steps_before[available - 1] if available else 0)
-    limit = min(limit, index.online_transitions)
-
-    def visible(t):
-        return t < available and steps_before[t] <= limit
-
-    expected = []
-    for t in range(available):
-        if scalars["is_last"][t]:
-            continue
-        m = 1
-        while m < n_step and t + m < len(scalars) and not scalars["is_last"][t + m]:
-            if (scalars["source"][t], scalars["source"][t + m]) == TAKE_OVER:
-                break
-            m += 1
-        if t + m >= len(scalars) or not (visible(t) and visible(t + m)):
-            break  # windows come in order
-        total = sum(DISCOUNT**j * float(scalars["reward"][t + j]) for j in range(m))
-        factor = 0.0 if scalars["terminated"][t + m - 1] else DISCOUNT**m
-        expected.append((t, m, total, factor))
-    windows = index.online.windows[: index.online.visible(limit)]
-    assert [(w["sequence"], w["steps"]) for w in windows] == [(t, m) for t, m, _, _ in expected]
-    np.testing.assert_allclose(windows["reward"], [r for _, _, r, _ in expected], rtol=1e-5)
-    np.testing.assert_allclose(windows["discount"], [d for *_, d in expected], rtol=1e-6)

@@ -1,6 +1,7 @@
 """Exactly once through kill -9, reconnects, refusals, and the mailbox of weights."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from robot_rl.replay import (
     WeightsRefused,
     read_endpoint,
 )
+from robot_rl.replay.spool import size_for
 
 FAST = LinkOptions(resend_seconds=0.1)
 
@@ -64,7 +66,6 @@ def test_rows_come_back_byte_for_byte(server, client, schema, make_episode):
         "policy",
     )
     assert (second.first_sequence, second.metadata) == (5, {"task": "reach", "seed": 1})
-    assert first.size == 5 * schema.dtype.itemsize
     totals = client.statistics()["tables"]["reach"]
     assert totals["rows"] == 8
     assert totals["environment_steps"] == {"demo": 0, "policy": 6, "intervention": 0}
@@ -87,7 +88,9 @@ def test_every_acknowledged_row_survives_kills_exactly_once(
         stop.set()
 
     sent, sent_count = [], [0]
-    with ReplayClient(server.store, spool_rows=300, options=FAST) as client:
+    with ReplayClient(
+        server.store, spool_bytes=size_for(300, schema.dtype.itemsize), options=FAST
+    ) as client:
         client.open_session("reach", schema)
         killer = threading.Thread(target=kill_and_restart)
         killer.start()
@@ -111,7 +114,9 @@ def test_rows_wait_in_the_client_until_a_server_is_there(
     start_server, tmp_path, schema, make_episode
 ):
     server = start_server()
-    client = ReplayClient(server.store, spool_rows=50, options=FAST)
+    client = ReplayClient(
+        server.store, spool_bytes=size_for(50, schema.dtype.itemsize), options=FAST
+    )
     client.open_session("reach", schema)
     server.kill()
     rows = make_episode(48)
@@ -240,29 +245,31 @@ def test_bad_rows_are_refused_in_the_callers_thread(client, schema, make_episode
     assert client.statistics()["tables"]["reach"]["rows"] == 2
 
 
-def test_a_full_store_answers_and_loses_nothing(start_server, schema, make_episode):
-    server = start_server(map_size=1 << 20)
-    client = ReplayClient(server.store, spool_rows=400, options=FAST)
+def test_a_full_disk_is_said_and_loses_nothing(start_server, small_disk, schema, make_episode):
+    disk = small_disk("6m")
+    server = start_server(disk / "store")
+    size = size_for(400, schema.dtype.itemsize)
+    client = ReplayClient(server.store, spool_bytes=size, options=FAST)
     client.open_session("reach", schema)
+    (disk / "filling").write_bytes(bytes(5 << 20))
     sent = []
     while client.has_room(21):
         for row in make_episode(20):
             client.append(row)
             sent.append(schema.pack(row))
         time.sleep(0.01)
-    with pytest.raises(StoreFull, match="map_size_bytes"):
+    with pytest.raises(StoreFull, match=r"the disk is full.*\d+ bytes free"):
         client.flush(0.5)
     with pytest.raises(StoreFull):
         client.put_weights("policy", 1, bytes(1 << 20))
     assert isinstance(client.problem, StoreFull)
-    stored = len(sent) - client.unacknowledged
-    assert stored_rows(server.store) == sent[:stored]
     server.kill()
-    server.map_size = 1 << 28
+    (disk / "filling").unlink()
     server.start()
     client.flush(20)
     client.close()
     assert stored_rows(server.store) == sent
+    assert server.stop() == 0
 
 
 def test_weights_are_a_durable_latest_value(start_server):
@@ -348,8 +355,7 @@ def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
     client.append_episode(make_episode(3))
     client.flush(5)
     server.kill()
-    for file in ("data.mdb", "lock.mdb"):
-        (server.store / file).unlink()
+    shutil.rmtree(server.store)
     server.start()
 
     def append_and_flush():

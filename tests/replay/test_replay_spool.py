@@ -10,7 +10,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import lmdb
 import numpy as np
 import pytest
 import sandbox
@@ -39,7 +38,8 @@ from robot_rl.replay import (
     StoreReader,
     StoreReplaced,
 )
-from robot_rl.replay.ring import size_for
+from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.spool import size_for
 
 HERE = Path(__file__).parent
 SCHEMA = camera_schema()
@@ -47,7 +47,7 @@ SCHEMA = camera_schema()
 
 @pytest.fixture
 def spool(tmp_path):
-    return tmp_path / "run" / "spool" / "actor-1.ring"
+    return tmp_path / "run" / "spool" / "actor-1.rows"
 
 
 def stored(store):
@@ -237,13 +237,10 @@ def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, s
 
 def replace_store(server, identity=None):
     """Put an empty store in place of a killed server's, or one of that identity."""
-    for file in server.store.iterdir():
-        file.unlink()
+    shutil.rmtree(server.store)
     if identity is not None:
-        with lmdb.open(str(server.store), max_dbs=16, map_size=1 << 20) as environment:
-            database = environment.open_db(b"about")
-            with environment.begin(write=True, db=database) as transaction:
-                transaction.put(b"identity", identity.encode())
+        server.store.mkdir()
+        Catalogue(server.store, write=True, identity=identity).close()
     server.start()
 
 
@@ -432,7 +429,7 @@ def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, s
         thread = threading.Thread(target=server.run, args=(stop,))
         thread.start()
         with (
-            ReplayClient(server.address, spool_path=spool, spool_bytes=1 << 20) as client,
+            ReplayClient(server.address, spool_path=spool, spool_bytes=4 << 20) as client,
             ReplayClient(server.address) as other,
         ):
             for user, actor in ((client, 1), (other, 2)):
@@ -443,9 +440,9 @@ def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, s
 
     cycle(0)
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    maps = Path("/proc/self/maps").read_text().count("actor-1.ring")
+    maps = Path("/proc/self/maps").read_text().count("actor-1.rows")
     for index in range(100):
         cycle(index)
     assert len(os.listdir("/proc/self/fd")) <= files
     assert threading.active_count() <= threads
-    assert Path("/proc/self/maps").read_text().count("actor-1.ring") == maps == 0
+    assert Path("/proc/self/maps").read_text().count("actor-1.rows") == maps == 0

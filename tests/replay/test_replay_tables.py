@@ -67,7 +67,7 @@ def test_three_actors_in_two_tables_interleave_and_survive_a_kill(server, schema
                 [row.tobytes() for row in reader.read_episode(table, episode)] for episode in stored
             ] == [[schema.pack(row) for row in rows] for rows in episodes]
         sampler = sampler_of(server.store, table=table, batch_size=256)
-        assert sampler.transitions_available() == sampler.online_transitions == steps
+        assert sampler.transitions_available() == sampler.visible.online == steps
         numbers = {int(row["reward"]) for e in expected.values() for rows in e for row in rows}
         for _ in range(10):
             batch = sampler.sample()
@@ -108,13 +108,13 @@ def test_what_several_actors_stored_so_far_is_visible_as_it_comes(server, schema
         seen.append(sampler.transitions_available())
         sampler.refresh(seen[-1])
         assert seen[-1] >= seen[-2]
-        assert sampler.online_transitions <= seen[-1]
+        assert sampler.visible.online <= seen[-1]
     for thread in threads:
         thread.join()
     assert not failures
     sampler.refresh()
-    assert sampler.transitions_available() == sampler.online_transitions == 3 * 30 * 7
+    assert sampler.transitions_available() == sampler.visible.online == 3 * 30 * 7
     fresh = sampler_of(server.store)
-    assert fresh.online_transitions == 3 * 30 * 7
+    assert fresh.visible.online == 3 * 30 * 7
     fresh.close()
     sampler.close()

@@ -29,6 +29,7 @@ from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, c
 from robot_rl.learning.algorithms.critics import CriticEnsemble
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.value_range import Range, check_value_range, limited
+from robot_rl.replay.sample_spec import SampleSpec
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,15 @@ class ActorCritic(ABC):
         )
         observed = list(self.encoder.observed)
         base = ["base_action"] if uses_base else []
-        self.required_fields = (*observed, *base, "action", "source", "reward", "discount")
+        self.required = SampleSpec(
+            (*observed, *base, "action"),
+            batch_size=schedule.batch_size,
+            n_step=schedule.n_step,
+            discount=schedule.discount,
+            demonstration_share=schedule.demonstration_share,
+        )
         following = [f"next/{name}" for name in (*observed, *base)]
-        self._columns = (*self.required_fields, *following)
+        self._columns = (*self.required.fields, "source", "reward", "discount", *following)
 
     @abstractmethod
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:

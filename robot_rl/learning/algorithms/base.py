@@ -13,6 +13,7 @@ from torch import Tensor
 
 from policies.policy import Policy
 from robot_rl.errors import RobotRLError
+from robot_rl.replay.sample_spec import SampleSpec
 
 Batch = Mapping[str, npt.NDArray[Any]]
 
@@ -87,13 +88,11 @@ class Schedule:
 class Algorithm(Protocol):
     """A learning method over batches of transitions; `make_algorithm` makes one.
 
-    A batch maps the names in `required_fields` to arrays (B, …); ``next/<name>`` is the value m
-    steps later, ``reward`` the discounted sum over those m steps, and ``discount`` γ^m, or 0
-    where the episode terminated.
+    A batch is what its `required` asks the sampler for; see `SampleSpec`.
     """
 
     schedule: Schedule
-    required_fields: tuple[str, ...]
+    required: SampleSpec
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; batches and saved states stay on the CPU.

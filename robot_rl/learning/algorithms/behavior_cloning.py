@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from policies.ema import EMA, power_decay
-from robot_rl.data.windows import WindowSampler
 from robot_rl.errors import RobotRLError
+from robot_rl.replay.episode_rows import EpisodeRows
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sample_spec import CHUNK, SampleSpec
 
 Metrics = dict[str, Tensor | float]
 Progress = Callable[[int, Metrics], None]
@@ -159,9 +161,45 @@ class BehaviorCloning(Generic[Student]):
         return {"bc_loss": loss.detach(), "learning_rate": rate}
 
 
+def windows(
+    policy: Cloneable, rows: EpisodeRows, batch_size: int, rng: np.random.Generator
+) -> Callable[[], Arrays]:
+    """What draws the batches that a policy is cloned from.
+
+    With n = `observation_steps` and H = `horizon`, observations are (B, n, ...), "action" is
+    (B, H, d), and "valid" (B, H) is false behind the episode's last action, which is repeated there
+    as in Diffusion Policy; other columns are those of the row itself.
+
+    Args:
+        policy: Says which columns.
+        rows: The demonstrations.
+        batch_size: B.
+        rng: Source of the choice of windows.
+
+    Raises:
+        ReplayError: A column is missing.
+    """
+    acted = ("action", "valid")
+    spec = SampleSpec(
+        tuple(name for name in policy.cloning_fields if name not in acted),
+        batch_size=batch_size,
+        demonstration_share=1.0,
+        next_fields=(),
+        observation_steps=policy.observation_steps,
+        chunk_fields=("action",),
+        chunk_steps=policy.horizon,
+    )
+    sampler = ReplaySampler(rows, spec, rng)
+
+    def sample() -> Arrays:
+        return {name.removeprefix(CHUNK): array for name, array in sampler.sample().items()}
+
+    return sample
+
+
 def train(
     policy: Student,
-    sampler: WindowSampler,
+    rows: EpisodeRows,
     options: CloningOptions,
     seed: int,
     on_progress: Progress | None = None,
@@ -170,7 +208,7 @@ def train(
 
     Args:
         policy: An untrained `Cloneable` with fitted normalisers; trained in place.
-        sampler: Windows with the policy's observation_steps and horizon.
+        rows: The demonstrations.
         options: Constants of the training.
         seed: Seed of batches, diffusion steps and noise.
         on_progress: Called after every update with the number of updates made and the metrics.
@@ -179,22 +217,14 @@ def train(
         The averaged policy.
 
     Raises:
-        CloningError: The windows do not fit the policy, or the training diverged.
+        CloningError: The training diverged.
+        ReplayError: The rows lack a column that the policy is cloned from.
     """
-    got = (sampler.observation_steps, sampler.horizon)
-    cloneable = cast("Cloneable", policy)
-    expected = (cloneable.observation_steps, cloneable.horizon)
-    if got != expected:
-        raise CloningError(
-            "the windows do not fit the policy",
-            got=f"observation_steps {got[0]}, horizon {got[1]}",
-            expected=f"observation_steps {expected[0]}, horizon {expected[1]}",
-        )
-    batches = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
+    sample = windows(cast("Cloneable", policy), rows, options.batch_size, rng)
     algorithm = BehaviorCloning(policy, options, torch.Generator().manual_seed(seed))
     for update in range(1, options.updates + 1):
-        chosen = batches.choice(sampler.indices, options.batch_size)
-        metrics = algorithm.update(sampler.batch(chosen))
+        metrics = algorithm.update(sample())
         if update % _LOOK_EVERY == 0:
             _check_finite(f"the loss at update {update}", torch.as_tensor(metrics["bc_loss"]))
         if on_progress is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ class RLPDGripper(ActorCritic):
         super().__init__(encoding, actor, False, schedule, settings, seed)
         self._settings = gripper
         self._column = list(action_names).index(COLUMN)
-        self.required_fields = (*self.required_fields, LAST_COMMAND)
+        self.required = replace(self.required, fields=(*self.required.fields, LAST_COMMAND))
         self._columns = (*self._columns, LAST_COMMAND, _NEXT)
         self.gripper_critic = GripperCritic(
             encoder.features, gripper.hidden, generator=seeded(seed + 2)

@@ -129,12 +129,12 @@ class SeeingPolicy(nn.Module):
 
         Args:
             batch: State names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H),
-                "remaining_motion" (B, H, 6) [m, rad].
+                "remaining_motion" (B, 6) [m, rad].
             generator: Source of shifts, diffusion steps and noise.
         """
         features = self._features(batch, generator)
         loss = self.policy.loss({**batch, FEATURES: features}, generator)
-        motion = torch.as_tensor(batch[REMAINING_MOTION][:, 0]).to(features)
+        motion = torch.as_tensor(batch[REMAINING_MOTION]).to(features)
         estimate = self.vision.remaining_motion(features[:, -1])
         error = _error(estimate, self.vision.scaled_motion(motion))
         if self._explored is not None:

@@ -97,7 +97,7 @@ class Learner:
         seed = int(config.seed)
         self._algorithm = make_algorithm(config.algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
-        self._rows = bench.sampler(self._algorithm.required_fields, self._algorithm.schedule)
+        self._rows = bench.sampler(self._algorithm.required)
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0

@@ -11,7 +11,6 @@ from policies.compute import explained_memory
 from policies.vision import observed_keys
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.data.windows import WindowSampler
 from robot_rl.env.factory import observed_widths
 from robot_rl.env.rollout import SeedStream
 from robot_rl.learning.algorithms.visual_cloning import (
@@ -21,9 +20,10 @@ from robot_rl.learning.algorithms.visual_cloning import (
     VisionTraining,
     remaining_motion,
 )
-from robot_rl.learning.cloning import make_image_encoder, shown_training, untrained, windows
+from robot_rl.learning.cloning import make_image_encoder, shown_training, untrained
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
+from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
 
 _POSE = "state/tcp_pose"
@@ -56,17 +56,18 @@ class Vision(Stage):
         generator = bench.generator("vision")
         vision = make_image_encoder(config, dataset.schema, generator).to(bench.device)
         options: VisionTraining = registry.make(config.observation.vision_training)
-        sampler = windows(config, [dataset], (*states, *vision.cameras, "action"))
+        fields = (*states, *vision.cameras, "action")
+        rows = EpisodeRows.of_datasets([dataset], fields, only_successful=True)
         poses = dataset.arrays([_POSE])[_POSE]
-        sampler.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
-        policy = untrained(config, sampler, observed_keys(states, vision), generator)
+        rows.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
+        policy = untrained(config, rows, observed_keys(states, vision), generator)
         student = SeeingPolicy(policy, vision, options)
-        taught = _train(config, student, sampler, options, "training the image encoder")
+        taught = _train(config, student, rows, options, "training the image encoder")
         if options.exploration_episodes:
             explored = _explore(bench, dataset, taught, options)
             taught.requires_grad_(True)  # the average, which took none
             student = SeeingPolicy(taught.policy, taught.vision, options, explored)
-            taught = _train(config, student, sampler, options, "training it on the exploration too")
+            taught = _train(config, student, rows, options, "training it on the exploration too")
         bench.checkpoint(VISION, _behaviour(config, dataset, taught))
 
 
@@ -81,12 +82,12 @@ def exploration_steps(run: RunDirectory) -> int:
 def _train(
     config: DictConfig,
     student: SeeingPolicy,
-    sampler: WindowSampler,
+    rows: EpisodeRows,
     options: VisionTraining,
     words: str,
 ) -> SeeingPolicy:
     torch.set_num_threads(options.threads)
-    taught = shown_training(student, sampler, options.cloning, int(config.seed), words)
+    taught = shown_training(student, rows, options.cloning, int(config.seed), words)
     torch.set_num_threads(1)
     return taught
 

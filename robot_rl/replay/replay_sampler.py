@@ -1,0 +1,391 @@
+"""Mini-batches straight from rows on this machine: a store's memory maps, or datasets in memory.
+
+A sampler keeps a small record of every window in memory (58 bytes each) and copies rows when a
+batch is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.replay.annotations import AnnotationField
+from robot_rl.replay.episode_rows import EpisodeRows
+from robot_rl.replay.errors import NotEnoughData, ReplayError
+from robot_rl.replay.rows import TableRows
+from robot_rl.replay.sample_spec import (
+    ANNOTATION,
+    CHUNK,
+    CHUNK_VALID,
+    NEXT,
+    VALID,
+    WINDOW_FIELDS,
+    Batch,
+    BatchLayout,
+    SampleSpec,
+    is_observation,
+)
+from robot_rl.replay.sampler import Sampler, Visible
+from robot_rl.replay.windows import LABELS, UNKNOWN, WINDOW, Integers, Records, WindowIndex
+
+
+class DataKind(IntEnum):
+    """What a slot of a batch is drawn from."""
+
+    DEMONSTRATION = 0
+    INTERVENTION = 1
+    ONLINE = 2
+
+
+# What stands in for a kind that has no data yet, if it has a share itself.
+_REPLACEMENTS = {
+    DataKind.DEMONSTRATION: (DataKind.ONLINE,),
+    DataKind.INTERVENTION: (DataKind.DEMONSTRATION, DataKind.ONLINE),
+    DataKind.ONLINE: (DataKind.DEMONSTRATION,),
+}
+
+
+class Quotas:
+    """Gives each slot of a batch its kind, interleaved.
+
+    Every contiguous part of a batch keeps the share of demonstrations to within one row, and
+    those of the others to within two.
+
+    Args:
+        batch_size: Slots.
+        demonstration_share: In [0, 1].
+        intervention_share: In [0, 1 - demonstration_share]; 0 where interventions have no slots of
+            their own.
+
+    Raises:
+        ReplayError: A share is out of range.
+    """
+
+    def __init__(
+        self, batch_size: int, demonstration_share: float, intervention_share: float
+    ) -> None:
+        """Lay out the slots; see the class."""
+        online = 1.0 - demonstration_share - intervention_share
+        shares = demonstration_share, intervention_share
+        if not all(0 <= share <= 1 for share in shares) or online < -1e-9:
+            raise ReplayError(
+                "the shares of demonstrations and interventions are out of range",
+                got=f"{demonstration_share} and {intervention_share}",
+                expected="each in [0, 1], and at most 1 together",
+            )
+        kinds = np.full(batch_size, DataKind.ONLINE, np.uint8)
+        kinds[_every(batch_size, demonstration_share)] = DataKind.DEMONSTRATION
+        others = np.flatnonzero(kinds == DataKind.ONLINE)
+        if intervention_share > 0:
+            part = min(intervention_share / (1.0 - demonstration_share), 1.0)
+            kinds[others[_every(len(others), part)]] = DataKind.INTERVENTION
+        self._kinds = kinds
+        self._shares = dict(zip(DataKind, (*shares, max(online, 0.0)), strict=True))
+
+    def kinds(self, available: Mapping[DataKind, int]) -> npt.NDArray[np.uint8]:
+        """Return the kind of each slot, shape (batch_size,).
+
+        Args:
+            available: Windows of each kind. One that has none is replaced by another.
+
+        Raises:
+            NotEnoughData: There is nothing to replace it.
+        """
+        kinds = self._kinds
+        for kind in DataKind:
+            wanted = self._kinds == kind
+            if available[kind] or not wanted.any():
+                continue
+            usable = [k for k in _REPLACEMENTS[kind] if self._shares[k] > 0 and available[k]]
+            if not usable:
+                raise NotEnoughData(
+                    "there is nothing to sample from",
+                    got={k.name.lower(): count for k, count in available.items()},
+                    expected=f"data of kind {kind.name.lower()}, or of one that replaces it",
+                    hint="if it was evicted, raise replay.capacity_rows or capacity_bytes",
+                )
+            kinds = np.where(wanted, np.uint8(usable[0]), kinds)
+        return kinds
+
+
+def _every(count: int, share: float) -> npt.NDArray[np.bool_]:
+    """Spread a share evenly over so many slots, shape (count,)."""
+    steps: npt.NDArray[np.float64] = np.diff(np.floor(np.arange(count + 1) * share + 1e-9))
+    return steps.astype(np.bool_)
+
+
+class ReplaySampler(Sampler):
+    """Draws from rows on this machine.
+
+    Args:
+        rows: Of a table, or of datasets; they are closed with the sampler.
+        spec: What to draw.
+        rng: Where all randomness comes from.
+
+    Raises:
+        StoreError: No such annotation.
+        ReplayError: Unknown field, or a share out of range.
+    """
+
+    def __init__(
+        self, rows: TableRows | EpisodeRows, spec: SampleSpec, rng: np.random.Generator
+    ) -> None:
+        """Index what there is; see the class."""
+        super().__init__(spec, rng)
+        with ExitStack() as failed:
+            failed.callback(rows.close)
+            self._rows, self._identity = rows, rows.identity
+            apart = spec.intervention_share
+            self._quotas = Quotas(spec.batch_size, spec.demonstration_share, apart or 0.0)
+            self._row = rows.dtype
+            self._arrays = BatchLayout(spec, self._row, rows.annotation_fields())
+            self.layout = self._arrays.arrays
+            self._spans = dict.fromkeys(DataKind, (0, 0))
+            self._queue = np.empty(0, WINDOW)
+            self._begin_index(self._rewards_field())
+            self.refresh(None)
+            failed.pop_all()
+
+    def transitions_available(self) -> int:
+        """See `Sampler`."""
+        news = self._rows.look()
+        evicted = self._rows.evicted
+        self._index.note_evicted(evicted.rows, evicted.online_steps, self._rows.gone())
+        for item in news:
+            self._index.add(
+                item.episode,
+                item.address,
+                item.scalars,
+                of_actor=item.of_actor,
+                complete=item.complete,
+                cut=item.cut,
+            )
+        return self._index.online_transitions
+
+    def refresh(self, environment_steps: int | None = None) -> None:
+        """See `Sampler`. Newer rewards are looked for; then the whole table is read again."""
+        field = self._rewards_field()
+        if field is not None and field.written != self._rewards_written:
+            self._begin_index(field)
+        available = self.transitions_available()
+        if environment_steps is not None and environment_steps > available:
+            raise NotEnoughData(
+                "the store holds fewer online steps than asked for",
+                got=available,
+                expected=environment_steps,
+                hint="wait for those that are on their way; if the store is another than before,"
+                " put the former back from a copy, or begin a new run",
+            )
+        self._steps, self._available = environment_steps, available
+        # What arrives later stays invisible until the next refresh.
+        self._limit = available if environment_steps is None else environment_steps
+        self._show()
+
+    def close(self) -> None:
+        """See `Sampler`."""
+        self._rows.close()
+
+    def _rewards_field(self) -> AnnotationField | None:
+        """Return the annotation that gives the rewards, None while no row has it.
+
+        Raises:
+            ReplayError: It is no scalar.
+        """
+        if self.spec.rewards is None:
+            return None
+        field = self._rows.annotation_fields().get(self.spec.rewards)
+        if field is not None and (field.shape != () or np.dtype(field.dtype).kind != "f"):
+            raise ReplayError(
+                f"the annotation {field.name!r} cannot stand for rewards",
+                got=f"{field.dtype} {field.shape}",
+                expected="a float without axes",
+            )
+        return field
+
+    def _begin_index(self, field: AnnotationField | None) -> None:
+        """Forget all windows; the next look reads all rows again."""
+        self._rows.rewind()
+        self._rewards_written = 0 if field is None else field.written
+        only = self.spec.rewards not in (None, LABELS)
+
+        def relabel(address: int, scalars: Records) -> None:
+            if only:
+                scalars["reward"] = UNKNOWN
+            if field is not None:
+                addresses = address + np.arange(len(scalars))
+                values, valid = self._rows.annotated(field, addresses)
+                scalars["reward"][valid] = values[valid]
+                if not only:
+                    end_at_success(scalars, valid)
+
+        self._index = WindowIndex(self.spec, None if self.spec.rewards is None else relabel)
+
+    def _show(self) -> None:
+        """Forget what is evicted and find the windows to draw from."""
+        pools = dict(zip(DataKind, self._index.pools, strict=True))
+        gone = self._rows.gone()
+        if gone:
+            for pool in pools.values():
+                pool.forget(gone)
+            self._rows.forget_gone()
+        ends = {kind: pool.visible(self._limit) for kind, pool in pools.items()}
+        oldest = 0
+        if self.spec.capacity_rows is not None and ends[DataKind.ONLINE]:
+            newest = int(pools[DataKind.ONLINE].windows["row"][ends[DataKind.ONLINE] - 1])
+            kept = self.spec.capacity_rows - self.spec.capacity_rows // 8
+            oldest = newest + 1 - max(kept - self._index.demonstration_rows, 1)
+        for kind, pool in pools.items():
+            start = 0 if kind is DataKind.DEMONSTRATION else pool.begun_before(oldest)
+            self._spans[kind] = (min(start, ends[kind]), ends[kind])
+        if self.spec.in_order:
+            self._line_up()
+        self._count()
+
+    def _count(self) -> None:
+        demonstrations, interventions, online = map(_length, self._spans.values())
+        left = len(self._queue)
+        self.visible = Visible(self._available, demonstrations, online, interventions, left)
+
+    def _line_up(self) -> None:
+        """Queue the windows of the episodes that have not been given yet."""
+        shown = bool(self.spec.demonstration_share)
+        kind = DataKind.DEMONSTRATION if shown else DataKind.ONLINE
+        windows = self._index.pools[kind].windows
+        start, end = self._spans[kind]
+        # An episode that is not there as a whole holds those that began after it back.
+        held = [windows["episode"][end:].min()] if end < len(windows) else []
+        first_open = self._index.first_open(of_actor=not shown)
+        held += [] if first_open is None else [first_open]
+        queue = windows[start:end]
+        queue = queue[queue["episode"] < min(held)] if held else queue
+        queue = queue[np.argsort(queue["episode"], kind="stable")]
+        episode, given = self._given
+        begin = int(np.searchsorted(queue["episode"], episode))
+        if begin < len(queue) and queue["episode"][begin] == episode:
+            begin += given
+        self._queue = queue[begin:].copy()
+
+    def _kinds(self) -> npt.NDArray[np.uint8]:
+        """Return the kind of each slot of a batch, shape (B,).
+
+        Raises:
+            NotEnoughData: Nothing to draw from is visible.
+        """
+        available = {kind: _length(span) for kind, span in self._spans.items()}
+        if self.spec.intervention_share is None:
+            available[DataKind.DEMONSTRATION] += available[DataKind.INTERVENTION]
+        return self._quotas.kinds(available)
+
+    def _draw(self, kinds: npt.NDArray[np.uint8]) -> Records:
+        """Draw one window of each of the kinds, shape (len(kinds),)."""
+        windows = np.empty(len(kinds), WINDOW)
+        for kind in DataKind:
+            places = np.flatnonzero(kinds == kind)
+            if not len(places):
+                continue
+            sources = [kind]
+            if kind is DataKind.DEMONSTRATION and self.spec.intervention_share is None:
+                sources.append(DataKind.INTERVENTION)
+            counts = [_length(self._spans[source]) for source in sources]
+            chosen = self.rng.integers(0, sum(counts), len(places))
+            for source, count in zip(sources, counts, strict=True):
+                here = (chosen >= 0) & (chosen < count)
+                pool = self._index.pools[source].windows
+                windows[places[here]] = pool[self._spans[source][0] + chosen[here]]
+                chosen -= count
+        return windows
+
+    def _next_in_order(self, count: int) -> tuple[Records, int]:
+        """Take the next windows of the queue, shape (count,), and how many were left of them.
+
+        Raises:
+            NotEnoughData: None.
+        """
+        left = min(count, len(self._queue))
+        if not left:
+            raise NotEnoughData(
+                "each episode that is visible and has ended was given",
+                hint="refresh when there are more",
+            )
+        windows = self._queue[np.minimum(np.arange(count), left - 1)]
+        self._queue = self._queue[left:]
+        episode = int(windows["episode"][-1])
+        of_it = int((windows["episode"][:left] == episode).sum())
+        self._given = episode, of_it + (self._given[1] if self._given[0] == episode else 0)
+        self._count()
+        return windows, left
+
+    def _fill(self, count: int, batch: Batch) -> None:
+        if self.spec.in_order:
+            windows, left = self._next_in_order(count * self.spec.batch_size)
+            batch["drawn"][...] = np.arange(len(windows)) < left
+        else:
+            kinds = self._kinds()
+            windows = np.concatenate([self._draw(kinds) for _ in range(count)])
+        for name in WINDOW_FIELDS:
+            batch[name][...] = windows[name]
+        if self.spec.returns:
+            batch["return"][...], batch["return/valid"][...] = windows["return"], windows["ended"]
+        self._copy_rows(windows, batch)
+        for field in self._arrays.annotations:
+            self._copy_annotation(field, windows, batch)
+
+    def _copy_rows(self, windows: Records, batch: Batch) -> None:
+        """Copy the rows of windows to where they go."""
+        spec, arrays, nothing = self.spec, self._arrays, np.zeros(len(windows), np.int64)
+        steps, history = np.arange(spec.horizon), np.arange(1 - spec.observation_steps, 1)
+        sides = ((nothing, windows["chunk"], ""), (windows["ahead"], windows["next_chunk"], NEXT))
+        for side, (ahead, length, prefix) in enumerate(sides):
+            at, before = windows["address"] + ahead, windows["before"] + ahead
+            names = arrays.fields[side]
+            seen = [name for name in names if spec.observation_steps and is_observation(name)]
+            if seen:
+                earlier = np.maximum(history, -before[:, None])
+                self._take(at[:, None] + earlier, {name: batch[prefix + name] for name in seen})
+            others = {name: batch[prefix + name] for name in names if name not in seen}
+            self._take(at[:, None], others)
+            if arrays.chunks[side]:
+                later = np.minimum(steps, length[:, None] - 1)
+                chunks = {name: batch[prefix + CHUNK + name] for name in arrays.chunks[side]}
+                self._take(at[:, None] + later, chunks)
+                batch[prefix + CHUNK_VALID][...] = steps < length[:, None]
+
+    def _take(self, addresses: Integers, out: Batch) -> None:
+        """Copy fields of rows, one after the other."""
+        flat = {name: array.reshape(-1, *self._row[name].shape) for name, array in out.items()}
+        self._rows.take(addresses.reshape(-1), flat)
+
+    def _copy_annotation(self, field: AnnotationField, windows: Records, batch: Batch) -> None:
+        """Fill the column of an annotation and its mask at s and at the next state."""
+        at = windows["address"]
+        addresses = np.concatenate((at, at + windows["ahead"]))
+        distinct, inverse = np.unique(addresses, return_inverse=True)
+        values, valid = self._rows.annotated(field, distinct)
+        for prefix, places in zip(("", NEXT), np.split(inverse, 2), strict=True):
+            name = prefix + ANNOTATION + field.name
+            batch[name][...], batch[name + VALID][...] = values[places], valid[places]
+
+
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
+    """Let episodes that somebody says have succeeded terminate with their last action.
+
+    Whoever says it before the episode's end terminates it: said later it means the same, and what
+    would have come after the time limit counts for nothing. Labels of other actions, and of
+    failure, end nothing.
+
+    Args:
+        scalars: Shape (rows,), dtype `SCALARS`, consecutive rows; changed in place.
+        labelled: Shape (rows,), whether a row's reward is a label.
+    """
+    succeeded = labelled[:-1] & (scalars["reward"][:-1] == 1.0)
+    ended = np.flatnonzero(succeeded & scalars["is_last"][1:])
+    scalars["terminated"][ended] = True
+    scalars["truncated"][ended] = False

@@ -1,0 +1,255 @@
+"""Row files: rows of one fixed size behind a header. The store's segments and an actor's spool.
+
+    0     magic, version, bytes of all that precedes the rows, bytes of a row, length and checksum
+          of the description
+    32    counters, for a spool
+    64    the description: JSON, padded to whole pages
+    ...   room that the owner asked for, then the rows
+
+Numbers are little-endian. A segment grows at its end, and its length says how many rows it has;
+a row that was cut off in writing is no row. A spool has all its room from the beginning.
+``numpy.memmap(file, schema.dtype, offset=header_bytes)`` shows the rows.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.processes.locks import locked
+from robot_rl.replay.errors import FileDamaged, ReplayError
+
+VERSION = 1
+COUNTERS = slice(32, 64)
+_MAGIC = b"RRLROWS\0"
+_HEAD = struct.Struct("<8sIIIII")  # magic, version, header, row, description, checksum
+_DESCRIPTION_AT = 64
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BUFFERS_PER_CALL = 512
+
+Buffer = bytes | memoryview
+
+
+class RowFile:
+    """An open row file. Make one with `create` or `open`.
+
+    Attributes:
+        path: The file.
+        about: Its description: what the rows are.
+        header_bytes: Where the rows begin.
+        row_bytes: Bytes of one row.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Take over a descriptor; for `create` and `open`."""
+        self.path, self._descriptor, self._locked = path, descriptor, False
+        self.about: dict[str, Any] = {}
+        self.header_bytes = self.row_bytes = 0
+
+    @classmethod
+    def create(cls, path: Path, about: Mapping[str, object], row_bytes: int) -> RowFile:
+        """Make an empty segment; one whose making was cut off before is made again.
+
+        Raises:
+            OSError: It exists, or cannot be written.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        file = cls(path, os.open(path, flags, 0o644))
+        try:
+            if os.pread(file._descriptor, len(_MAGIC), 0) == _MAGIC:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            file.format(about, row_bytes)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = False) -> RowFile:
+        """Open a file that was made before. Where it is opened to write, a torn last row is cut.
+
+        Raises:
+            FileNotFoundError: There is none.
+            FileDamaged: It is no row file, or its header is not as it was written.
+            OSError: It cannot be read.
+        """
+        flags = os.O_RDWR if write else os.O_RDONLY
+        file = cls(path, os.open(path, flags | os.O_CLOEXEC))
+        try:
+            file.read_header()
+            if write:
+                os.ftruncate(file._descriptor, file._size_of(file.rows))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    @property
+    def rows(self) -> int:
+        """How many rows fit into its present length."""
+        size = os.fstat(self._descriptor).st_size
+        return max(size - self.header_bytes, 0) // self.row_bytes
+
+    def append(self, rows: Sequence[Buffer]) -> int:
+        """Write rows at the end, and return how many are whole.
+
+        Fewer than were given mean that the disk took no more; the rest of a torn row is cut off.
+        Rows that are whole stay, because a reader may have seen them.
+
+        Raises:
+            OSError: Not one could be written, and why.
+        """
+        before = self.rows
+        end = at = self._size_of(before)
+        try:
+            for start in range(0, len(rows), _BUFFERS_PER_CALL):
+                part = rows[start : start + _BUFFERS_PER_CALL]
+                written = os.pwritev(self._descriptor, part, at)
+                at += written
+                if written < sum(len(row) for row in part):
+                    break
+        except OSError:
+            if at - end < self.row_bytes:
+                os.ftruncate(self._descriptor, end)
+                raise
+        done = (at - end) // self.row_bytes
+        if done < len(rows):
+            os.ftruncate(self._descriptor, self._size_of(before + done))
+        return done
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk."""
+        os.fdatasync(self._descriptor)
+
+    def view(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Map the rows that are there now, read-only, shape (rows,); it outlives this object."""
+        rows = self.rows
+        if rows == 0:
+            return np.empty(0, dtype)
+        mapped = mmap.mmap(self._descriptor, self._size_of(rows), access=mmap.ACCESS_READ)
+        return np.ndarray(rows, dtype, mapped, self.header_bytes)
+
+    def map_all(self) -> memoryview:
+        """Map the whole file for reading and writing, with each of its pages in memory."""
+        size = os.fstat(self._descriptor).st_size
+        mapped = mmap.mmap(self._descriptor, size)
+        pages = np.frombuffer(mapped, np.uint8)[:: mmap.PAGESIZE]
+        pages |= 0  # a store that changes nothing, in each page
+        return memoryview(mapped)
+
+    def format(
+        self, about: Mapping[str, object], row_bytes: int, room: int = 0, rows: int = 0
+    ) -> None:
+        """Make the file anew.
+
+        A file counts from its magic on, which is written last.
+
+        Args:
+            about: What the rows are, JSON-able.
+            row_bytes: Bytes of one row.
+            room: Bytes to leave free between description and rows.
+            rows: For how many rows the disk is to give its room at once. A disk that fills up later
+                would end a process that writes to the map, by SIGBUS.
+
+        Raises:
+            OSError: The disk has no room for it, or it cannot be written.
+        """
+        text = json.dumps(dict(about)).encode()
+        header = -(-(_DESCRIPTION_AT + len(text) + room) // mmap.PAGESIZE) * mmap.PAGESIZE
+        head = _HEAD.pack(_MAGIC, VERSION, header, row_bytes, len(text), zlib.crc32(text))
+        os.ftruncate(self._descriptor, 0)
+        try:
+            if rows:
+                os.posix_fallocate(self._descriptor, 0, header + rows * row_bytes)
+            blank = bytes(len(_MAGIC)) + head[len(_MAGIC) :]
+            page = blank + bytes(_DESCRIPTION_AT - len(blank)) + text
+            if os.pwrite(self._descriptor, page, 0) < len(page):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if not rows:
+                os.ftruncate(self._descriptor, header)
+            os.pwrite(self._descriptor, _MAGIC, 0)
+        except OSError:
+            os.ftruncate(self._descriptor, 0)
+            raise
+        self.about, self.header_bytes, self.row_bytes = dict(about), header, row_bytes
+
+    def read_header(self) -> None:
+        """Read what the rows are.
+
+        Raises:
+            FileDamaged: It is no row file, or its header is not as it was written.
+        """
+        head = os.pread(self._descriptor, _HEAD.size, 0)
+        if len(head) < _HEAD.size or head[: len(_MAGIC)] != _MAGIC:
+            raise self.damaged("another kind of file")
+        _, version, header, row_bytes, length, checksum = _HEAD.unpack(head)
+        if version != VERSION:
+            raise self.damaged(f"version {version}, where this program has {VERSION}")
+        text = os.pread(self._descriptor, length, _DESCRIPTION_AT)
+        if len(text) != length or zlib.crc32(text) != checksum or not row_bytes:
+            raise self.damaged("a header that was changed or cut")
+        self.about, self.header_bytes, self.row_bytes = json.loads(text), header, row_bytes
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def lock(self) -> bool:
+        """Lock the file for this process; return whether nobody else has."""
+        self._locked = locked(self._descriptor)
+        return self._locked
+
+    def is_at_its_path(self) -> bool:
+        """Whether the file was not removed or replaced meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def damaged(self, what: str) -> FileDamaged:
+        """Make the error for a file that cannot be trusted."""
+        return FileDamaged(f"{self.path} is damaged, or no row file of robot_rl", got=what)
+
+    def close(self) -> None:
+        """Release the file; what was mapped stays mapped as long as somebody looks at it."""
+        if self._descriptor >= 0:
+            if self._locked:  # else a map, which keeps the file open, would keep the lock
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _size_of(self, rows: int) -> int:
+        return self.header_bytes + rows * self.row_bytes
+
+
+def is_blank(path: Path) -> bool:
+    """Return whether a file is new, or its making was cut off before its magic."""
+    with path.open("rb") as file:
+        return not any(file.read(len(_MAGIC)))
+
+
+def disk_is_full(error: OSError) -> bool:
+    """Return whether an error says that there is no room."""
+    return error.errno in _DISK_FULL
+
+
+def no_room(kind: type[ReplayError], path: Path, hint: str) -> ReplayError:
+    """Make the error for a disk that is full."""
+    folder = path if path.is_dir() else path.parent
+    return kind(
+        f"the disk is full: {path} cannot be written",
+        got=f"{shutil.disk_usage(folder).free} bytes free",
+        hint=hint,
+    )

@@ -1,0 +1,186 @@
+"""A store's files: what is found after a kill, without a catalogue, and in damaged folders."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from store_writing import Recording, numbers, sampler_of
+
+from robot_rl.replay import StoreError, StoreInUse, StoreReader, StoreWriter, row_keys
+from robot_rl.replay.annotations import Annotations
+from robot_rl.replay.row_file import RowFile
+from robot_rl.replay.segments import Segments
+from robot_rl.replay.sessions import RowBatch
+from robot_rl.replay.summary import rebuild_catalogue
+
+
+def episodes(store):
+    with StoreReader(store) as reader:
+        return [(e, reader.read_episode("reach", e).copy()) for e in reader.episodes("reach")]
+
+
+def assert_same(found, expected):
+    assert [e for e, _ in found] == [e for e, _ in expected]
+    for (_, rows), (_, wanted) in zip(found, expected, strict=True):
+        assert rows.tobytes() == wanted.tobytes()
+
+
+@pytest.fixture
+def store(tmp_path, schema, make_episode):
+    """A store with two sessions: the first with a cut episode, the second with an open one."""
+    writer = StoreWriter(tmp_path / "store")
+    first = Recording(writer, schema)
+    first.put(make_episode(4, terminated=True))
+    at = writer.session(first.key).next_sequence
+    rows = [memoryview(schema.pack(row)) for row in make_episode(3)]
+    facts = {at: {"task": "reach", "seed": 7, "instruction": "führe"}}
+    assert writer.append([RowBatch(first.key, first.owner, at, rows, facts)]) == [None]
+    first.put(make_episode(5)[:3])
+    second = Recording(writer, schema)
+    second.put(make_episode(2))
+    second.put(make_episode(6)[:4])
+    keys = row_keys(episodes(writer.path)[0][0])
+    values = memoryview(np.arange(5, dtype=np.float32)).cast("B")
+    assert writer.annotate(Annotations("reach", "reward", 1, "float32", (), keys, values)) == 5
+    writer.close()
+    return writer.path
+
+
+def test_a_session_is_a_file_that_numpy_shows(store, schema):
+    for segment in Segments(store):
+        header = RowFile.open(segment.path).header_bytes
+        rows = np.memmap(segment.path, schema.dtype, "r", header)
+        stored = [r for e, r in episodes(store) if e.session_key == segment.key]
+        assert rows.tobytes() == np.concatenate(stored).tobytes()
+
+
+def test_episodes_that_the_catalogue_never_heard_of_are_found(store, schema, make_episode):
+    before = episodes(store)
+    writer = StoreWriter(store)
+    more = Recording(writer, schema, actor=2)
+    writer._catalogue.put_episodes = lambda records: None  # killed between rows and catalogue
+    more.put(make_episode(3))
+    more.put(make_episode(4)[:2])
+    writer._lock_file.close()
+    assert_same(episodes(store), before)
+    writer = StoreWriter(store)
+    found = episodes(store)
+    assert [(e.rows, e.sealed) for e, _ in found[len(before) :]] == [(4, True), (2, False)]
+    assert writer.statistics()["reach"]["rows"] == sum(len(rows) for _, rows in found)
+    writer.close()
+
+
+@pytest.mark.parametrize("lost", ["all", "damaged"])
+def test_a_catalogue_is_made_anew_from_the_rows(store, lost):
+    before = episodes(store)
+    if lost == "all":
+        for file in store.glob("catalogue*"):
+            file.unlink()
+    else:
+        (store / "catalogue.sqlite").write_bytes(b"no catalogue" * 1000)
+    with pytest.raises(StoreError, match="rebuild=true"):
+        StoreReader(store)
+    assert "5 episodes of reach; 0 annotations" in rebuild_catalogue(store)
+    assert_same(episodes(store), before)
+    assert before[1][0].metadata == {"task": "reach", "seed": 7, "instruction": "führe"}
+    assert [e.cut for e, _ in before] == [False, False, True, False, False]
+
+
+def test_annotations_are_taken_over_where_the_old_catalogue_tells_them(store):
+    with StoreReader(store) as reader:
+        identity = reader.identity
+        known = reader.annotations("reach", "reward", reader.episodes("reach")[0])
+    assert "5 annotations" in rebuild_catalogue(store)
+    with StoreReader(store) as reader:
+        assert reader.identity == identity
+        again = reader.annotations("reach", "reward", reader.episodes("reach")[0])
+    for one, other in zip(known, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_torn_row_is_no_row_and_is_cut_by_the_writer(store, schema, make_episode):
+    before = episodes(store)
+    last = list(Segments(store))[-1]
+    whole = last.path.stat().st_size
+    with last.path.open("ab") as file:
+        file.write(schema.pack(make_episode(1)[0])[:-1])
+    assert_same(episodes(store), before)
+    writer = StoreWriter(store)
+    owner = writer.session(last.key).owner
+    recording = Recording(writer, schema, session=1, owner=owner)
+    recording.put(make_episode(6)[4:])
+    writer.close()
+    assert last.path.stat().st_size == whole + 3 * schema.dtype.itemsize
+    assert [e.rows for e, _ in episodes(store)][-1] == 7
+
+
+def test_a_file_whose_making_was_cut_off_is_no_file(store):
+    before = episodes(store)
+    left = store / "rows" / "t1-a0-s9-000000000000.rows"
+    for content in (b"", bytes(4096)):
+        left.write_bytes(content)
+        StoreWriter(store).close()
+        assert not left.exists()
+    assert_same(episodes(store), before)
+
+
+def test_rows_that_are_lost_are_said_and_never_a_crash(store, schema):
+    last = list(Segments(store))[-1]
+    os.truncate(last.path, last.path.stat().st_size - 2 * schema.dtype.itemsize)
+    sampler = sampler_of(store, n_step=1)
+    assert numbers(sampler)
+    sampler.close()
+    os.truncate(last.path, RowFile.open(last.path).header_bytes)
+    for open_it in (StoreWriter, lambda path: sampler_of(path)):
+        with pytest.raises(StoreError, match="fewer rows than its catalogue knows"):
+            open_it(store)
+    assert "4 episodes of reach" not in rebuild_catalogue(store)
+    assert len(episodes(store)) == 3
+
+
+def test_a_file_of_another_store_is_refused_by_name(store, tmp_path, schema, make_episode):
+    other = StoreWriter(tmp_path / "other")
+    Recording(other, schema, actor=8).put(make_episode(2))
+    other.close()
+    (foreign,) = (tmp_path / "other" / "rows").glob("*.rows")
+    shutil.copy(foreign, store / "rows")
+    with pytest.raises(StoreError, match=rf"{foreign.name} does not belong.*move it out"):
+        StoreWriter(store)
+    with pytest.raises(StoreError, match="rows of 2 stores"):
+        rebuild_catalogue(store)
+
+
+def test_a_copied_store_is_the_same_store(store, tmp_path):
+    shutil.copytree(store, tmp_path / "copy")
+    assert_same(episodes(tmp_path / "copy"), episodes(store))
+    with StoreReader(store) as one, StoreReader(tmp_path / "copy") as other:
+        assert one.identity == other.identity
+
+
+def test_one_writer_at_a_time(store):
+    writer = StoreWriter(store)
+    with pytest.raises(StoreInUse, match="another replay server"):
+        StoreWriter(store)
+    with pytest.raises(StoreInUse):
+        rebuild_catalogue(store)
+    writer.close()
+
+
+def test_a_store_of_the_old_format_is_refused_with_the_way_out(tmp_path):
+    (tmp_path / "data.mdb").write_bytes(b"")
+    for open_it in (StoreReader, StoreWriter):
+        with pytest.raises(StoreError, match=r"older robot_rl.*export it with that version"):
+            open_it(tmp_path)
+
+
+def test_weights_that_lost_their_tensors_are_an_error_and_no_crash(store):
+    writer = StoreWriter(store)
+    from robot_rl.replay import WeightsRecord
+
+    writer.put_weights(WeightsRecord("policy", 3, b"tensors", {"a": 1}))
+    writer.close()
+    (tensors,) = (store / "weights").glob("*.safetensors")
+    tensors.unlink()
+    with StoreReader(store) as reader, pytest.raises(StoreError, match="lack their tensors"):
+        reader.weights("policy")
