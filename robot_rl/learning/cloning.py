@@ -175,15 +175,14 @@ def check_networks(config: DictConfig) -> None:
     env = make_env(config)
     schema = env.schema
     env.close()
-    length = int(config.policy.horizon) + 1
-    arrays = {f.name: np.zeros((length, *f.shape), f.dtype) for f in schema.fields}
+    arrays = {f.name: np.zeros((2, *f.shape), f.dtype) for f in schema.fields}
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         states, vision = observed_widths(config, schema), None
         if config.observation.vision is not None:
             vision = make_image_encoder(config, schema, generator)
-            arrays[FEATURES] = np.zeros((length, vision.features), np.float16)
-        rows = EpisodeRows(arrays, [length])
+            arrays[FEATURES] = np.zeros((2, vision.features), np.float16)
+        rows = EpisodeRows(arrays, [2])
         policy = untrained(config, rows, observed_keys(states, vision), generator)
         behaviour = _behaviour(config, policy, schema, vision)
         make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)

@@ -361,7 +361,7 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
     windows["reward"] = total
     terminated = scalars["terminated"][following[index] - 1]
     windows["discount"] = np.where(terminated, 0.0, spec.discount ** windows["steps"].astype(float))
-    if spec.returns:
+    if spec.returns and len(index):
         stop = stops[index]
         windows["return"] = _returns(scalars, spec.discount, index, stop)
         windows["ended"] = scalars["terminated"][stop - 1]

@@ -60,10 +60,8 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("environment_steps=500", "ends with the warm-up, and nothing would be learned; got: 500"),
         ("demonstrations=0", "demonstrations is out of range; got: 0; expected: >= 1"),
         ("cloning.updates=0", "cloning.updates is out of range; got: 0; expected: >= 1"),
-        (
-            "policy.horizon=0",
-            "at least one observation and one action; got: observation_steps=1, h",
-        ),
+        ("policy.horizon=0", "policy.horizon is out of range; got: 0; expected: >= 1"),
+        ("policy.observation_steps=0", "policy.observation_steps is out of range; got: 0"),
         ("execute_steps=9", "execute_steps does not fit the chunk; got: 9; expected: 1 ... 8"),
         ("+policy.depth=3", "takes no argument 'depth'"),
         ("policy._target_=robot_rl.run.RunDirectory", "takes no argument"),

@@ -29,6 +29,7 @@ class Clone(Stage):
             RobotRLError: A number is out of range, or there is no such device.
         """
         check_least(config, {"cloning.updates": 1, "cloning.batch_size": 1})
+        check_least(config, {"policy.horizon": 1, "policy.observation_steps": 1})
         compute_device(config)
 
     def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
