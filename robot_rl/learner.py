@@ -34,7 +34,6 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.batch_layout import WINDOW_FIELDS
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import KeysRefused, ReplayError, ServerUnreachable
 from robot_rl.replay.importing import append_rest
 from robot_rl.replay.prefetch import Prefetcher
 from robot_rl.replay.sampling import SamplerOptions
@@ -42,6 +41,7 @@ from robot_rl.replay.server_place import ServerPlace
 from robot_rl.run import CLONED, LAST, STATE_FILE, RunDirectory, load_cloned
 from robot_rl.stages.annotate import waits_for_annotation
 from robot_rl.stages.demonstrations import open_demonstrations
+from robot_rl.wire.errors import KeysRefused, ServerUnreachable
 
 DEMONSTRATOR = 0
 _POLL_SECONDS = 0.002
@@ -127,7 +127,7 @@ class Learner:
         Raises:
             Stopped: `stop` was set while the server was away, and a checkpoint was saved; or in a
                 long block, of which nothing is kept.
-            ReplayError: The server has refused the weights or the keys; a checkpoint was saved.
+            RobotRLError: The server has refused the weights or the keys; a checkpoint was saved.
             LearningDiverged: A loss or a weight is not finite.
         """
         total = self._blocks.total
@@ -246,7 +246,7 @@ class Learner:
             while not self._published(behaviour, until):
                 if stop.wait(_RETRY_SECONDS):
                     raise Stopped
-        except (ReplayError, Stopped):
+        except (RobotRLError, Stopped):
             self._save_what_is_new()
             raise
 

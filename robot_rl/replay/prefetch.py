@@ -6,6 +6,7 @@ import queue
 import threading
 from typing import Self
 
+from robot_rl.errors import RobotRLError
 from robot_rl.replay.batches import Batch
 from robot_rl.replay.errors import ClientFailed, ReplayError
 from robot_rl.replay.sampling import Sampler
@@ -100,7 +101,7 @@ class Prefetcher:
         self.close()
 
     def _check(self) -> None:
-        if isinstance(self._failure, ReplayError):
+        if isinstance(self._failure, RobotRLError):
             raise self._failure
         if self._failure is not None:
             raise ClientFailed(

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from robot_rl.data.schema import DTYPES, Array
 from robot_rl.replay.batches import Batch, Layout, allocate, checked
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ReplayError, ServerBusy, WireError
+from robot_rl.replay.errors import ReplayError, ServerBusy
+from robot_rl.replay.messages import CountWindows, Numbered, Sample, Sampled, WindowsCounted
 from robot_rl.replay.sampling import SamplerOptions
-from robot_rl.replay.wire import Kind, Message
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.messages import Payload
 
 PATIENCE_SECONDS = 60.0
 # The server may be indexing a large store after its restart.
 _HELD_BACK_SECONDS = 30.0
 # A learner that waits for data looks again and again; each look is a message.
 _LOOK_SECONDS = 0.02
+_Answer = TypeVar("_Answer", bound=Numbered)
 
 
 class RemoteSampler:
@@ -80,7 +83,7 @@ class RemoteSampler:
         """
         time.sleep(max(0.0, self._next_look - time.monotonic()))
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        return self._ask(Kind.COUNT_WINDOWS, environment_steps=0).integer("available")
+        return self._count(0).available
 
     def refresh(self, environment_steps: int | None = None) -> None:
         """Make exactly the first `environment_steps` online steps visible; None means all.
@@ -89,14 +92,13 @@ class RemoteSampler:
             NotEnoughData: The store holds fewer; wait for `transitions_available` first.
             ServerUnreachable: No answer.
         """
-        answer = self._ask(Kind.COUNT_WINDOWS, environment_steps=environment_steps)
+        answer = self._count(environment_steps)
         self._visible = environment_steps
-        available = answer.integer("available")
         # What arrives later stays invisible until the next refresh.
-        self._limit = available if environment_steps is None else environment_steps
-        self._demonstrations = answer.integer("demonstrations")
-        self._online = answer.integer("online")
-        self._interventions = answer.integer("interventions")
+        self._limit = answer.available if environment_steps is None else environment_steps
+        self._demonstrations = answer.demonstrations
+        self._online = answer.online
+        self._interventions = answer.interventions
         self._layout = _layout(answer)
 
     def sample(self, out: Batch | None = None) -> Batch:
@@ -159,13 +161,16 @@ class RemoteSampler:
         """End the connection."""
         self._client.close()
 
-    def _ask(self, kind: Kind, **entries: object) -> Message:
-        header = {**self._options.to_header(), **entries}
+    def _count(self, environment_steps: int | None) -> WindowsCounted:
+        question = CountWindows(options=self._options, environment_steps=environment_steps)
+        return self._ask(question, WindowsCounted)[0]
+
+    def _ask(self, question: Numbered, expected: type[_Answer]) -> tuple[_Answer, Payload]:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return self._client.ask(
-                    kind, header, PATIENCE_SECONDS, held_back=_HELD_BACK_SECONDS
+                    question, expected, PATIENCE_SECONDS, held_back=_HELD_BACK_SECONDS
                 )
             except ServerBusy:
                 if time.monotonic() > deadline:
@@ -173,41 +178,38 @@ class RemoteSampler:
                 time.sleep(_LOOK_SECONDS)
 
     def _draw(self, count: int, batch: Batch) -> None:
-        answer = self._ask(
-            Kind.SAMPLE,
+        question = Sample(
+            options=self._options,
             draws=count,
-            rng=self.rng.bit_generator.state,
+            rng=cast("dict[str, Any]", self.rng.bit_generator.state),
             environment_steps=self._limit,
         )
-        _fill([batch[name] for name in self._layout], answer)
-        self.rng.bit_generator.state = answer.mapping("rng")
+        answer, payload = self._ask(question, Sampled)
+        _fill([batch[name] for name in self._layout], payload)
+        self.rng.bit_generator.state = answer.rng
 
 
-def _layout(answer: Message) -> Layout:
+def _layout(answer: WindowsCounted) -> Layout:
     """Read what the arrays of a batch look like.
 
     Raises:
         WireError: The answer does not say it.
     """
     layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-    for name, entry in answer.mapping("layout").items():
-        try:
-            dtype, shape = cast("tuple[str, list[int]]", entry)
-            if dtype not in DTYPES:
-                raise ValueError(f"no dtype of a column is {dtype!r}")
-            layout[name] = np.dtype(dtype), tuple(map(int, shape))
-        except (TypeError, ValueError) as error:
-            raise WireError("the layout of a batch cannot be read", got=repr(entry)) from error
+    for name, (dtype, shape) in answer.layout.items():
+        if dtype not in DTYPES:
+            raise WireError("the layout of a batch has an unknown dtype", got=f"{name}: {dtype}")
+        layout[name] = np.dtype(dtype), shape
     return layout
 
 
-def _fill(arrays: list[Array], answer: Message) -> None:
+def _fill(arrays: list[Array], payload: Payload) -> None:
     """Copy the payload into arrays that follow one another; an array may span several frames.
 
     Raises:
         WireError: The payload has another size.
     """
-    frames = iter(answer.payload)
+    frames = iter(payload)
     for array in arrays:
         target = array.reshape(-1).view(np.uint8).data
         at = 0

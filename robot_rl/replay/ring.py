@@ -16,7 +16,7 @@ from robot_rl.replay.errors import SpoolTooSmall
 from robot_rl.replay.ring_file import HEAD, HEADER_BYTES, TAIL, RingFile
 from robot_rl.replay.row_ring import RowRing, Stretch
 from robot_rl.replay.spool import OpenSession
-from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA, Frame
+from robot_rl.wire.messages import MAXIMUM_EPISODE_METADATA, Frame
 
 DEFAULT_SPOOL_BYTES = 64 << 20
 

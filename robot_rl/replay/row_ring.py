@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from robot_rl.replay.wire import Frame
+from robot_rl.wire.messages import Frame
 
 
 class Stretch(NamedTuple):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Annotated, Protocol
 
 import numpy as np
+from msgspec import Meta
 
 from robot_rl.replay.batches import Batch
-from robot_rl.replay.errors import WireError
 from robot_rl.replay.sampler import ReplaySampler
-from robot_rl.replay.wire import Message
+from robot_rl.wire.messages import Name, Natural
 
 MAXIMUM_BATCH_SIZE = 1 << 16
 MAXIMUM_N_STEP = 128
 MAXIMUM_FIELDS = 256
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Names = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MAXIMUM_FIELDS)]
 
 
 class Sampler(Protocol):
@@ -61,19 +64,19 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """What is drawn from a table; `ReplaySampler` explains each."""
+    """What is drawn from a table; `ReplaySampler` explains each. The bounds hold on the wire."""
 
-    table: str
-    fields: tuple[str, ...]
-    batch_size: int
-    n_step: int
-    discount: float
-    demonstration_share: float
-    intervention_share: float | None = None
-    capacity_rows: int | None = None
-    rewards: str | None = None
-    annotations: tuple[str, ...] = ()
-    chunk_fields: tuple[str, ...] = ()
+    table: Name
+    fields: Names
+    batch_size: Annotated[int, Meta(ge=0, le=MAXIMUM_BATCH_SIZE)]
+    n_step: Annotated[int, Meta(ge=0, le=MAXIMUM_N_STEP)]
+    discount: Share
+    demonstration_share: Share
+    intervention_share: Share | None = None
+    capacity_rows: Natural | None = None
+    rewards: Name | None = None
+    annotations: Names = ()
+    chunk_fields: Names = ()
 
     def open(self, store: Path, rng: np.random.Generator) -> ReplaySampler:
         """Open a sampler of a store.
@@ -97,46 +100,3 @@ class SamplerOptions:
             annotations=self.annotations,
             chunk_fields=self.chunk_fields,
         )
-
-    def to_header(self) -> dict[str, object]:
-        """Return the header entries that `from_message` reads."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_message(cls, message: Message) -> Self:
-        """Read the options that a client asks for.
-
-        Raises:
-            WireError: One is absent, of a wrong type or beyond its limit.
-        """
-        header = message.header
-        return cls(
-            message.text("table", 64),
-            _names(message, "fields"),
-            message.integer("batch_size", MAXIMUM_BATCH_SIZE + 1),
-            message.integer("n_step", MAXIMUM_N_STEP + 1),
-            message.number("discount", 1.0),
-            message.number("demonstration_share", 1.0),
-            None
-            if header.get("intervention_share") is None
-            else message.number("intervention_share", 1.0),
-            None if header.get("capacity_rows") is None else message.integer("capacity_rows"),
-            None if header.get("rewards") is None else message.text("rewards", 64),
-            _names(message, "annotations"),
-            _names(message, "chunk_fields"),
-        )
-
-
-def _names(message: Message, entry: str) -> tuple[str, ...]:
-    names = message.header.get(entry, [])
-    if (
-        not isinstance(names, list)
-        or len(names) > MAXIMUM_FIELDS
-        or not all(isinstance(name, str) and len(name) <= 256 for name in names)
-    ):
-        raise WireError(
-            f"the {entry} to sample are not a list of names",
-            got=repr(names)[:200],
-            expected=f"up to {MAXIMUM_FIELDS} names",
-        )
-    return tuple(names)

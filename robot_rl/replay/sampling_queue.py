@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
-from robot_rl.replay.errors import ServerBusy, WireError
-from robot_rl.replay.sampling import SamplerOptions
-from robot_rl.replay.wire import Kind, Message
+from robot_rl.replay.errors import ServerBusy
+from robot_rl.replay.messages import CountWindows, Sample
 
-MAXIMUM_DRAWS = 1 << 10
 MAXIMUM_WAITING = 64
 _IN_ORDER_EVERY = 4
 
@@ -22,37 +19,11 @@ class SamplingRequest:
 
     Attributes:
         client: Who asks.
-        number: The client's number of it.
-        options: What to draw.
-        draws: How many batches; 0 only counts what there is.
-        environment_steps: How many online steps are visible; None for all.
-        header: The whole header; it has the state of the sampler.
+        message: For what.
     """
 
     client: bytes
-    number: int | None
-    options: SamplerOptions
-    draws: int
-    environment_steps: int | None
-    header: Mapping[str, object]
-
-    @classmethod
-    def of(cls, client: bytes, message: Message) -> Self:
-        """Read a message.
-
-        Raises:
-            WireError: It is malformed.
-        """
-        if message.payload:
-            raise WireError("a request to sample has no payload", got=len(message.payload))
-        steps = None
-        if message.header.get("environment_steps") is not None:
-            steps = message.integer("environment_steps")
-        draws = message.integer("draws", MAXIMUM_DRAWS + 1) if message.kind == Kind.SAMPLE else 0
-        if message.kind == Kind.SAMPLE and draws == 0:
-            raise WireError("a request to sample asks for nothing", got=draws, expected=">= 1")
-        options = SamplerOptions.from_message(message)
-        return cls(client, message.request(), options, draws, steps, message.header)
+    message: Sample | CountWindows
 
 
 class SamplingQueue:

@@ -11,19 +11,26 @@ import logging
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import zmq
 
-from robot_rl.data.schema import SchemaMismatch
+from robot_rl.errors import RobotRLError
 from robot_rl.replay.batches import Batch
 from robot_rl.replay.errors import ClientFailed, ReplayError
-from robot_rl.replay.log_limit import LogLimit
-from robot_rl.replay.messages import error_header
+from robot_rl.replay.messages import (
+    CountWindows,
+    Sample,
+    Sampled,
+    WindowsCounted,
+    refusal,
+)
 from robot_rl.replay.sampler import ReplaySampler
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.replay.sampling_queue import SamplingQueue, SamplingRequest
-from robot_rl.replay.wire import Frame, Kind, Message, encode, split
+from robot_rl.wire.limits import LogLimit
+from robot_rl.wire.messages import Frame, encode, split
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
@@ -58,14 +65,13 @@ class SamplingService:
         self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
         self._thread.start()
 
-    def submit(self, client: bytes, message: Message) -> None:
+    def submit(self, client: bytes, message: Sample | CountWindows) -> None:
         """Queue a request.
 
         Raises:
-            WireError: It is malformed.
             ServerBusy: Too many clients wait.
         """
-        self._queue.put(SamplingRequest.of(client, message))
+        self._queue.put(SamplingRequest(client, message))
 
     def answer(self) -> tuple[bytes, list[Frame]] | None:
         """Return a client and the answer to it, or None where there is none yet.
@@ -107,19 +113,22 @@ class SamplingService:
                 sampler.close()
 
     def _answered(self, request: SamplingRequest) -> list[Frame]:
+        message = request.message
         try:
-            respond = self._sample if request.draws else self._count
-            return respond(self._sampler(request.options), request)
-        except (ReplayError, SchemaMismatch) as error:
-            failure: ReplayError | SchemaMismatch = error
+            sampler = self._sampler(message.options)
+            if isinstance(message, Sample):
+                return self._sample(sampler, message)
+            return self._count(sampler, message)
+        except RobotRLError as error:
+            failure = error
         except Exception as error:
             # One request must never end sampling for everybody else.
             self.failures += 1
             logger.exception("a request to sample could not be answered")
             failure = ReplayError("the server failed on this request", got=repr(error))
-        return encode(Kind.ERROR, error_header(failure, request.header))
+        return encode(refusal(failure, message))
 
-    def _sample(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
+    def _sample(self, sampler: ReplaySampler, request: Sample) -> list[Frame]:
         size = request.draws * sum(array.nbytes for array in sampler.allocate().values())
         if size > self._message_bytes:
             raise ReplayError(
@@ -128,27 +137,29 @@ class SamplingService:
                 expected=f"<= {self._message_bytes} bytes",
                 hint="draw fewer at once, or raise the server's replay.message_bytes",
             )
-        sampler.load_state_dict(request.header)
+        sampler.load_state_dict(
+            {"rng": request.rng, "environment_steps": request.environment_steps}
+        )
         batch = sampler.sample_many(request.draws)
-        header = {"request": request.number, "rng": sampler.state_dict()["rng"]}
-        return encode(Kind.SAMPLED, header, _frames(batch))
+        state = cast("dict[str, object]", sampler.state_dict()["rng"])
+        return encode(Sampled(request=request.request, rng=state), _frames(batch))
 
-    def _count(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
+    def _count(self, sampler: ReplaySampler, request: CountWindows) -> list[Frame]:
         available = sampler.transitions_available()
         sampler.refresh(request.environment_steps)
         batch = sampler.allocate()
-        header = {
-            "request": request.number,
-            "available": available,
-            "demonstrations": sampler.demonstration_transitions,
-            "online": sampler.online_transitions,
-            "interventions": sampler.intervention_transitions,
-            "layout": {name: [a.dtype.name, a.shape[1:]] for name, a in batch.items()},
-        }
-        return encode(Kind.WINDOWS_COUNTED, header)
+        answer = WindowsCounted(
+            request=request.request,
+            available=available,
+            demonstrations=sampler.demonstration_transitions,
+            online=sampler.online_transitions,
+            interventions=sampler.intervention_transitions,
+            layout={name: (a.dtype.name, a.shape[1:]) for name, a in batch.items()},
+        )
+        return encode(answer)
 
     def _is_open(self, request: SamplingRequest) -> bool:
-        return request.options in self._samplers
+        return request.message.options in self._samplers
 
     def _sampler(self, options: SamplerOptions) -> ReplaySampler:
         """Return the sampler for a kind of request; the one unused for longest makes room."""

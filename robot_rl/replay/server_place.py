@@ -12,10 +12,11 @@ from omegaconf import DictConfig
 
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import KeysRefused, ServerUnreachable, StoreFull
+from robot_rl.replay.errors import StoreFull
 from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.sampling import Sampler, SamplerOptions
 from robot_rl.run import RunDirectory
+from robot_rl.wire.errors import KeysRefused, ServerUnreachable
 
 STARTUP_SECONDS = 60.0
 PATIENCE_SECONDS = 30.0

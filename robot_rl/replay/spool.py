@@ -8,16 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from robot_rl.replay.errors import RowRefused, WireError
+from robot_rl.replay.errors import RowRefused
 from robot_rl.replay.row_ring import RowRing, Stretch
-from robot_rl.replay.wire import (
-    MAXIMUM_EPISODE_METADATA,
-    MAXIMUM_HEADER_DEPTH,
-    Frame,
-    check_depth,
-)
-
-_METADATA_DEPTH = MAXIMUM_HEADER_DEPTH - 2  # in the header they are an object of objects
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.messages import MAXIMUM_EPISODE_METADATA, Frame, json_text
 
 
 @dataclass(frozen=True)
@@ -45,11 +39,6 @@ class OpenSession:
     ended: bool
     header: Mapping[str, object]
     store: str = ""
-
-    @property
-    def known_store(self) -> dict[str, object]:
-        """Entries of a header that name the store, if it is known."""
-        return {"store": self.store} if self.store else {}
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""
@@ -160,14 +149,6 @@ def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
     if not episode:
         return b""
     try:
-        text = json.dumps(dict(episode), allow_nan=False).encode()
-        check_depth(json.loads(text), _METADATA_DEPTH)
-    except (TypeError, ValueError, RecursionError, WireError) as error:
+        return json_text(episode, MAXIMUM_EPISODE_METADATA)
+    except WireError as error:
         raise RowRefused("episode metadata cannot be sent", got=error) from error
-    if len(text) > MAXIMUM_EPISODE_METADATA:
-        raise RowRefused(
-            "episode metadata is too large",
-            got=len(text),
-            expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
-        )
-    return text

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.endpoint import check_protected
-from robot_rl.replay.errors import AddressRefused
+from robot_rl.wire.endpoint import check_protected
+from robot_rl.wire.errors import AddressRefused
 
 PROTOCOL = 1
 HELLO, COMPARE, DONE = "hello", "compare", "done"

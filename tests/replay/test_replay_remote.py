@@ -27,9 +27,10 @@ from robot_rl.replay import (
     WireError,
     row_keys,
 )
+from robot_rl.replay.messages import CountWindows, WindowsCounted
 from robot_rl.replay.sampling_queue import MAXIMUM_WAITING, SamplingQueue, SamplingRequest
 from robot_rl.replay.sampling_service import SamplingService
-from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind, decode, encode
+from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 FAST = LinkOptions(resend_seconds=0.1)
@@ -195,7 +196,7 @@ def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
         with pytest.raises(ReplayError, match=next(iter(wrong))):
             remote(**wrong)
     for wrong in ({"n_step": 1 << 10}, {"batch_size": 1 << 20}, {"fields": ("x",) * 300}):
-        with pytest.raises(WireError, match=r"COUNT_WINDOWS|fields"):
+        with pytest.raises(WireError, match=r"count_windows.*'options\.\w+'"):
             remote(**wrong)
     with pytest.raises(ReplayError, match="PCG64"):
         RemoteSampler(client, options(), np.random.Generator(np.random.MT19937(0)))
@@ -294,8 +295,7 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
 
 
 def question(client, n_step=3):
-    header = {**options(n_step=n_step).to_header(), "environment_steps": None}
-    return SamplingRequest.of(client, decode(encode(Kind.COUNT_WINDOWS, header)))
+    return SamplingRequest(client, CountWindows(options=options(n_step=n_step)))
 
 
 def test_quick_requests_go_first_and_the_others_in_between():
@@ -304,7 +304,7 @@ def test_quick_requests_go_first_and_the_others_in_between():
     quick = [question(b"quick%d" % number) for number in range(5)]
     for request in (*slow, *quick):
         queue.put(request)
-    taken = [queue.take(lambda request: request.options.n_step == 3) for _ in range(8)]
+    taken = [queue.take(lambda request: request.message.options.n_step == 3) for _ in range(8)]
     assert taken == [*quick[:3], slow[0], *quick[3:], slow[1], slow[2]]
     queue.put(slow[0])
     queue.stop()
@@ -315,7 +315,7 @@ def test_a_client_has_one_request_waiting_and_there_are_not_too_many():
     queue = SamplingQueue()
     queue.put(question(b"one", n_step=1))
     queue.put(question(b"one", n_step=2))
-    assert queue.take(lambda _: True).options.n_step == 2
+    assert queue.take(lambda _: True).message.options.n_step == 2
     for number in range(MAXIMUM_WAITING):
         queue.put(question(b"%d" % number))
     queue.put(question(b"0", n_step=2))
@@ -395,7 +395,7 @@ def test_the_death_of_the_sampling_thread_ends_the_server_with_its_cause(
     with ReplayClient(server.address, options=FAST) as client:
         client.open_session("reach", schema)
         with pytest.raises(ServerUnreachable):
-            client.ask(Kind.COUNT_WINDOWS, options().to_header(), timeout=2.0)
+            client.ask(CountWindows(options=options()), WindowsCounted, timeout=2.0)
     thread.join(20)
     (failure,) = failures
     assert "sampling thread has died" in str(failure)

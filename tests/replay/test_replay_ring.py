@@ -14,7 +14,7 @@ from robot_rl.replay import OpenSession, SpoolDamaged, SpoolError, SpoolInUse, S
 from robot_rl.replay.ring import RingSpool, size_for
 from robot_rl.replay.ring_file import HEADER_BYTES
 from robot_rl.replay.spool import MemorySpool
-from robot_rl.replay.wire import MAXIMUM_EPISODE_METADATA
+from robot_rl.wire.messages import MAXIMUM_EPISODE_METADATA
 
 ROW = 1000
 SIZE = size_for(4, ROW)

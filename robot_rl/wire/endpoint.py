@@ -1,37 +1,39 @@
-"""Where a store's server listens: checking addresses, and the file that tells others."""
+"""Where a server listens: checking addresses, and the file that tells others."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-import json
 import os
 import re
 import sys
-import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from robot_rl.processes.files import replace_text
-from robot_rl.replay.errors import AddressRefused, ServerUnreachable
+from robot_rl.processes.waiting import wait_until
+from robot_rl.wire.errors import AddressRefused, ServerUnreachable
 
 ENDPOINT_FILE = "endpoint.json"
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>\d{1,5})")
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """Where a running server is found.
 
     Attributes:
         address: ``tcp://HOST:PORT``.
         pid: Its process id.
         local: A quicker way to it for clients on the same machine, None where it has none.
+        secret: What a client must say. Every user of the machine can reach the port; only those
+            who can read the file get in. None where the server lets everybody on this machine in.
     """
 
     address: str
     pid: int
     local: str | None = None
+    secret: str | None = None
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -46,7 +48,7 @@ def parse_address(address: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match["port"]) > 65535:
         raise AddressRefused(
-            "this is not an address of a replay server",
+            "this is not an address of a server",
             got=address,
             expected="tcp://HOST:PORT, for example tcp://127.0.0.1:5555",
         )
@@ -67,8 +69,8 @@ def check_protected(address: str, *, keys: bool) -> None:
     if keys or _is_loopback(host):
         return
     raise AddressRefused(
-        "beyond this machine the replay server is used with keys only: without them its messages "
-        "are neither authenticated nor encrypted",
+        "beyond this machine a server is used with keys only: without them its messages are neither"
+        " authenticated nor encrypted",
         got=f"{address} without keys",
         expected="tcp://127.0.0.1:PORT, or keys",
         hint="make keys once with: robot-rl keys FOLDER, and add replay.keys=FOLDER",
@@ -92,61 +94,69 @@ def local_address(bound: str) -> str:
     return f"tcp://{'[::1]' if host.startswith('[') else '127.0.0.1'}:{port}"
 
 
-def local_socket(store: Path) -> str | None:
-    """Name the Unix socket of a store's server; None on systems without names outside of folders.
+def local_socket(folder: Path) -> str | None:
+    """Name the Unix socket of a server; None on systems without names outside of folders.
 
     The name is the same after a restart, and ends with the process.
+
+    Args:
+        folder: Where the server announces itself.
     """
     if sys.platform != "linux":
         return None
-    name = hashlib.sha256(os.fsencode(store.resolve())).hexdigest()[:32]
-    return f"ipc://@robot-rl-replay-{name}"
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    return f"ipc://@robot-rl-{name}"
 
 
-def write_endpoint(store: Path, endpoint: Endpoint) -> None:
-    """Tell where the server of `store` listens; readers see the old file or the new one."""
-    replace_text(store / ENDPOINT_FILE, json.dumps(asdict(endpoint)))
+def write_endpoint(folder: Path, endpoint: Endpoint) -> None:
+    """Tell where a server listens; readers see the old file or the new one.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    text = msgspec.json.encode(endpoint).decode()
+    replace_text(folder / ENDPOINT_FILE, text, 0o666 if endpoint.secret is None else 0o600)
 
 
-def read_endpoint(store: Path) -> Endpoint:
-    """Return where the server of `store` listens, or last listened before it was killed.
+def read_endpoint(folder: Path) -> Endpoint:
+    """Return where a server listens, or last listened before it was killed.
 
     Raises:
         ServerUnreachable: No server has told.
     """
-    file = store / ENDPOINT_FILE
+    file = folder / ENDPOINT_FILE
     try:
-        content = json.loads(file.read_text())
-        local = content.get("local")
-        return Endpoint(
-            str(content["address"]), int(content["pid"]), None if local is None else str(local)
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return msgspec.json.decode(file.read_bytes(), type=Endpoint)
+    except (OSError, ValueError) as error:
         raise ServerUnreachable(
-            f"no replay server has announced itself in {file}",
-            got=repr(error),
-            hint="start it with: robot-rl replay",
+            f"no server has announced itself in {file}",
+            got=error,
+            hint="see that the process which listens there has been started",
         ) from error
 
 
-def wait_for_endpoint(path: Path, timeout: float) -> Endpoint:
-    """Wait until a running server of the store has told where it listens.
+def wait_for_endpoint(folder: Path, timeout: float) -> Endpoint:
+    """Wait until a running server has told where it listens.
 
     Raises:
         ServerUnreachable: None has within `timeout` seconds.
     """
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            endpoint = read_endpoint(path)
-            os.kill(endpoint.pid, 0)
-            return endpoint
-        except (ServerUnreachable, ProcessLookupError) as error:
-            if time.monotonic() > deadline:
-                raise ServerUnreachable(
-                    f"no replay server of {path} is running", got=repr(error)
-                ) from error
-        time.sleep(0.02)
+    endpoint = wait_until(lambda: _running(folder), timeout)
+    if endpoint is None:
+        raise ServerUnreachable(
+            f"no server has announced itself in {folder / ENDPOINT_FILE}, or it has ended",
+            got=f"none within {timeout:g} s",
+        )
+    return endpoint
+
+
+def _running(folder: Path) -> Endpoint | None:
+    try:
+        endpoint = read_endpoint(folder)
+        os.kill(endpoint.pid, 0)
+    except (ServerUnreachable, ProcessLookupError):
+        return None
+    return endpoint
 
 
 def _is_loopback(host: str) -> bool:
