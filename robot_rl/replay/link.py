@@ -22,10 +22,8 @@ from robot_rl.replay.errors import (
 from robot_rl.replay.messages import (
     ANSWERS,
     Acknowledged,
-    Numbered,
     Open,
     Opened,
-    Refused,
     encode_rows,
 )
 from robot_rl.replay.outbox import Outbox
@@ -34,7 +32,7 @@ from robot_rl.wire.connection import Connection
 from robot_rl.wire.endpoint import Endpoint, read_endpoint
 from robot_rl.wire.errors import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import Decoder, Message, Payload, encode
+from robot_rl.wire.messages import Decoder, Message, Numbered, Payload, Refused, encode
 
 RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
 MAXIMUM_PATIENCE_SECONDS = 4.0

@@ -7,7 +7,7 @@ Clients send `REQUESTS`; the server answers each with the kind that stands behin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -15,7 +15,6 @@ import numpy as np
 from msgspec import Meta
 
 from robot_rl.data.schema import DTYPES, Array, RowSchema
-from robot_rl.errors import RobotRLError
 from robot_rl.replay.annotations import MAXIMUM_ANNOTATION_BYTES, Annotations
 from robot_rl.replay.errors import AnnotationRefused
 from robot_rl.replay.records import ACTOR_LIMIT, ROW_KEY_DTYPE, TABLE_LIMIT
@@ -31,7 +30,9 @@ from robot_rl.wire.messages import (
     Message,
     Name,
     Natural,
+    Numbered,
     Payload,
+    Refused,
     encode,
 )
 
@@ -41,7 +42,6 @@ MAXIMUM_WAIT_SECONDS = 60.0
 MAXIMUM_DRAWS = 1 << 10
 MAXIMUM_ANNOTATED_ROWS = 4096
 MAXIMUM_ANNOTATION_AXES = 8
-MAXIMUM_ERROR_CHARACTERS = 4000
 _ROWS_PER_REQUEST = 1024
 _BYTES_PER_REQUEST = 4 << 20
 
@@ -50,16 +50,6 @@ ActorNumber = Annotated[int, Meta(ge=0, lt=ACTOR_LIMIT)]
 Seconds = Annotated[float, Meta(ge=0, le=MAXIMUM_WAIT_SECONDS)]
 Axis = Annotated[int, Meta(ge=1, le=MAXIMUM_ANNOTATION_BYTES)]
 _FACTS = msgspec.json.Decoder(Facts)
-
-
-class Numbered(Message, kw_only=True):
-    """A question or its answer.
-
-    Attributes:
-        request: The number that the sender gave this request, None where it gave none.
-    """
-
-    request: Natural | None = None
 
 
 class Open(Numbered):
@@ -208,38 +198,10 @@ class WindowsCounted(Numbered):
     layout: dict[str, tuple[str, tuple[Natural, ...]]]
 
 
-class Refused(Numbered):
-    """A message that cannot be served: the error, and what of the message says which it was."""
-
-    error: str
-    message: str
-    table: Natural | None = None
-    actor: Natural | None = None
-    session: Natural | None = None
-
-
 ANSWERS = (
     Opened, Acknowledged, WeightsStored, Weights, Statistics, AnnotationsStored, Sampled,
     WindowsCounted, Refused,
 )  # fmt: skip
-
-
-def refusal(error: RobotRLError, about: Message | Mapping[str, object] | None = None) -> Refused:
-    """Make the answer to a message that cannot be served.
-
-    Args:
-        error: What is wrong.
-        about: The message, or what could be read of it.
-    """
-    about = getattr(error, "header", {}) if about is None else about
-    entries = msgspec.structs.asdict(about) if isinstance(about, Message) else about
-    place = {
-        name: value
-        for name in ("request", "table", "actor", "session")
-        if type(value := entries.get(name)) is int and 0 <= value < 2**63
-    }
-    text = str(error)[:MAXIMUM_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
-    return Refused(error=type(error).__name__, message=text, **place)
 
 
 def encode_rows(session: OpenSession, first: int, rows: list[Stretch], gap: int) -> list[Frame]:

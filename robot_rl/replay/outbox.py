@@ -10,10 +10,9 @@ from typing import TypeVar
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.errors import ClientFailed
-from robot_rl.replay.messages import Numbered
 from robot_rl.replay.spool import OpenSession, Spool
 from robot_rl.wire.errors import KeysRefused, ServerUnreachable, WireError
-from robot_rl.wire.messages import Frame, Payload
+from robot_rl.wire.messages import Frame, Numbered, Payload
 
 _Answer = TypeVar("_Answer", bound=Numbered)
 

@@ -12,10 +12,10 @@ from robot_rl.data.schema import DTYPES, Array
 from robot_rl.replay.batches import Batch, Layout, allocate, checked
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ReplayError, ServerBusy
-from robot_rl.replay.messages import CountWindows, Numbered, Sample, Sampled, WindowsCounted
+from robot_rl.replay.messages import CountWindows, Sample, Sampled, WindowsCounted
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.wire.errors import WireError
-from robot_rl.wire.messages import Payload
+from robot_rl.wire.messages import Numbered, Payload
 
 PATIENCE_SECONDS = 60.0
 # The server may be indexing a large store after its restart.

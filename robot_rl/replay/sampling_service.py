@@ -24,13 +24,12 @@ from robot_rl.replay.messages import (
     Sample,
     Sampled,
     WindowsCounted,
-    refusal,
 )
 from robot_rl.replay.sampler import ReplaySampler
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.replay.sampling_queue import SamplingQueue, SamplingRequest
 from robot_rl.wire.limits import LogLimit
-from robot_rl.wire.messages import Frame, encode, split
+from robot_rl.wire.messages import Frame, encode, refusal, split
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())

@@ -35,7 +35,6 @@ from robot_rl.replay.messages import (
     WeightsStored,
     parse_annotations,
     parse_episodes,
-    refusal,
     split_rows,
 )
 from robot_rl.replay.records import SessionKey
@@ -47,7 +46,15 @@ from robot_rl.wire.errors import WireError
 from robot_rl.wire.keys import ServerKeys
 from robot_rl.wire.limits import LogLimit, keep_freed_memory
 from robot_rl.wire.listener import DEFAULT_MEMORY_BYTES, Listener
-from robot_rl.wire.messages import DEFAULT_PAYLOAD_BYTES, Decoder, Frame, Message, Payload, encode
+from robot_rl.wire.messages import (
+    DEFAULT_PAYLOAD_BYTES,
+    Decoder,
+    Frame,
+    Message,
+    Payload,
+    encode,
+    refusal,
+)
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())

@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, dataclass_transform
 import msgspec
 from msgspec import Meta
 
+from robot_rl.errors import RobotRLError
 from robot_rl.wire.errors import WireError
 
 MAGIC = b"RRLW"
@@ -31,6 +32,7 @@ MAXIMUM_HEADER_BYTES = 1 << 18
 MAXIMUM_HEADER_DEPTH = 16
 MAXIMUM_PAYLOAD_FRAMES = 256
 MAXIMUM_FRAME_BYTES = 64 << 20
+MAXIMUM_ERROR_CHARACTERS = 4000
 DEFAULT_PAYLOAD_BYTES = 1 << 30
 MAXIMUM_EPISODE_METADATA = 1 << 13  # bytes of JSON, of one episode
 
@@ -63,6 +65,23 @@ class Message(
     """Base of all kinds of messages; each is named like its class, ``PutWeights`` put_weights."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most of them
+
+
+class Numbered(Message, kw_only=True):
+    """A question or its answer.
+
+    Attributes:
+        request: The number that the sender gave this request, None where it gave none.
+    """
+
+    request: Natural | None = None
+
+
+class Refused(Numbered):
+    """The answer to a message that cannot be served: an error's class and its text."""
+
+    error: str
+    message: str
 
 
 class Decoder:
@@ -113,20 +132,21 @@ class Decoder:
         if not isinstance(header, dict):
             return WireError("the header is not an object", got=type(header).__name__)
         # "Expected `int` >= 0 - at `$.first`", or "Object missing required field `first`"
-        problem, _, _ = str(error).partition(" - at ")
+        problem = str(error).partition(" - at ")[0].partition(", got `")[0]
         found = _BAD_ENTRY.search(str(error))
         entry = (found[1] or found[2] or "") if found else ""
         got: object = header
         for name in re.findall(r"\w+", entry):
-            got = got.get(name) if isinstance(got, dict) else got
-        expected: object = problem.removeprefix("Expected ").partition(", got")[0]
+            got = got[name] if isinstance(got, dict) and name in got else got
+        what = f"a message {str(header.get('kind'))[:40]!r} has a bad entry {entry[:80]!r}"
+        expected: object = problem.removeprefix("Expected ")
         if entry == "kind":
             expected = [_kind(kind.__name__) for kind in self._kinds]
-        explained = WireError(
-            f"a message {str(header.get('kind'))[:40]!r} has a bad entry {entry[:80]!r}",
-            got=repr(got)[:200],
-            expected=str(expected).replace(f"matching regex {_PRINTABLE!r}", "of printable text"),
-        )
+        elif expected == problem:  # what is absent, unknown or not the one value that there is
+            what, expected = f"{what}: {problem}", None
+        elif "matching regex" in problem:  # there is one only
+            expected = "printable text"
+        explained = WireError(what, got=repr(got)[:200], expected=expected)
         explained.header = header
         return explained
 
@@ -144,6 +164,18 @@ def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
     _check_size("header", len(text), MAXIMUM_HEADER_BYTES)
     _check_payload(message, payload, MAXIMUM_PAYLOAD_FRAMES * MAXIMUM_FRAME_BYTES)
     return [_PREFIX + text, *payload]
+
+
+def refusal(error: RobotRLError, about: Message | None = None) -> Refused:
+    """Make the answer to a message that cannot be served; None for one that cannot be read."""
+    number = getattr(about, "request", None)
+    if about is None and isinstance(error, WireError):
+        number = error.header.get("request")
+    return Refused(
+        request=number if type(number) is int and 0 <= number < 2**63 else None,
+        error=type(error).__name__,
+        message=str(error)[:MAXIMUM_ERROR_CHARACTERS].encode(errors="backslashreplace").decode(),
+    )
 
 
 def json_text(content: Mapping[str, object], limit: int = MAXIMUM_HEADER_BYTES) -> bytes:

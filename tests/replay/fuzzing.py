@@ -29,11 +29,18 @@ import numpy as np
 import zmq
 
 from robot_rl.data.schema import RowSchema
-from robot_rl.replay.messages import ANSWERS, Acknowledged, Opened, Refused
+from robot_rl.replay.messages import ANSWERS, Acknowledged, Opened
 from robot_rl.replay.records import ROW_KEY
 from robot_rl.wire.errors import WireError
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import MAGIC, MAXIMUM_FRAME_BYTES, PREFIX, WIRE_VERSION, Decoder
+from robot_rl.wire.messages import (
+    MAGIC,
+    MAXIMUM_FRAME_BYTES,
+    PREFIX,
+    WIRE_VERSION,
+    Decoder,
+    Refused,
+)
 
 REQUESTS = (
     "open", "append", "annotate", "put_weights", "get_weights", "get_statistics", "sample",

@@ -23,8 +23,8 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.environment import ANNOTATIONS
 from robot_rl.replay.errors import NotEnoughData
-from robot_rl.replay.messages import ANSWERS, AnnotationsStored, Refused
-from robot_rl.wire.messages import Decoder
+from robot_rl.replay.messages import ANSWERS, AnnotationsStored
+from robot_rl.wire.messages import Decoder, Refused
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import zmq
 from fuzzing import build
 
 from robot_rl.replay import ReplayClient, RowRefused, WireError, read_endpoint
-from robot_rl.replay.messages import ANSWERS, Append, Refused, parse_episodes
+from robot_rl.replay.messages import ANSWERS, Append, parse_episodes
 from robot_rl.replay.spool import metadata_bytes
-from robot_rl.wire.messages import MAXIMUM_EPISODE_METADATA, PREFIX, Decoder
+from robot_rl.wire.messages import MAXIMUM_EPISODE_METADATA, PREFIX, Decoder, Refused
 
 decode = Decoder(*ANSWERS).decode
 
