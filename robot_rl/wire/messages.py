@@ -158,7 +158,7 @@ def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
         WireError: It is larger than the format allows, or an entry cannot be sent as JSON.
     """
     try:
-        text = msgspec.json.encode(message)
+        text = msgspec.json.encode(message, enc_hook=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise WireError("the header cannot be sent as JSON", got=repr(error)) from error
     _check_size("header", len(text), MAXIMUM_HEADER_BYTES)
@@ -200,6 +200,13 @@ def split(data: Frame) -> list[Frame]:
         return [data]
     view = memoryview(data)
     return [view[at : at + MAXIMUM_FRAME_BYTES] for at in range(0, len(view), MAXIMUM_FRAME_BYTES)]
+
+
+def _plain(value: object) -> float:
+    """NumPy's float64 is a float, and yet unknown to msgspec."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
 def _other_prefix(got: bytes) -> WireError:
