@@ -17,20 +17,9 @@ import msgspec
 
 from robot_rl.data.schema import Array, Row, RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.replay import messages
 from robot_rl.replay.errors import ReplayError, RowRefused, SpoolFull, StoreFull
 from robot_rl.replay.link import Link, LinkOptions
-from robot_rl.replay.messages import (
-    AnnotationsStored,
-    GetStatistics,
-    GetWeights,
-    Open,
-    Opened,
-    PutWeights,
-    Statistics,
-    Weights,
-    WeightsStored,
-    annotate_requests,
-)
 from robot_rl.replay.outbox import Outbox, Request
 from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
 from robot_rl.replay.ring import RingSpool
@@ -141,7 +130,7 @@ class ReplayClient:
         flags = RowFlags.of(schema)
         self._drain(self._request_seconds)
         before = self._outbox.session
-        opening = Open(
+        opening = messages.Open(
             table=table,
             schema=schema.to_json(),
             actor=actor,
@@ -150,7 +139,7 @@ class ReplayClient:
             metadata=_facts(metadata),
             store=before.store or None if before else None,
         )
-        self._ask(opening, Opened)
+        self.ask(opening, messages.Opened)
         self._schema, self._flags = schema, flags
         opened = self._outbox.session
         assert opened is not None
@@ -257,8 +246,8 @@ class ReplayClient:
             StoreFull: They do not fit.
             ServerUnreachable: No answer.
         """
-        weights = PutWeights(name=name, version=version, metadata=_facts(metadata))
-        self._ask(weights, WeightsStored, split(tensors), wait=LARGE_SECONDS)
+        weights = messages.PutWeights(name=name, version=version, metadata=_facts(metadata))
+        self.ask(weights, messages.Stored, split(tensors), held_back=LARGE_SECONDS)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
@@ -276,8 +265,8 @@ class ReplayClient:
         deadline = time.monotonic() + wait_seconds
         while True:
             wait = min(max(deadline - time.monotonic(), 0.0), LONG_POLL_SECONDS)
-            question = GetWeights(name=name, newer_than=newer_than, wait=wait)
-            answer, tensors = self._ask(question, Weights, wait=wait + LARGE_SECONDS)
+            question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait)
+            answer, tensors = self.ask(question, messages.Weights, held_back=wait + LARGE_SECONDS)
             if answer.version is not None:
                 return WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
             if time.monotonic() >= deadline:
@@ -296,9 +285,9 @@ class ReplayClient:
         Raises:
             ReplayError: A row is absent, or the version or name is stored otherwise; no answer.
         """
-        requests = annotate_requests(table, name, version, keys, values)
+        requests = messages.annotate_requests(table, name, version, keys, values)
         return sum(
-            self._ask(message, AnnotationsStored, frames)[0].stored for message, frames in requests
+            self.ask(question, messages.Stored, frames)[0].new for question, frames in requests
         )
 
     def statistics(self) -> dict[str, object]:
@@ -307,24 +296,32 @@ class ReplayClient:
         Raises:
             ServerUnreachable: No answer.
         """
-        return self._ask(GetStatistics(), Statistics)[0].statistics
+        return self.ask(messages.GetStatistics(), messages.Statistics)[0].statistics
 
     def ask(
-        self, question: Numbered, expected: type[_Answer], timeout: float, held_back: float = 0.0
+        self,
+        question: Numbered,
+        expected: type[_Answer],
+        payload: Sequence[Frame] = (),
+        *,
+        held_back: float = 0.0,
+        timeout: float | None = None,
     ) -> tuple[_Answer, Payload]:
         """Send a request and return its answer; it is sent again until there is one.
 
         Args:
             question: What is asked, without a number.
             expected: Kind of the answer.
-            timeout: When to give up, seconds.
-            held_back: How long a server that is there may take.
+            payload: What goes with it.
+            held_back: How long a server that is there may take, seconds.
+            timeout: When to give up, seconds; by default `request_seconds` later than that.
 
         Raises:
             ServerUnreachable: No answer.
             RobotRLError: What the server answered.
         """
-        return self._outbox.ask(Request(question, wait=held_back), expected, timeout)
+        patience = held_back + self._request_seconds if timeout is None else timeout
+        return self._outbox.ask(Request(question, payload, held_back), expected, patience)
 
     def close(self, timeout: float = 5.0) -> None:
         """Flush, then end the background thread.
@@ -351,16 +348,6 @@ class ReplayClient:
     def __exit__(self, *error: object) -> None:
         """Close the client."""
         self.close()
-
-    def _ask(
-        self,
-        question: Numbered,
-        expected: type[_Answer],
-        payload: Sequence[Frame] = (),
-        wait: float = 0.0,
-    ) -> tuple[_Answer, Payload]:
-        request = Request(question, payload, wait)
-        return self._outbox.ask(request, expected, wait + self._request_seconds)
 
     def _drain(self, patience: float) -> None:
         """Wait until every row is committed, as long as rows get through."""

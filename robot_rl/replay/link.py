@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from robot_rl.errors import RobotRLError
+from robot_rl.replay import messages
 from robot_rl.replay.errors import (
     SequenceGap,
     SessionTaken,
     StoreError,
     StoreReplaced,
     error_from_wire,
-)
-from robot_rl.replay.messages import (
-    ANSWERS,
-    Acknowledged,
-    Open,
-    Opened,
-    encode_rows,
 )
 from robot_rl.replay.outbox import Outbox
 from robot_rl.replay.spool import OpenSession
@@ -87,7 +79,7 @@ class Link:
         self._address, self._outbox, self._options = address, outbox, options
         doubt = _DOUBT_SILENCES * options.resend_seconds
         self._connection = Connection(self._find_server, outbox.wake_read, keys, doubt)
-        self._decoder = Decoder(*ANSWERS)
+        self._decoder = Decoder(*messages.ANSWERS)
         self._left_over = outbox.session
         self._sent = 0
         self._synced = False
@@ -98,10 +90,6 @@ class Link:
         self._patience = options.resend_seconds
         self._end_seen = 0
         self._rows_at = -float("inf")
-        self._handlers: Mapping[type[Message], Callable[[Any], None]] = {
-            Acknowledged: self._on_acknowledged,
-            Refused: self._on_refused,
-        }
         self._thread = threading.Thread(target=self._run, name="replay-link", daemon=True)
         self._thread.start()
 
@@ -158,7 +146,7 @@ class Link:
                 return
             if isinstance(self._outbox.problem, KeysRefused):
                 self._note(None)
-            if found.again:
+            if found:
                 self._connect()
 
     def _wait(self) -> None:
@@ -186,16 +174,13 @@ class Link:
             message, payload = self._decoder.decode(frames)
             if isinstance(self._outbox.problem, ServerUnreachable):
                 self._outbox.problem = None
-            handler = self._handlers.get(type(message))
-            if handler is not None:
-                handler(message)
-            else:
+            session = self._outbox.session
+            if isinstance(message, Refused):
+                self._on_refused(message)
+            elif not isinstance(message, messages.Acknowledged):
                 self._on_answer(message, payload)
-
-    def _on_acknowledged(self, message: Acknowledged) -> None:
-        session = self._outbox.session
-        if session is not None and _is_about(message, session):
-            self._acknowledge(message.next)
+            elif session is not None and _is_about(message, session):
+                self._acknowledge(message.next)
 
     def _acknowledge(self, following: int) -> None:
         with self._outbox.condition:
@@ -213,7 +198,7 @@ class Link:
             self._sent = max(self._sent, spool.first)
 
     def _on_answer(self, message: Numbered, payload: Payload) -> None:
-        if message.request == RESYNC and isinstance(message, Opened):
+        if message.request == RESYNC and isinstance(message, messages.Opened):
             self._on_resync(message)
             return
         self._settle(message.request or 0, (message, payload))
@@ -224,11 +209,11 @@ class Link:
             request = self._outbox.requests.pop(number, None)
             if request is not None:
                 request.answer = answer
-                if not isinstance(answer, RobotRLError) and isinstance(answer[0], Opened):
+                if not isinstance(answer, RobotRLError) and isinstance(answer[0], messages.Opened):
                     self._adopt(answer[0], request.message)
                 self._outbox.condition.notify_all()
 
-    def _adopt(self, message: Opened, opening: Message) -> None:
+    def _adopt(self, message: messages.Opened, opening: Message) -> None:
         """Make a session that a caller has opened the current one."""
         session = OpenSession(
             message.table,
@@ -246,7 +231,7 @@ class Link:
         self._sent = session.next_sequence
         self._synced, self._resync_sent_at = True, None
 
-    def _on_resync(self, message: Opened) -> None:
+    def _on_resync(self, message: messages.Opened) -> None:
         following, session = message.next, self._outbox.session
         if session is None or message.owner != session.owner:
             return  # about the session before, which was the current one when this was asked
@@ -307,13 +292,11 @@ class Link:
         if not self._synced:
             if self._resync_sent_at is None:
                 self._resync_sent_at = now
-                known = {
-                    "store": session.store or None,
-                    "session": session.number,
-                    "request": RESYNC,
-                }
-                opening: dict[str, Any] = {**session.header, **known}
-                self._connection.send(encode(Open(**opening)))
+                opening = msgspec.convert(session.header, messages.Open)
+                again = msgspec.structs.replace(
+                    opening, request=RESYNC, session=session.number, store=session.store or None
+                )
+                self._connection.send(encode(again))
             return
         while self._sent_batch(session):
             pass
@@ -330,7 +313,7 @@ class Link:
             self._heard_at = time.monotonic()
         # Of a row that is not acknowledged only one message is on its way at a time, so that its
         # place in the spool, which is not copied, is not used anew before it is sent.
-        self._connection.send(encode_rows(session, self._sent, rows, spool.gap))
+        self._connection.send(messages.encode_rows(session, self._sent, rows, spool.gap))
         self._sent += sum(stretch.rows for stretch in rows)
         return True
 
@@ -351,6 +334,5 @@ class Link:
         return outstanding and now > self._heard_at + self._patience
 
 
-def _is_about(message: Acknowledged | Opened, session: OpenSession) -> bool:
-    place = (message.table, message.actor, message.session)
-    return place == (session.table, session.actor, session.number)
+def _is_about(message: messages.Acknowledged | messages.Opened, session: OpenSession) -> bool:
+    return message.place == (session.table, session.actor, session.number)

@@ -1,7 +1,7 @@
 """The messages between replay's clients and its server, and what stands between them and rows.
 
-Clients send `REQUESTS`; the server answers each with the kind that stands behind it here, or with
-`Refused`. Taking messages apart makes every check that needs no store.
+The server answers each request with the kind that stands behind it here, or with `Refused`.
+Taking messages apart makes every check that needs no store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Meta
 from robot_rl.data.schema import DTYPES, Array, RowSchema
 from robot_rl.replay.annotations import MAXIMUM_ANNOTATION_BYTES, Annotations
 from robot_rl.replay.errors import AnnotationRefused
-from robot_rl.replay.records import ACTOR_LIMIT, ROW_KEY_DTYPE, TABLE_LIMIT
+from robot_rl.replay.records import ACTOR_LIMIT, ROW_KEY_DTYPE, TABLE_LIMIT, SessionKey
 from robot_rl.replay.row_ring import Stretch
 from robot_rl.replay.sampling import SamplerOptions
 from robot_rl.replay.spool import OpenSession
@@ -27,7 +27,6 @@ from robot_rl.wire.messages import (
     MAXIMUM_PAYLOAD_FRAMES,
     Facts,
     Frame,
-    Message,
     Name,
     Natural,
     Numbered,
@@ -64,12 +63,22 @@ class Open(Numbered):
     store: Name | None = None
 
 
-class Opened(Numbered):
-    """Where the session stands."""
+class InSession(Numbered):
+    """What is about one session."""
 
     table: TableNumber
     actor: ActorNumber
     session: Natural
+
+    @property
+    def place(self) -> SessionKey:
+        """Table, actor and session."""
+        return self.table, self.actor, self.session
+
+
+class Opened(InSession):
+    """Where the session stands."""
+
     owner: Name
     store: Name
     next: Natural
@@ -77,33 +86,22 @@ class Opened(Numbered):
     ended: bool
 
 
-class Append(Message):
+class Append(InSession):
     """Rows of a session from sequence `first` on, in frames with `gap` bytes between two rows.
 
     Of the episodes that begin here, their metadata are given by sequence.
     """
 
     payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_PAYLOAD_FRAMES)
-    table: TableNumber
-    actor: ActorNumber
-    session: Natural
     owner: Name
     first: Natural
     gap: Annotated[int, Meta(ge=0, lt=MAXIMUM_GAP_BYTES)] = 0
     episodes: dict[Natural, msgspec.Raw] = msgspec.field(default_factory=dict)
 
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Table, actor and session."""
-        return self.table, self.actor, self.session
 
-
-class Acknowledged(Message):
+class Acknowledged(InSession):
     """All rows of a session below sequence `next` are committed."""
 
-    table: TableNumber
-    actor: ActorNumber
-    session: Natural
     next: Natural
 
 
@@ -116,10 +114,10 @@ class PutWeights(Numbered):
     metadata: Facts = msgspec.field(default_factory=dict)
 
 
-class WeightsStored(Numbered):
-    """They are durable."""
+class Stored(Numbered):
+    """Weights or annotations are durable; of these, so many were new."""
 
-    version: Natural
+    new: Natural = 1
 
 
 class GetWeights(Numbered):
@@ -159,12 +157,6 @@ class Annotate(Numbered):
     shape: Annotated[tuple[Axis, ...], Meta(max_length=MAXIMUM_ANNOTATION_AXES)]
 
 
-class AnnotationsStored(Numbered):
-    """How many were new."""
-
-    stored: Natural
-
-
 class Sample(Numbered):
     """Draw mini-batches; the answer depends on nothing but this message and the store."""
 
@@ -198,10 +190,8 @@ class WindowsCounted(Numbered):
     layout: dict[str, tuple[str, tuple[Natural, ...]]]
 
 
-ANSWERS = (
-    Opened, Acknowledged, WeightsStored, Weights, Statistics, AnnotationsStored, Sampled,
-    WindowsCounted, Refused,
-)  # fmt: skip
+Drawing = Sample | CountWindows
+ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, WindowsCounted, Refused)
 
 
 def encode_rows(session: OpenSession, first: int, rows: list[Stretch], gap: int) -> list[Frame]:

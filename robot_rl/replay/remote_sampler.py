@@ -170,7 +170,7 @@ class RemoteSampler:
         while True:
             try:
                 return self._client.ask(
-                    question, expected, PATIENCE_SECONDS, held_back=_HELD_BACK_SECONDS
+                    question, expected, held_back=_HELD_BACK_SECONDS, timeout=PATIENCE_SECONDS
                 )
             except ServerBusy:
                 if time.monotonic() > deadline:

@@ -16,27 +16,10 @@ from typing import Any
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
+from robot_rl.replay import messages
 from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, StoreReplaced
 from robot_rl.replay.eviction import Capacity
 from robot_rl.replay.mailbox import Mailbox
-from robot_rl.replay.messages import (
-    Acknowledged,
-    Annotate,
-    AnnotationsStored,
-    Append,
-    CountWindows,
-    GetStatistics,
-    GetWeights,
-    Open,
-    Opened,
-    PutWeights,
-    Sample,
-    Statistics,
-    WeightsStored,
-    parse_annotations,
-    parse_episodes,
-    split_rows,
-)
 from robot_rl.replay.records import SessionKey
 from robot_rl.replay.sampling_service import SamplingService
 from robot_rl.replay.sessions import RowBatch
@@ -132,30 +115,21 @@ class ReplayServer:
             self._listener.announce()
             self._opened = opened.pop_all()
         self._mailbox = Mailbox(self._writer)
-        self._pending: list[tuple[bytes, Append, RowBatch]] = []
+        self._pending: list[tuple[bytes, messages.Append, RowBatch]] = []
         self._pending_rows = 0
         self._pending_since = 0.0
-        self._counters = dict.fromkeys(
-            (
-                "messages",
-                "bad_messages",
-                "internal_errors",
-                "commits",
-                "rows_received",
-                "replies_dropped",
-            ),
-            0,
-        )
+        counted = "messages bad_messages internal_errors commits rows_received replies_dropped"
+        self._counters = dict.fromkeys(counted.split(), 0)
         self._started = time.monotonic()
         self._handlers: Mapping[type[Message], Callable[[bytes, Any, Payload], None]] = {
-            Open: self._open,
-            Append: self._append,
-            PutWeights: self._put_weights,
-            GetWeights: self._get_weights,
-            GetStatistics: self._get_statistics,
-            Annotate: self._annotate,
-            Sample: self._sample,
-            CountWindows: self._sample,
+            messages.Open: self._open,
+            messages.Append: self._append,
+            messages.PutWeights: self._put_weights,
+            messages.GetWeights: self._get_weights,
+            messages.GetStatistics: self._get_statistics,
+            messages.Annotate: self._annotate,
+            messages.Sample: self._sample,
+            messages.CountWindows: self._sample,
         }
         self._decoder = Decoder(*self._handlers, payload_bytes=message_bytes)
 
@@ -224,7 +198,7 @@ class ReplayServer:
             failure = ReplayError("the server failed on this message", got=repr(error))
             self._send(client, refusal(failure, message))
 
-    def _open(self, client: bytes, message: Open, _: Payload) -> None:
+    def _open(self, client: bytes, message: messages.Open, _: Payload) -> None:
         """Create or check the table and begin or resume the session."""
         self._commit()
         self._check_store(message)
@@ -234,7 +208,7 @@ class ReplayServer:
             table.identifier, message.actor, message.session, message.owner
         )
         state = self._writer.session(key)
-        answer = Opened(
+        answer = messages.Opened(
             request=message.request,
             table=key[0],
             actor=key[1],
@@ -247,7 +221,7 @@ class ReplayServer:
         )
         self._send(client, answer)
 
-    def _check_store(self, message: Open) -> None:
+    def _check_store(self, message: messages.Open) -> None:
         """Check that a client which knows a store means this one, before anything is begun in it.
 
         Raises:
@@ -261,13 +235,13 @@ class ReplayServer:
                 hint="put the former store back, or start the client anew to begin with this one",
             )
 
-    def _append(self, client: bytes, message: Append, payload: Payload) -> None:
+    def _append(self, client: bytes, message: messages.Append, payload: Payload) -> None:
         batch = RowBatch(
             message.place,
             message.owner,
             message.first,
-            split_rows(message, payload, self._writer.schema(message.table)),
-            parse_episodes(message),
+            messages.split_rows(message, payload, self._writer.schema(message.table)),
+            messages.parse_episodes(message),
         )
         if not self._pending:
             self._pending_since = time.monotonic()
@@ -275,18 +249,18 @@ class ReplayServer:
         self._pending_rows += len(batch.rows)
         self._counters["rows_received"] += len(batch.rows)
 
-    def _put_weights(self, client: bytes, message: PutWeights, payload: Payload) -> None:
+    def _put_weights(self, client: bytes, message: messages.PutWeights, payload: Payload) -> None:
         answers = self._mailbox.put(message, b"".join(payload))
-        self._send(client, WeightsStored(request=message.request, version=message.version))
+        self._send(client, messages.Stored(request=message.request))
         for waiting, answer in answers:
             self._send(waiting, answer)
 
-    def _get_weights(self, client: bytes, message: GetWeights, _: Payload) -> None:
+    def _get_weights(self, client: bytes, message: messages.GetWeights, _: Payload) -> None:
         answer = self._mailbox.get(client, message, time.monotonic())
         if answer is not None:
             self._send(client, answer)
 
-    def _get_statistics(self, client: bytes, message: GetStatistics, _: Payload) -> None:
+    def _get_statistics(self, client: bytes, message: messages.GetStatistics, _: Payload) -> None:
         admission = self._listener.admission
         statistics = {
             **self._writer.statistics(),
@@ -296,13 +270,13 @@ class ReplayServer:
             "clients_refused": 0 if admission is None else admission.refused,
             "uptime_seconds": time.monotonic() - self._started,
         }
-        self._send(client, Statistics(request=message.request, statistics=statistics))
+        self._send(client, messages.Statistics(request=message.request, statistics=statistics))
 
-    def _annotate(self, client: bytes, message: Annotate, payload: Payload) -> None:
-        stored = self._writer.annotate(parse_annotations(message, payload))
-        self._send(client, AnnotationsStored(request=message.request, stored=stored))
+    def _annotate(self, client: bytes, message: messages.Annotate, payload: Payload) -> None:
+        new = self._writer.annotate(messages.parse_annotations(message, payload))
+        self._send(client, messages.Stored(request=message.request, new=new))
 
-    def _sample(self, client: bytes, message: Sample | CountWindows, _: Payload) -> None:
+    def _sample(self, client: bytes, message: messages.Drawing, _: Payload) -> None:
         self._sampling.submit(client, message)
 
     def _commit_is_due(self) -> bool:
@@ -326,8 +300,10 @@ class ReplayServer:
                 self._send(client, refusal(error, message))
         for client, place in acknowledged:
             table, actor, session = place
-            following = self._writer.session(place).next_sequence
-            answer = Acknowledged(table=table, actor=actor, session=session, next=following)
+            state = self._writer.session(place)
+            answer = messages.Acknowledged(
+                table=table, actor=actor, session=session, next=state.next_sequence
+            )
             self._send(client, answer)
 
     def _store(self, batches: Sequence[RowBatch]) -> Sequence[RobotRLError | None]:

@@ -6,7 +6,6 @@ import math
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -51,17 +50,6 @@ def client_socket(
     return socket
 
 
-@dataclass(frozen=True)
-class Connected:
-    """A handshake succeeded.
-
-    Attributes:
-        again: Whether the same socket had been connected before: what was on its way is lost.
-    """
-
-    again: bool
-
-
 class Connection:
     """A client's connection to a server that may go away and come back.
 
@@ -90,7 +78,7 @@ class Connection:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self.up = False
-        self._connections = 0
+        self._was_up = False
         self._in_doubt_since: float | None = None
         self.close()
 
@@ -125,7 +113,7 @@ class Connection:
         if self._context is not None:
             self._context.term()
         self._context = self._socket = self._monitor = None
-        self.up, self._connections = False, 0
+        self.up = self._was_up = False
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
 
@@ -152,24 +140,28 @@ class Connection:
         with suppress(zmq.Again):
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
-    def look(self, now: float) -> Connected | KeysRefused | None:
-        """Return the next thing that happened to the connection and matters, if any.
+    def look(self, now: float) -> KeysRefused | bool | None:
+        """Return the next thing that happened to the connection and matters; None without.
 
         Args:
             now: Steady clock, seconds.
+
+        Returns:
+            Why there is none, or whether the same socket is connected once more: then what was on
+            its way is lost.
         """
         while self._monitor is not None and self._monitor.poll(0):
             event, value = _EVENT.unpack(self._monitor.recv_multipart()[0])
-            found = self._interpret(event, value, now)
-            if found is not None:
-                return found
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                again, self._was_up = self._was_up, True
+                self._in_doubt_since, self.up = None, True
+                return again
+            refused = self._refused(event, value, now)
+            if refused is not None:
+                return refused
         return None
 
-    def _interpret(self, event: int, value: int, now: float) -> Connected | KeysRefused | None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._in_doubt_since, self.up = None, True
-            self._connections += 1
-            return Connected(self._connections > 1)
+    def _refused(self, event: int, value: int, now: float) -> KeysRefused | None:
         if event == zmq.EVENT_DISCONNECTED:
             self.up = False
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

@@ -16,6 +16,7 @@ from robot_rl.processes.waiting import wait_until
 from robot_rl.wire.errors import AddressRefused, ServerUnreachable
 
 ENDPOINT_FILE = "endpoint.json"
+_HINT = "start it; that of a store with: robot-rl replay"
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>\d{1,5})")
 
 
@@ -65,8 +66,8 @@ def check_protected(address: str, *, keys: bool) -> None:
     Raises:
         AddressRefused: Not an address, or beyond loopback and without keys.
     """
-    host, _ = parse_address(address)
-    if keys or _is_loopback(host):
+    number = _number(parse_address(address)[0])
+    if keys or (number is not None and number.is_loopback):
         return
     raise AddressRefused(
         "beyond this machine a server is used with keys only: without them its messages are neither"
@@ -85,13 +86,10 @@ def is_ipv6(address: str) -> bool:
 def local_address(bound: str) -> str:
     """Return where a client on this machine reaches a server that listens at `bound`."""
     host, port = parse_address(bound)
-    try:
-        anywhere = ipaddress.ip_address(host.strip("[]")).is_unspecified
-    except ValueError:
-        anywhere = False
-    if not anywhere:
+    number = _number(host)
+    if number is None or not number.is_unspecified:
         return bound
-    return f"tcp://{'[::1]' if host.startswith('[') else '127.0.0.1'}:{port}"
+    return f"tcp://{'[::1]' if number.version == 6 else '127.0.0.1'}:{port}"
 
 
 def local_socket(folder: Path) -> str | None:
@@ -131,7 +129,7 @@ def read_endpoint(folder: Path) -> Endpoint:
         raise ServerUnreachable(
             f"no server has announced itself in {file}",
             got=error,
-            hint="see that the process which listens there has been started",
+            hint=_HINT,
         ) from error
 
 
@@ -144,8 +142,7 @@ def wait_for_endpoint(folder: Path, timeout: float) -> Endpoint:
     endpoint = wait_until(lambda: _running(folder), timeout)
     if endpoint is None:
         raise ServerUnreachable(
-            f"no server has announced itself in {folder / ENDPOINT_FILE}, or it has ended",
-            got=f"none within {timeout:g} s",
+            f"no server of {folder} is running", got=f"none within {timeout:g} s", hint=_HINT
         )
     return endpoint
 
@@ -159,8 +156,9 @@ def _running(folder: Path) -> Endpoint | None:
     return endpoint
 
 
-def _is_loopback(host: str) -> bool:
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Read the host of an address; None for a name."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     except ValueError:
-        return False
+        return None

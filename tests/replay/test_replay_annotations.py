@@ -23,7 +23,7 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.environment import ANNOTATIONS
 from robot_rl.replay.errors import NotEnoughData
-from robot_rl.replay.messages import ANSWERS, AnnotationsStored
+from robot_rl.replay.messages import ANSWERS, Stored
 from robot_rl.wire.messages import Decoder, Refused
 
 
@@ -164,7 +164,7 @@ def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
         socket.send_multipart(build("annotate", good, key, bytes(4)))
         assert socket.poll(5000)
         answer, _ = decode(socket.recv_multipart())
-        assert answer == AnnotationsStored(request=5, stored=1)
+        assert answer == Stored(request=5, new=1)
     context.term()
     statistics = client.statistics()
     assert statistics["internal_errors"] == 0

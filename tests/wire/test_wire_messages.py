@@ -1,6 +1,9 @@
 """The codec: what is sent comes back, and what is wrong is named."""
 
 import json
+import pkgutil
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Annotated, ClassVar
 
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from robot_rl import wire
 from robot_rl.wire import messages
 from robot_rl.wire.errors import WireError
 from robot_rl.wire.messages import (
@@ -159,3 +163,11 @@ def test_what_cannot_be_sent_is_refused_by_the_sender():
     with pytest.raises(WireError, match="cannot be sent as JSON"):
         encode(PutThing(name="x", facts={"a": object()}))
     assert MAXIMUM_FRAME_BYTES >= 1 << 20
+
+
+def test_the_wire_loads_nothing_of_what_is_sent_over_it():
+    modules = [f"robot_rl.wire.{module.name}" for module in pkgutil.iter_modules(wire.__path__)]
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = ("torch", "robot_rl.replay", "robot_rl.rewards", "robot_rl.console", "robot_rl.data")
+    assert [name for name in done.stdout.split() if name.startswith(others)] == []
