@@ -143,7 +143,7 @@ class Decoder:
         if entry == "kind":
             expected = [_kind(kind.__name__) for kind in self._kinds]
         elif expected == problem:  # what is absent, unknown or not the one value that there is
-            what, expected = f"{what}: {problem}", None
+            what, expected = f"{what}: {ascii(problem[:200])}", None
         elif "matching regex" in problem:  # there is one only
             expected = "printable text"
         explained = WireError(what, got=repr(got)[:200], expected=expected)
@@ -240,13 +240,11 @@ def _check_payload(message: Message, payload: Sequence[Frame], limit: int) -> No
         )
     sizes = [len(frame) for frame in payload]
     _check_size("largest payload frame", max(sizes, default=0), MAXIMUM_FRAME_BYTES)
-    _check_size("payload", sum(sizes), limit)
+    hint = "the receiver sets the limit; a replay server has it from replay.message_bytes"
+    _check_size("payload", sum(sizes), limit, hint)
 
 
-def _check_size(part: str, got: int, limit: int) -> None:
+def _check_size(part: str, got: int, limit: int, hint: str | None = None) -> None:
     if got > limit:
-        raise WireError(
-            f"the message is too large: its {part}",
-            got=f"{got} bytes",
-            expected=f"<= {limit} bytes",
-        )
+        problem = f"the message is too large: its {part}"
+        raise WireError(problem, got=f"{got} bytes", expected=f"<= {limit} bytes", hint=hint)

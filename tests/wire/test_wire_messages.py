@@ -112,7 +112,7 @@ def put(**entries):
         ([raw(b"[1]")], "not an object; got: list"),
         ([raw(b"{}")], "bad entry 'kind'"),
         ([raw(b'{"kind": "get_lost"}')], "'kind'; got: 'get_lost'.*'put_thing', 'get_thing'"),
-        ([raw(b'{"kind": "get_thing"}')], "'get_thing' has a bad entry 'name': Object missing"),
+        ([raw(b'{"kind": "get_thing"}')], "'get_thing' has a bad entry 'name': 'Object missing"),
         ([put(count=-1)], "'put_thing' has a bad entry 'count'; got: -1; expected: `int` >= 0"),
         ([put(count=2**63)], "'count'; got: 9223372036854775808; expected: `int` <="),
         ([put(count=True)], "'count'; got: True; expected: `int`"),
@@ -123,7 +123,8 @@ def put(**entries):
         ([put(name="a\nb")], r"'name'; got: 'a\\nb'; expected: printable text"),
         ([put(shape=[3, 0])], r"'shape\[1\]'; got: \[3, 0\]; expected: `int` >= 1"),
         ([put(facts=[1])], r"'facts'; got: \[1\]; expected: `object`"),
-        ([put(colour="red")], "'colour': Object contains unknown field `colour`; got: 'red'"),
+        ([put(colour="red")], "'colour': 'Object contains unknown field `colour`'; got: 'red'"),
+        ([put(**{"\n\x1b[31m": 1})], r"unknown field `\\n\\x1b\[31m`"),
         ([put(facts=json.loads('{"a":' * 16 + "1" + "}" * 16))], "nested too deeply"),
         ([raw(b'{"kind": "get_thing", "name": "x"}'), b""], "payload frames; got: 1; expected: 0"),
         (
