@@ -143,7 +143,7 @@ class Decoder:
         if entry == "kind":
             expected = [_kind(kind.__name__) for kind in self._kinds]
         elif expected == problem:  # what is absent, unknown or not the one value that there is
-            what, expected = f"{what}: {ascii(problem[:200])}", None
+            what, expected = f"{what}: {problem[:200]!a}", None
         elif "matching regex" in problem:  # there is one only
             expected = "printable text"
         explained = WireError(what, got=repr(got)[:200], expected=expected)
