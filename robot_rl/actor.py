@@ -35,13 +35,14 @@ from robot_rl.learning.weights import Published, WeightsReceiver
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ServerUnreachable, StoreFull
+from robot_rl.replay.errors import StoreFull
 from robot_rl.replay.server_place import ServerPlace, flush
 from robot_rl.replay.spool import check_size
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.labels import LateLabels
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
+from robot_rl.wire.errors import ServerUnreachable
 
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"

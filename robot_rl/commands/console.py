@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
-from robot_rl.console.endpoint import ConsoleError, endpoint_file
 from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.link import ConsoleError, loop_folder
 from robot_rl.env.sim.task import SimTask
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.resources import find_resource
@@ -57,7 +57,7 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
     server = ConsoleServer(
         run,
         _facts(config, run),
-        endpoint_file(run, actor),
+        loop_folder(run, actor),
         EpisodeLibrary(run, dataset),
         _scenes(config),
         gate.Gate(token, secure=encryption is not None),

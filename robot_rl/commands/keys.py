@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from robot_rl.replay.keys import add_client, create_keys
+from robot_rl.wire.keys import add_client, create_keys
 
 
 def run(folder: str, client: str | None = None) -> None:

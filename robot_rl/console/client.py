@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from pathlib import Path
-from typing import Any
 
 import zmq
 import zmq.asyncio
 
-from robot_rl.console.endpoint import ConsoleError, LoopEndpoint, read_endpoint
 from robot_rl.console.link import (
     ALIVE_SECONDS,
-    EVENT,
-    HELLO,
-    JOG,
     LEASE_SECONDS,
     MOST_EVENT_AGE_SECONDS,
-    REFUSED,
-    SNAPSHOT,
-    TAKEN,
+    Alive,
+    ConsoleError,
+    Event,
+    Hello,
+    Jog,
+    Taken,
 )
-from robot_rl.console.snapshot import Snapshot
+from robot_rl.console.snapshot import Seen, Snapshot
 from robot_rl.env.operator import OperatorEvent
+from robot_rl.wire.connection import client_socket
+from robot_rl.wire.endpoint import Endpoint, read_endpoint
+from robot_rl.wire.errors import ServerUnreachable
+from robot_rl.wire.messages import Decoder, Message, Refused, encode
 
 _HELLO_SECONDS = LEASE_SECONDS / 4
 # After so much silence the loop counts as gone [s].
@@ -39,18 +40,19 @@ class LoopClient:
     One that is started later, or again after it was killed, is found by itself.
 
     Args:
-        file: Where the loop says how it is reached, see `endpoint_file`.
+        folder: Where the loop says how it is reached, see `loop_folder`.
 
     Attributes:
         round_trip_seconds: Of the last event: from sending to the loop's inbox and back [s].
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         """See the class; `run` does the work."""
-        self._file = file
+        self._folder = folder
+        self._decoder = Decoder(Seen, Alive, Taken, Refused)
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
-        self._endpoint: LoopEndpoint | None = None
+        self._endpoint: Endpoint | None = None
         self._heard = -float("inf")
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[None]] = {}
@@ -69,8 +71,7 @@ class LoopClient:
         """Keep in touch with the loop until cancelled.
 
         Raises:
-            ConsoleError: The endpoint's file cannot be read.
-            BadSnapshot: The loop is of another version of robot_rl.
+            WireError: The loop is of another version of robot_rl.
         """
         try:
             hello_at = 0.0
@@ -78,7 +79,7 @@ class LoopClient:
                 now = time.monotonic()
                 if now >= hello_at:
                     self._find()
-                    self._say(HELLO, {})
+                    self._say(Hello())
                     hello_at = now + _HELLO_SECONDS
                 await self._listen(hello_at - now)
         finally:
@@ -106,7 +107,7 @@ class LoopClient:
         self._answers[number] = answer
         began = time.monotonic()
         try:
-            if not self._say(EVENT, {"id": number, "event": event}):
+            if not self._say(Event(request=number, event=event, at=began)):
                 raise self._nobody(number, event)
             await asyncio.wait_for(answer, MOST_EVENT_AGE_SECONDS)
         except TimeoutError as error:
@@ -117,7 +118,8 @@ class LoopClient:
 
     def jog(self, motion: list[float], gripper: float | None) -> None:
         """Move the robot for a moment, without waiting whether the loop refuses it."""
-        self._say(JOG, {"id": _JOG_NUMBER, "motion": motion, "gripper": gripper})
+        now = time.monotonic()
+        self._say(Jog(request=_JOG_NUMBER, motion=tuple(motion), gripper=gripper, at=now))
 
     def check_jogged(self) -> None:
         """Look once whether what was jogged before moves nothing.
@@ -131,26 +133,26 @@ class LoopClient:
 
     def _find(self) -> None:
         """Connect to where the loop listens now."""
-        found = read_endpoint(self._file)
+        try:
+            found: Endpoint | None = read_endpoint(self._folder)
+        except ServerUnreachable:
+            found = None
         if found == self._endpoint:
             return
         self._hang_up()
         self._endpoint = found
         if found is not None:
-            self._socket = self._context.socket(zmq.DEALER)
-            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket = client_socket(self._context, found)
             self._socket.setsockopt(zmq.RCVHWM, 4)
             self._socket.setsockopt(zmq.SNDHWM, 64)
-            self._socket.connect(found.address)
+            self._socket.connect(found.local or found.address)
 
-    def _say(self, kind: bytes, content: dict[str, Any]) -> bool:
+    def _say(self, message: Message) -> bool:
         """Send a message; returns whether there is anybody to send it to."""
-        if self._socket is None or self._endpoint is None:
+        if self._socket is None:
             return False
-        told = {**content, "at": time.monotonic()}
-        frames = [self._endpoint.secret.encode(), kind, json.dumps(told).encode()]
         # By the asynchronous socket, which looks afterwards what has come meanwhile.
-        sent = asyncio.ensure_future(self._socket.send_multipart(frames))
+        sent = asyncio.ensure_future(self._socket.send_multipart(encode(message)))
         if not sent.done():
             sent.cancel()  # now or not at all
         return True
@@ -161,15 +163,16 @@ class LoopClient:
             return
         if not await self._socket.poll(1000 * max(0.0, seconds)):
             return
-        kind, *frames = await self._socket.recv_multipart()
+        message, payload = self._decoder.decode(await self._socket.recv_multipart())
         self._heard = time.monotonic()
-        if kind == SNAPSHOT:
-            self._newest = Snapshot.from_frames(frames)
+        if isinstance(message, Seen):
+            self._newest = Snapshot.of(message, payload)
             self._arrived.set()
-        elif kind in (TAKEN, REFUSED):
-            self._settle(json.loads(frames[0]))
+        elif isinstance(message, Taken | Refused):
+            self._settle(message)
         if self._untaken_stop is not None:
-            self._say(EVENT, {"id": self._untaken_stop, "event": OperatorEvent.STOP})
+            stop = Event(request=self._untaken_stop, event=OperatorEvent.STOP, at=self._heard)
+            self._say(stop)
 
     def _nobody(self, number: int, event: str) -> ConsoleError:
         hint = "see whether the actor, or collect, is running"
@@ -178,19 +181,19 @@ class LoopClient:
             hint = f"use the emergency stop; a loop that answers later is told to stop; {hint}"
         return ConsoleError(f"nobody took {event!r}: no control loop answers", hint=hint)
 
-    def _settle(self, content: dict[str, Any]) -> None:
+    def _settle(self, answer: Taken | Refused) -> None:
         """Hand the loop's answer to who waits for it."""
-        if content["id"] == _JOG_NUMBER:
-            self._jog_problem = content["problem"]
-        if content["id"] == self._untaken_stop:
+        if answer.request == self._untaken_stop:
             self._untaken_stop = None
-        answer = self._answers.get(content["id"])
-        if answer is None or answer.done():
+        if isinstance(answer, Refused) and answer.request == _JOG_NUMBER:
+            self._jog_problem = answer.message
+        waiting = self._answers.get(answer.request or 0)
+        if waiting is None or waiting.done():
             return
-        if "problem" in content:
-            answer.set_exception(ConsoleError(content["problem"]))
+        if isinstance(answer, Refused):
+            waiting.set_exception(ConsoleError(answer.message))
         else:
-            answer.set_result(None)
+            waiting.set_result(None)
 
     def _hang_up(self) -> None:
         if self._socket is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.console.endpoint import ConsoleError
+from robot_rl.console.link import ConsoleError
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, RowSchema
 from robot_rl.replay.catalogue import is_store

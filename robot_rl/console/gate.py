@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from robot_rl.console.endpoint import ConsoleError
+from robot_rl.console.link import ConsoleError
 
 _COOKIE = "robot_rl_console"
 _TOKEN = "token"

@@ -2,37 +2,31 @@
 
 The loop only swaps a reference. A thread beside it listens on loopback, passes what operators say
 to the loop's inbox, and sends the newest snapshot to each console that has asked within the last
-seconds; while there is none it sleeps.
+seconds; while there is none it sleeps. Whoever can read the folder of `loop_folder` may move the
+robot; other users of the machine, who reach the port too, do not know the secret.
 
-    console → loop   secret, kind, JSON with "at"   hello | event {"id", "event"}
-                                                    | jog {"id", "motion", "gripper"}
-    loop → console   kind, frames                   snapshot … | alive | taken {"id"}
-                                                    | refused {"id", "problem"}
+    console → loop   Hello | Event | Jog
+    loop → console   Seen | Alive | Taken | Refused
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import json
-import os
 import secrets
 import threading
 import time
-from typing import Any
+from pathlib import Path
+from typing import Annotated
 
-import zmq
+from msgspec import Meta
 
-from robot_rl.console.endpoint import ConsoleError, LoopEndpoint, endpoint_file, write_endpoint
 from robot_rl.console.snapshot import Snapshot
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorEvent, OperatorInbox
 from robot_rl.errors import RobotRLError
 from robot_rl.run import RunDirectory
+from robot_rl.wire.listener import Listener
+from robot_rl.wire.messages import Decoder, Frame, Message, Name, Numbered, encode, refusal
 
-Frame = bytes | memoryview
-
-HELLO, EVENT, JOG = b"hello", b"event", b"jog"
-SNAPSHOT, ALIVE, TAKEN, REFUSED = b"snapshot", b"alive", b"taken", b"refused"
 # An event that is older when the loop gets it is not what the operator wants now [s].
 MOST_EVENT_AGE_SECONDS = 2.0
 # A console that has not said hello for so long is closed [s].
@@ -47,7 +41,43 @@ SOURCE = "console"
 _WAITING_MESSAGES = 4
 _MOST_BYTES = 4096
 _MOST_CONSOLES = 16
-_FRAMES = 4  # client, secret, kind, content
+_MOST_COLUMNS = 64
+
+
+class ConsoleError(RobotRLError):
+    """The console cannot be opened, or the control loop cannot be reached from it."""
+
+
+class Hello(Message):
+    """A console goes on listening."""
+
+
+class Event(Numbered):
+    """What the operator wants, and when it was said, on the steady clock of the machine [s]."""
+
+    event: Name
+    at: float
+
+
+class Jog(Numbered):
+    """A motion of the operator's, for a moment."""
+
+    motion: Annotated[tuple[float, ...], Meta(max_length=_MOST_COLUMNS)]
+    gripper: float | None
+    at: float
+
+
+class Alive(Message):
+    """The loop's process lives."""
+
+
+class Taken(Numbered):
+    """The loop's inbox has the event."""
+
+
+def loop_folder(run: RunDirectory, actor: int) -> Path:
+    """The folder in which an actor, or `collect` in its place, says where it listens."""
+    return run.path / "console" / f"actor-{actor}"
 
 
 class ConsoleLink:
@@ -71,22 +101,22 @@ class ConsoleLink:
         self._leases: dict[bytes, float] = {}
         self._problem: Exception | None = None
         self._ending = threading.Event()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._decoder = Decoder(Hello, Event, Jog)
+        folder = loop_folder(run, actor)
         # A console that does not read misses snapshots; it never makes anybody wait.
-        self._socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind("tcp://127.0.0.1:*")
-        address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.endpoint = LoopEndpoint(address, secrets.token_hex(16), os.getpid())
-        self._secret = self.endpoint.secret.encode()
-        self._file = endpoint_file(run, actor)
+        self._listener = Listener(
+            "tcp://127.0.0.1:0",
+            folder=folder,
+            secret=secrets.token_hex(16),
+            frame_bytes=_MOST_BYTES,
+            unread_messages=_WAITING_MESSAGES,
+        )
         try:
-            write_endpoint(self._file, self.endpoint)
-        except ConsoleError:
-            self._release()
-            raise
+            folder.mkdir(parents=True, exist_ok=True)
+            self._listener.announce()
+        except OSError as error:
+            self._listener.close()
+            raise ConsoleError(f"{folder} cannot be written", got=error) from error
         self._thread = threading.Thread(target=self._serve, name="console-link", daemon=True)
         self._thread.start()
 
@@ -112,12 +142,12 @@ class ConsoleLink:
         self._ending.set()
         self._thread.join()
         with contextlib.suppress(OSError):
-            self._file.unlink(missing_ok=True)
+            self._listener.withdraw()
 
     def _serve(self) -> None:
         try:
             while not self._ending.is_set():
-                self._socket.poll(round(1000 * self._wait()))
+                self._listener.poll(self._wait())
                 self._receive()
                 self._forget_closed_consoles()
                 if self._leases:
@@ -126,7 +156,7 @@ class ConsoleLink:
         except Exception as error:  # surfaces in the loop, at its next snapshot
             self._problem = error
         finally:
-            self._release()
+            self._listener.close()
 
     def _wait(self) -> float:
         """Seconds until there may be something to send, unless a message comes."""
@@ -145,50 +175,45 @@ class ConsoleLink:
             self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ
             self._next_alive = now + ALIVE_SECONDS
         elif now >= self._next_alive:
-            self._send(list(self._leases), ALIVE)
+            self._send(list(self._leases), encode(Alive()))
             self._next_alive = now + ALIVE_SECONDS
 
     def _send_newest(self) -> None:
         newest = self._newest
         if newest is not None and newest is not self._sent:
-            self._send(list(self._leases), SNAPSHOT, *newest.to_frames())
+            self._send(list(self._leases), newest.to_frames())
             self._sent = newest
 
-    def _send(self, consoles: list[bytes], *frames: Frame) -> None:
+    def _send(self, consoles: list[bytes], frames: list[Frame]) -> None:
         for console in consoles:
-            with contextlib.suppress(zmq.Again):
-                self._socket.send_multipart([console, *frames], zmq.NOBLOCK, copy=False)
+            self._listener.send(console, frames)
 
     def _receive(self) -> None:
         """Take in what has come, at most so much that snapshots still go out."""
         for _ in range(_MOST_MESSAGES):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            received = self._listener.receive()
+            if received is None:
                 return
-            if len(frames) == _FRAMES and hmac.compare_digest(frames[1], self._secret):
-                self._take(frames[0], frames[2], frames[3])
+            self._take(*received)
 
-    def _take(self, console: bytes, kind: bytes, text: bytes) -> None:
+    def _take(self, console: bytes, frames: list[Frame]) -> None:
         """Do what one message of a console asks for; the console hears of what cannot be done."""
-        identifier = None
+        message = None
         try:
-            content = json.loads(text)
-            identifier = content.get("id")
-            if kind == HELLO:
+            message, _ = self._decoder.decode(frames)
+            if isinstance(message, Hello):
                 self._lease(console)
-            elif kind == EVENT:
-                if content["event"] != OperatorEvent.STOP:  # a stop never comes too late
-                    _check_age(content["at"], MOST_EVENT_AGE_SECONDS)
-                self._inbox.ask(content["event"])
-                self._send([console], TAKEN, _packed({"id": identifier}))
-            elif kind == JOG:
-                _check_age(content["at"], JOG_TIMEOUT_S)
-                self._inbox.jog(content["motion"], content["gripper"], source=SOURCE)
+            elif isinstance(message, Event):
+                if message.event != OperatorEvent.STOP:  # a stop never comes too late
+                    _check_age(message.at, MOST_EVENT_AGE_SECONDS)
+                self._inbox.ask(message.event)
+                self._send([console], encode(Taken(request=message.request)))
             else:
-                raise ConsoleError("a console said something unknown", got=kind)
-        except (RobotRLError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self._send([console], REFUSED, _packed({"id": identifier, "problem": str(error)}))
+                _check_age(message.at, JOG_TIMEOUT_S)
+                self._inbox.jog(list(message.motion), message.gripper, source=SOURCE)
+        except (RobotRLError, ValueError, TypeError) as error:
+            problem = error if isinstance(error, RobotRLError) else ConsoleError(str(error))
+            self._send([console], encode(refusal(problem, message)))
 
     def _lease(self, console: bytes) -> None:
         if console not in self._leases:
@@ -203,10 +228,6 @@ class ConsoleLink:
         now = time.monotonic()
         self._leases = {console: end for console, end in self._leases.items() if end > now}
 
-    def _release(self) -> None:
-        self._socket.close(0)
-        self._context.term()
-
 
 def _check_age(at: float, most_seconds: float) -> None:
     """Refuse what lay in a queue while the process hung, or while a connection was made.
@@ -215,14 +236,10 @@ def _check_age(at: float, most_seconds: float) -> None:
         at: When it was said, on the steady clock that the machine's processes share [s].
         most_seconds: How old it may be.
     """
-    age = time.monotonic() - float(at)
+    age = time.monotonic() - at
     if age > most_seconds:
         raise ConsoleError(
             "what the operator said came too late",
             got=f"{age:.2f} s",
             expected=f"<= {most_seconds} s",
         )
-
-
-def _packed(content: dict[str, Any]) -> bytes:
-    return json.dumps(content).encode()

@@ -7,8 +7,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from robot_rl.console.endpoint import ConsoleError
 from robot_rl.console.episodes import Recording
+from robot_rl.console.link import ConsoleError
 from robot_rl.data.schema import Observation
 
 _MOST_FRAMES_HZ = 15.0

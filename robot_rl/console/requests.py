@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from robot_rl.console.client import LoopClient
-from robot_rl.console.endpoint import ConsoleError
 from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Page, Pages, packed
 from robot_rl.console.player import EpisodePlayer
 from robot_rl.errors import RobotRLError

@@ -17,10 +17,10 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from robot_rl.console.client import LoopClient
-from robot_rl.console.endpoint import ConsoleError
 from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.console.feeds import Feeds, Scene
 from robot_rl.console.gate import Gate
+from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Page, Pages
 from robot_rl.console.player import SPEEDS, EpisodePlayer
 from robot_rl.console.requests import Requests
@@ -43,7 +43,7 @@ class ConsoleServer:
     Args:
         run: The run directory.
         facts: What a page shows and does not change: `task`, `run`, `rate`, `actions`.
-        endpoint_file: Where the control loop says how it is reached.
+        loop_folder: Where the control loop says how it is reached.
         library: The stored episodes.
         scenes: `live` and `replay`; empty for robots without a model.
         gate: Who may come in.
@@ -53,7 +53,7 @@ class ConsoleServer:
         self,
         run: RunDirectory,
         facts: dict[str, Any],
-        endpoint_file: Path,
+        loop_folder: Path,
         library: EpisodeLibrary,
         scenes: dict[str, Scene],
         gate: Gate,
@@ -61,7 +61,7 @@ class ConsoleServer:
         """See the class."""
         self._scenes, self._gate = scenes, gate
         self._pages = Pages()
-        self._client = LoopClient(endpoint_file)
+        self._client = LoopClient(loop_folder)
         self._player = EpisodePlayer()
         self._feeds = Feeds(run, self._client, self._player, self._pages, scenes)
         self._requests = Requests(self._client, library, self._player, self._pages)

@@ -1,27 +1,24 @@
-"""What the control loop last knew, on its way to the console.
-
-A message is a JSON header and then the observation's arrays as raw bytes, each in its own frame.
-"""
+"""What the control loop last knew, on its way to the console."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from robot_rl.data.schema import DTYPES, Observation
-from robot_rl.errors import RobotRLError
-
-_MOST_ARRAYS = 256
-
-
-class BadSnapshot(RobotRLError):
-    """A message that is no snapshot."""
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.messages import (
+    MAXIMUM_PAYLOAD_FRAMES,
+    Frame,
+    Message,
+    Natural,
+    Payload,
+    encode,
+)
 
 
 class Activity(StrEnum):
@@ -102,56 +99,42 @@ class Snapshot:
     situation: Situation = field(default_factory=Situation)
     observation: Observation = field(default_factory=dict)
 
-    def to_frames(self) -> list[bytes | memoryview]:
-        """Serialise; large arrays are not copied."""
+    def to_frames(self) -> list[Frame]:
+        """Make the frames of a message; large arrays are not copied."""
         values = self.observation
-        layout = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]
-        header = {"situation": asdict(self.situation), "arrays": layout}
-        bytes_of = (
-            np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values.values()
-        )
-        return [json.dumps(header).encode(), *(data.data for data in bytes_of)]
+        arrays = [(name, value.dtype.name, value.shape) for name, value in values.items()]
+        whole = (np.ascontiguousarray(value) for value in values.values())
+        payload = [value.reshape(-1).view(np.uint8).data for value in whole]
+        return encode(Seen(situation=self.situation, arrays=arrays), payload)
 
     @classmethod
-    def from_frames(cls, frames: Sequence[bytes]) -> Snapshot:
-        """Read what `to_frames` wrote.
+    def of(cls, seen: Seen, payload: Payload) -> Snapshot:
+        """Take a message of `to_frames` apart.
 
         Raises:
-            BadSnapshot: It is something else.
+            WireError: The payload is not as it is announced.
         """
-        try:
-            header = json.loads(frames[0])
-            layout = header["arrays"]
-            if len(layout) != len(frames) - 1 or len(layout) > _MOST_ARRAYS:
-                raise ValueError(f"{len(layout)} arrays announced, {len(frames) - 1} received")
-            observation = {
-                str(name): _array(dtype, shape, frame)
-                for (name, dtype, shape), frame in zip(layout, frames[1:], strict=True)
-            }
-            return cls(_situation(header["situation"]), observation)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise BadSnapshot(
-                "a message of the actor is no snapshot",
-                got=repr(error),
-                hint="actor and console must be of the same version of robot_rl",
-            ) from error
+        found = [len(frame) for frame in payload]
+        sizes = [
+            math.prod(shape) * np.dtype(dtype).itemsize if dtype in DTYPES else -1
+            for _, dtype, shape in seen.arrays
+        ]
+        if found != sizes:
+            raise WireError(
+                "the arrays of a snapshot are not as they are announced",
+                got=f"{found} bytes",
+                expected=str(seen.arrays)[:200],
+            )
+        observation = {
+            name: np.frombuffer(frame, dtype).reshape(shape)
+            for (name, dtype, shape), frame in zip(seen.arrays, payload, strict=True)
+        }
+        return cls(seen.situation, observation)
 
 
-def _array(dtype: object, shape: Sequence[int], data: bytes) -> Any:
-    if dtype not in DTYPES:
-        raise ValueError(f"an array cannot have the dtype {str(dtype)[:40]}")
-    sizes = tuple(int(size) for size in shape)
-    expected = math.prod(sizes) * np.dtype(str(dtype)).itemsize
-    if len(data) != expected:
-        raise ValueError(f"an array of {len(data)} bytes, not {expected}")
-    return np.frombuffer(data, str(dtype)).reshape(sizes)
+class Seen(Message):
+    """A snapshot: the facts, and for each frame the name, dtype and shape of an array."""
 
-
-def _situation(content: dict[str, Any]) -> Situation:
-    known = {f.name: content[f.name] for f in fields(Situation)}
-    known["activity"] = Activity(known["activity"])
-    known["in_control"] = InControl(known["in_control"])
-    known["action_names"] = tuple(map(str, known["action_names"]))
-    known["action"] = tuple(map(float, known["action"]))
-    known["policy_action"] = tuple(map(float, known["policy_action"]))
-    return Situation(**known)
+    payload_frames: ClassVar[tuple[int, int]] = (0, MAXIMUM_PAYLOAD_FRAMES)
+    situation: Situation
+    arrays: list[tuple[str, str, tuple[Natural, ...]]]

@@ -11,9 +11,10 @@ from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.checkpoint import StoredBase
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import KeysRefused, ServerUnreachable, WeightsRefused
+from robot_rl.replay.errors import WeightsRefused
 from robot_rl.replay.records import WeightsRecord
 from robot_rl.run import CLONED, RunDirectory
+from robot_rl.wire.errors import KeysRefused, ServerUnreachable
 
 BEHAVIOUR = "behaviour"
 _UNTIL = "acts_until"

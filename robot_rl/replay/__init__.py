@@ -2,20 +2,14 @@
 
 from robot_rl.replay.annotations import AnnotationField, row_keys
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.endpoint import Endpoint, read_endpoint, wait_for_endpoint
 from robot_rl.replay.errors import (
-    AddressInUse,
-    AddressRefused,
     AnnotationRefused,
     CapacityRefused,
     ClientFailed,
-    KeysError,
-    KeysRefused,
     NotEnoughData,
     ReplayError,
     RowRefused,
     ServerBusy,
-    ServerUnreachable,
     SessionTaken,
     SpoolDamaged,
     SpoolError,
@@ -27,7 +21,6 @@ from robot_rl.replay.errors import (
     StoreInUse,
     StoreReplaced,
     WeightsRefused,
-    WireError,
 )
 from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader
@@ -41,6 +34,15 @@ from robot_rl.replay.server import ReplayServer, serve
 from robot_rl.replay.session_files import Capacity
 from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.store import StoreWriter
+from robot_rl.wire.endpoint import Endpoint, read_endpoint, wait_for_endpoint
+from robot_rl.wire.errors import (
+    AddressInUse,
+    AddressRefused,
+    KeysError,
+    KeysRefused,
+    ServerUnreachable,
+    WireError,
+)
 
 __all__ = [
     "AddressInUse",

@@ -11,29 +11,34 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
+
+import msgspec
 
 from robot_rl.data.schema import Array, Row, RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.annotating import annotate_requests
-from robot_rl.replay.endpoint import check_protected
-from robot_rl.replay.errors import (
-    ReplayError,
-    RowRefused,
-    ServerUnreachable,
-    SpoolFull,
-    StoreFull,
-)
-from robot_rl.replay.keys import ClientKeys
+from robot_rl.replay import messages
+from robot_rl.replay.errors import ReplayError, RowRefused, SpoolFull, StoreFull
 from robot_rl.replay.link import Link, LinkOptions
 from robot_rl.replay.outbox import Outbox, Request
 from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
 from robot_rl.replay.sessions import check_order, read_facts
 from robot_rl.replay.spool import OpenSession, Spool, metadata_bytes
-from robot_rl.replay.wire import Frame, Kind, Message, split
+from robot_rl.wire.endpoint import check_protected
+from robot_rl.wire.errors import ServerUnreachable
+from robot_rl.wire.keys import ClientKeys
+from robot_rl.wire.messages import (
+    Facts,
+    Frame,
+    Numbered,
+    Payload,
+    json_text,
+    split,
+)
 
 LONG_POLL_SECONDS = 2.0
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
+_Answer = TypeVar("_Answer", bound=Numbered)
 
 
 class ReplayClient:
@@ -45,7 +50,7 @@ class ReplayClient:
     Args:
         address: ``tcp://HOST:PORT``, or the folder of the store, whose server is then found by its
             ``endpoint.json`` again and again.
-        keys: Folder with the client's keys, see `robot_rl.replay.keys`; without them only a
+        keys: Folder with the client's keys, see `robot_rl.wire.keys`; without them only a
             server on this machine can be reached.
         spool_bytes: Room for unacknowledged rows; the size of the file.
         spool_path: File in which the unacknowledged rows wait, so that they outlive this process.
@@ -116,16 +121,16 @@ class ReplayClient:
         flags = RowFlags.of(schema)
         self._drain(self._request_seconds)
         before = self._outbox.session
-        header = {
-            **(before.known_store if before else {}),
-            "table": table,
-            "schema": schema.to_json(),
-            "actor": actor,
-            "session": session,
-            "owner": owner or secrets.token_hex(16),
-            "metadata": dict(metadata or {}),
-        }
-        self._outbox.ask(Request(Kind.OPEN, header), self._request_seconds)
+        opening = messages.Open(
+            table=table,
+            schema=schema.to_json(),
+            actor=actor,
+            session=session,
+            owner=owner or secrets.token_hex(16),
+            metadata=_facts(metadata),
+            store=before.store or None if before else None,
+        )
+        self.ask(opening, messages.Opened)
         self._schema, self._flags = schema, flags
         opened = self._outbox.session
         assert opened is not None
@@ -231,9 +236,8 @@ class ReplayClient:
             StoreFull: They do not fit.
             ServerUnreachable: No answer.
         """
-        header = {"name": name, "version": version, "metadata": dict(metadata or {})}
-        request = Request(Kind.PUT_WEIGHTS, header, split(tensors), LARGE_SECONDS)
-        self._outbox.ask(request, request.wait + self._request_seconds)
+        weights = messages.PutWeights(name=name, version=version, metadata=_facts(metadata))
+        self.ask(weights, messages.Stored, split(tensors), held_back=LARGE_SECONDS)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
@@ -251,16 +255,10 @@ class ReplayClient:
         deadline = time.monotonic() + wait_seconds
         while True:
             wait = min(max(deadline - time.monotonic(), 0.0), LONG_POLL_SECONDS)
-            header = {"name": name, "newer_than": newer_than, "wait": wait}
-            request = Request(Kind.GET_WEIGHTS, header, wait=wait + LARGE_SECONDS)
-            answer = self._outbox.ask(request, request.wait + self._request_seconds)
-            if answer.header.get("version") is not None:
-                return WeightsRecord(
-                    name,
-                    answer.integer("version"),
-                    answer.joined(),
-                    answer.mapping("metadata"),
-                )
+            question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait)
+            answer, tensors = self.ask(question, messages.Weights, held_back=wait + LARGE_SECONDS)
+            if answer.version is not None:
+                return WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
             if time.monotonic() >= deadline:
                 return None
 
@@ -277,9 +275,10 @@ class ReplayClient:
         Raises:
             ReplayError: A row is absent, or the version or name is stored otherwise; no answer.
         """
-        requests = annotate_requests(table, name, version, keys, values)
-        answers = (self._outbox.ask(request, self._request_seconds) for request in requests)
-        return sum(answer.integer("stored") for answer in answers)
+        requests = messages.annotate_requests(table, name, version, keys, values)
+        return sum(
+            self.ask(question, messages.Stored, frames)[0].new for question, frames in requests
+        )
 
     def statistics(self) -> dict[str, object]:
         """Return the server's counters and the totals of its tables.
@@ -287,25 +286,32 @@ class ReplayClient:
         Raises:
             ServerUnreachable: No answer.
         """
-        answer = self._outbox.ask(Request(Kind.GET_STATISTICS, {}), self._request_seconds)
-        return answer.mapping("statistics")
+        return self.ask(messages.GetStatistics(), messages.Statistics)[0].statistics
 
     def ask(
-        self, kind: Kind, header: Mapping[str, object], timeout: float, held_back: float = 0.0
-    ) -> Message:
+        self,
+        question: Numbered,
+        expected: type[_Answer],
+        payload: Sequence[Frame] = (),
+        *,
+        held_back: float = 0.0,
+        timeout: float | None = None,
+    ) -> tuple[_Answer, Payload]:
         """Send a request and return its answer; it is sent again until there is one.
 
         Args:
-            kind: What is asked.
-            header: Without the number of the request.
-            timeout: When to give up, seconds.
-            held_back: How long a server that is there may take.
+            question: What is asked, without a number.
+            expected: Kind of the answer.
+            payload: What goes with it.
+            held_back: How long a server that is there may take, seconds.
+            timeout: When to give up, seconds; by default `request_seconds` later than that.
 
         Raises:
             ServerUnreachable: No answer.
-            ReplayError: What the server answered.
+            RobotRLError: What the server answered.
         """
-        return self._outbox.ask(Request(kind, header, wait=held_back), timeout)
+        patience = held_back + self._request_seconds if timeout is None else timeout
+        return self._outbox.ask(Request(question, payload, held_back), expected, patience)
 
     def close(self, timeout: float = 5.0) -> None:
         """Flush, then end the background thread.
@@ -372,3 +378,13 @@ class ReplayClient:
 
     def _wait_for_room(self, begins: bool, timeout: float) -> bool:
         return self._outbox.wait_for(lambda: self._outbox.spool.has_room(1, begins=begins), timeout)
+
+
+def _facts(metadata: Mapping[str, object] | None) -> Facts:
+    """Return what the server will read of metadata.
+
+    Raises:
+        WireError: They cannot be sent.
+    """
+    facts: Facts = msgspec.json.decode(json_text(metadata or {}))
+    return facts

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.errors import RobotRLError
+from robot_rl.wire.errors import WireError
 
 
 class ReplayError(RobotRLError):
-    """Base of all errors of the replay path."""
-
-
-class WireError(ReplayError):
-    """A message that does not follow the wire format or asks for something impossible."""
-
-
-class AddressRefused(ReplayError):
-    """The server may not listen, or not be reached, at this address."""
-
-
-class KeysError(ReplayError):
-    """Key files that are absent, damaged, readable by others, or would be overwritten."""
-
-
-class AddressInUse(ReplayError):
-    """Another program already listens on this port."""
+    """Base of what goes wrong with rows, weights and mini-batches; `robot_rl.wire` has its own."""
 
 
 class StoreError(ReplayError):
@@ -88,14 +73,6 @@ class SpoolDamaged(SpoolError):
 
 class SpoolTooSmall(SpoolError):
     """The spool cannot hold one whole episode."""
-
-
-class ServerUnreachable(ReplayError):
-    """The replay server did not answer in time."""
-
-
-class KeysRefused(ServerUnreachable):
-    """The server is there, but it and this client do not accept each other's keys."""
 
 
 class ServerBusy(ReplayError):

@@ -13,9 +13,9 @@ from robot_rl.data.schema import ANNOTATION, Row, RowSchema
 from robot_rl.data.transfer import Episode, EpisodeSource
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ServerUnreachable
 from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.spool import OpenSession
+from robot_rl.wire.errors import ServerUnreachable
 
 _FIRST_ACTOR = 1 << 31  # those of actors are counted from 0
 _ROOM_SECONDS = 60.0

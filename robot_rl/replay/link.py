@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import zmq
+import msgspec
 
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.endpoint import Endpoint, check_protected, is_ipv6, read_endpoint
+from robot_rl.replay import messages
 from robot_rl.replay.errors import (
-    KeysRefused,
     SequenceGap,
-    ServerUnreachable,
     SessionTaken,
     StoreError,
     StoreReplaced,
     error_from_wire,
 )
-from robot_rl.replay.handshake import Handshakes
-from robot_rl.replay.keys import ClientKeys
-from robot_rl.replay.messages import encode_rows
 from robot_rl.replay.outbox import Outbox
 from robot_rl.replay.spool import OpenSession
-from robot_rl.replay.wire import Frame, Kind, Message, decode, encode
+from robot_rl.wire.connection import Connection
+from robot_rl.wire.endpoint import Endpoint, read_endpoint
+from robot_rl.wire.errors import KeysRefused, ServerUnreachable, WireError
+from robot_rl.wire.keys import ClientKeys
+from robot_rl.wire.messages import Decoder, Message, Numbered, Payload, Refused, encode
 
 RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
 MAXIMUM_PATIENCE_SECONDS = 4.0
@@ -81,11 +77,9 @@ class Link:
     ) -> None:
         """Start the thread; see the class."""
         self._address, self._outbox, self._options = address, outbox, options
-        self._keys = keys
         doubt = _DOUBT_SILENCES * options.resend_seconds
-        self._handshakes = Handshakes(has_keys=keys is not None, doubt_seconds=doubt)
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
+        self._connection = Connection(self._find_server, outbox.wake_read, keys, doubt)
+        self._decoder = Decoder(*messages.ANSWERS)
         self._left_over = outbox.session
         self._sent = 0
         self._synced = False
@@ -94,13 +88,8 @@ class Link:
         self._heard_at = 0.0
         self._connected_at = 0.0
         self._patience = options.resend_seconds
-        self._poller = zmq.Poller()
         self._end_seen = 0
-        self._rows_at = -math.inf
-        self._handlers: Mapping[Kind, Callable[[Message], None]] = {
-            Kind.ACKNOWLEDGED: self._on_acknowledged,
-            Kind.ERROR: self._on_error,
-        }
+        self._rows_at = -float("inf")
         self._thread = threading.Thread(target=self._run, name="replay-link", daemon=True)
         self._thread.start()
 
@@ -125,42 +114,16 @@ class Link:
         except BaseException as failure:
             self._outbox.fail(failure)
         finally:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        """End the connection; afterwards nothing looks at rows that were on their way."""
-        if self._socket is not None and self._context is not None:
-            self._handshakes.leave()
-            self._socket.close(linger=0)
-            self._context.term()
-            self._socket = self._context = None
-        self._poller = zmq.Poller()
-        self._poller.register(self._outbox.wake_read, zmq.POLLIN)
+            self._connection.close()
 
     def _connect(self) -> None:
         """Open a fresh socket; everything unanswered will be sent again."""
-        self._disconnect()
         self._connected_at = time.monotonic()
         self._send_again()
         try:
-            endpoint = self._find_server()
+            self._connection.connect()
         except ServerUnreachable as problem:
             self._note(problem)
-            return
-        check_protected(endpoint.address, keys=self._keys is not None)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        self._socket.setsockopt(zmq.IPV6, is_ipv6(endpoint.address))
-        if self._keys is not None:
-            self._socket.curve_serverkey = self._keys.server
-            self._socket.curve_publickey = self._keys.public
-            self._socket.curve_secretkey = self._keys.secret
-        self._poller.register(self._handshakes.follow(self._socket), zmq.POLLIN)
-        self._socket.connect(endpoint.local or endpoint.address)
-        self._poller.register(self._socket, zmq.POLLIN)
 
     def _find_server(self) -> Endpoint:
         if isinstance(self._address, Path):
@@ -176,14 +139,14 @@ class Link:
 
     def _look_at_connection(self) -> None:
         """Note refused keys, and go back at once where the server has come back."""
-        while (found := self._handshakes.look(time.monotonic())) is not None:
+        while (found := self._connection.look(time.monotonic())) is not None:
             if isinstance(found, KeysRefused):
                 self._note(found)
-                self._disconnect()  # until it is time to try again
+                self._connection.close()  # until it is time to try again
                 return
             if isinstance(self._outbox.problem, KeysRefused):
                 self._note(None)
-            if found.again:
+            if found:
                 self._connect()
 
     def _wait(self) -> None:
@@ -194,7 +157,7 @@ class Link:
             pause = max(until - now, 0.0)
             if now < self._rows_at + ACTIVE_SECONDS:
                 pause = min(pause, self._options.poll_seconds)
-            if self._poller.poll(math.ceil(1000 * pause)) or self._rows_have_come() or now >= until:
+            if self._connection.poll(pause) or self._rows_have_come() or now >= until:
                 break
         self._outbox.clear_wake()
 
@@ -206,21 +169,18 @@ class Link:
         return True
 
     def _receive(self) -> None:
-        while self._socket is not None:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while (frames := self._connection.receive()) is not None:
             self._heard_at = time.monotonic()
-            message = decode(frames)
+            message, payload = self._decoder.decode(frames)
             if isinstance(self._outbox.problem, ServerUnreachable):
                 self._outbox.problem = None
-            self._handlers.get(message.kind, self._on_answer)(message)
-
-    def _on_acknowledged(self, message: Message) -> None:
-        session = self._outbox.session
-        if session is not None and _is_about(message, session):
-            self._acknowledge(message.integer("next"))
+            session = self._outbox.session
+            if isinstance(message, Refused):
+                self._on_refused(message)
+            elif not isinstance(message, messages.Acknowledged):
+                self._on_answer(message, payload)
+            elif session is not None and _is_about(message, session):
+                self._acknowledge(message.next)
 
     def _acknowledge(self, following: int) -> None:
         with self._outbox.condition:
@@ -237,40 +197,43 @@ class Link:
                 self._outbox.condition.notify_all()
             self._sent = max(self._sent, spool.first)
 
-    def _on_answer(self, message: Message) -> None:
-        number = message.integer("request")
-        if number == RESYNC:
+    def _on_answer(self, message: Numbered, payload: Payload) -> None:
+        if message.request == RESYNC and isinstance(message, messages.Opened):
             self._on_resync(message)
             return
+        self._settle(message.request or 0, (message, payload))
+
+    def _settle(self, number: int, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
+        """Hand a request its answer, unless nobody waits for it any more."""
         with self._outbox.condition:
             request = self._outbox.requests.pop(number, None)
             if request is not None:
-                request.answer = message
-                if message.kind == Kind.OPENED:
-                    self._adopt(message, request.header)
+                request.answer = answer
+                if not isinstance(answer, RobotRLError) and isinstance(answer[0], messages.Opened):
+                    self._adopt(answer[0], request.message)
                 self._outbox.condition.notify_all()
 
-    def _adopt(self, message: Message, header: Mapping[str, object]) -> None:
+    def _adopt(self, message: messages.Opened, opening: Message) -> None:
         """Make a session that a caller has opened the current one."""
         session = OpenSession(
-            message.integer("table"),
-            message.integer("actor"),
-            message.integer("session"),
-            message.text("owner"),
-            message.integer("next"),
-            message.header.get("in_episode") is True,
-            message.header.get("ended") is True,
-            header,
-            message.text("store", 64),
+            message.table,
+            message.actor,
+            message.session,
+            message.owner,
+            message.next,
+            message.in_episode,
+            message.ended,
+            msgspec.structs.asdict(opening),
+            message.store,
         )
         self._outbox.spool.begin(session)
         self._outbox.session = session
         self._sent = session.next_sequence
         self._synced, self._resync_sent_at = True, None
 
-    def _on_resync(self, message: Message) -> None:
-        following, session = message.integer("next"), self._outbox.session
-        if session is None or message.text("owner", 64) != session.owner:
+    def _on_resync(self, message: messages.Opened) -> None:
+        following, session = message.next, self._outbox.session
+        if session is None or message.owner != session.owner:
             return  # about the session before, which was the current one when this was asked
         if not _is_about(message, session):
             raise StoreError(
@@ -291,15 +254,10 @@ class Link:
         self._sent = following
         self._synced, self._resync_sent_at = True, None
 
-    def _on_error(self, message: Message) -> None:
-        error = error_from_wire(message.text("error"), str(message.header.get("message")))
-        number = message.header.get("request")
-        if number is not None and number != RESYNC:
-            with self._outbox.condition:
-                request = self._outbox.requests.pop(message.integer("request"), None)
-                if request is not None:
-                    request.answer = error
-                    self._outbox.condition.notify_all()
+    def _on_refused(self, message: Refused) -> None:
+        error = error_from_wire(message.error, message.message)
+        if message.request is not None and message.request != RESYNC:
+            self._settle(message.request, error)
             return
         if not isinstance(error, _RETRIED) or isinstance(error, StoreReplaced):
             raise error
@@ -315,24 +273,30 @@ class Link:
             self._outbox.condition.notify_all()
 
     def _send_requests(self) -> None:
-        if self._socket is None:
+        if not self._connection.open:
             return
         with self._outbox.condition:
             waiting = [(n, r) for n, r in self._outbox.requests.items() if r.sent_at is None]
         for number, request in waiting:
             request.sent_at = time.monotonic()
-            header = {**request.header, "request": number}
-            self._transmit(encode(request.kind, header, request.payload))
+            message = msgspec.structs.replace(request.message, request=number)
+            try:
+                self._connection.send(encode(message, request.payload))
+            except WireError as error:  # it is too large to be sent to anybody
+                self._settle(number, error)
 
     def _send_rows(self) -> None:
         session, now = self._outbox.session, time.monotonic()
-        if session is None or self._socket is None or now < self._pause_until:
+        if session is None or not self._connection.open or now < self._pause_until:
             return
         if not self._synced:
             if self._resync_sent_at is None:
                 self._resync_sent_at = now
-                known = {**session.known_store, "session": session.number, "request": RESYNC}
-                self._transmit(encode(Kind.OPEN, {**session.header, **known}))
+                opening = msgspec.convert(session.header, messages.Open)
+                again = msgspec.structs.replace(
+                    opening, request=RESYNC, session=session.number, store=session.store or None
+                )
+                self._connection.send(encode(again))
             return
         while self._sent_batch(session):
             pass
@@ -347,26 +311,19 @@ class Link:
             return False
         if on_their_way == 0:
             self._heard_at = time.monotonic()
-        self._transmit(encode_rows(session, self._sent, rows, 0))
+        # Of a row that is not acknowledged only one message is on its way at a time, so that its
+        # place in the spool, which is not copied, is not used anew before it is sent.
+        self._connection.send(messages.encode_rows(session, self._sent, rows))
         self._sent += sum(stretch.rows for stretch in rows)
         return True
 
-    def _transmit(self, frames: list[Frame]) -> None:
-        assert self._socket is not None
-        # ZeroMQ gives a connection up whose keys are refused. What is not sent counts as lost on
-        # its way: it is sent again when no answer comes.
-        with suppress(zmq.Again):
-            # Large frames are not copied: of a row that is not acknowledged only one message is on
-            # its way at a time, so that its place in the spool is not used anew before it is sent.
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-
     def _is_overdue(self, now: float) -> bool:
         """Return whether an answer should have come by now."""
-        if self._socket is None:
+        if not self._connection.open:
             return now > self._connected_at + self._patience
         if self._resync_sent_at is not None:
             return now > self._resync_sent_at + self._patience
-        held_back = self._handshakes.connected  # only a server that is there holds answers back
+        held_back = self._connection.up  # only a server that is there holds answers back
         with self._outbox.condition:
             if any(
                 r.sent_at is not None and now > r.sent_at + held_back * r.wait + self._patience
@@ -377,6 +334,5 @@ class Link:
         return outstanding and now > self._heard_at + self._patience
 
 
-def _is_about(message: Message, session: OpenSession) -> bool:
-    place = (message.integer("table"), message.integer("actor"), message.integer("session"))
-    return place == (session.table, session.actor, session.number)
+def _is_about(message: messages.Acknowledged | messages.Opened, session: OpenSession) -> bool:
+    return message.place == (session.table, session.actor, session.number)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from robot_rl.replay.errors import ReplayError
+from robot_rl.replay.messages import GetWeights, PutWeights, Weights
 from robot_rl.replay.records import WeightsRecord
 from robot_rl.replay.store import StoreWriter
-from robot_rl.replay.wire import Frame, Kind, Message, encode, split
+from robot_rl.wire.messages import Frame, encode, split
 
-MAXIMUM_WAIT_SECONDS = 60.0
 MAXIMUM_WAITING = 1024
 
 Answer = tuple[bytes, list[Frame]]
@@ -20,9 +19,7 @@ Answer = tuple[bytes, list[Frame]]
 @dataclass(frozen=True)
 class _Waiting:
     client: bytes
-    request: int | None
-    name: str
-    newer_than: int
+    question: GetWeights
     deadline: float
 
 
@@ -38,47 +35,38 @@ class Mailbox:
         self._writer = writer
         self._waiting: list[_Waiting] = []
 
-    def put(
-        self, name: str, version: int, tensors: bytes, metadata: Mapping[str, object]
-    ) -> tuple[WeightsRecord, list[Answer]]:
-        """Store weights and return them with the answers to those who waited for them.
+    def put(self, weights: PutWeights, tensors: bytes) -> list[Answer]:
+        """Store weights and return the answers to those who waited for them.
 
         Raises:
             WeightsRefused: The version is not newer than the stored one.
             StoreFull: They do not fit.
         """
-        record = WeightsRecord(name, version, tensors, metadata)
+        record = WeightsRecord(weights.name, weights.version, tensors, weights.metadata)
         self._writer.put_weights(record)
-        served = [w for w in self._waiting if w.name == name and w.newer_than < version]
+        served = [w for w in self._waiting if _is_newer(record.version, w.question, record.name)]
         self._waiting = [w for w in self._waiting if w not in served]
-        return record, [(w.client, _answer(w.request, record)) for w in served]
+        return [(w.client, _answer(w.question, record)) for w in served]
 
-    def get(self, client: bytes, message: Message, now: float) -> list[Frame] | None:
+    def get(self, client: bytes, question: GetWeights, now: float) -> list[Frame] | None:
         """Return the answer to a request, or None where it waits for newer weights.
 
         Args:
             client: Who asks.
-            message: Names the weights, ``newer_than`` (absent: any) and ``wait`` in seconds.
+            question: Which weights.
             now: Steady clock, seconds.
 
         Raises:
-            WireError: The request is malformed.
             ReplayError: Too many clients wait.
         """
-        name = message.text("name", 64)
-        newer_than = -1
-        if message.header.get("newer_than") is not None:
-            newer_than = message.integer("newer_than")
-        wait = message.number("wait", MAXIMUM_WAIT_SECONDS)
-        request = message.request()
-        version = self._writer.weights_version(name)
-        if version is not None and version > newer_than:
-            return _answer(request, self._writer.weights(name))
-        if wait == 0:
-            return _answer(request, None)
+        version = self._writer.weights_version(question.name)
+        if _is_newer(version, question, question.name):
+            return _answer(question, self._writer.weights(question.name))
+        if question.wait == 0:
+            return _answer(question, None)
         if len(self._waiting) >= MAXIMUM_WAITING:
             raise ReplayError("too many clients wait for weights", got=len(self._waiting))
-        self._waiting.append(_Waiting(client, request, name, newer_than, now + wait))
+        self._waiting.append(_Waiting(client, question, now + question.wait))
         return None
 
     def expired(self, now: float) -> list[Answer]:
@@ -86,15 +74,21 @@ class Mailbox:
         over = [w for w in self._waiting if w.deadline <= now]
         if over:
             self._waiting = [w for w in self._waiting if w.deadline > now]
-        return [(w.client, _answer(w.request, None)) for w in over]
+        return [(w.client, _answer(w.question, None)) for w in over]
 
     def next_deadline(self) -> float:
         """Return when somebody has waited long enough, on the steady clock."""
         return min((w.deadline for w in self._waiting), default=math.inf)
 
 
-def _answer(request: int | None, record: WeightsRecord | None) -> list[Frame]:
+def _is_newer(version: int | None, question: GetWeights, name: str) -> bool:
+    newer_than = -1 if question.newer_than is None else question.newer_than
+    return question.name == name and version is not None and version > newer_than
+
+
+def _answer(question: GetWeights, record: WeightsRecord | None) -> list[Frame]:
     if record is None:
-        return encode(Kind.WEIGHTS, {"request": request, "version": None})
-    header = {"request": request, "version": record.version, "metadata": dict(record.metadata)}
-    return encode(Kind.WEIGHTS, header, split(record.tensors))
+        return encode(Weights(request=question.request))
+    metadata = dict(record.metadata)
+    answer = Weights(request=question.request, version=record.version, metadata=metadata)
+    return encode(answer, split(record.tensors))

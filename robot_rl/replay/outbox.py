@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.errors import ClientFailed, KeysRefused, ServerUnreachable
+from robot_rl.replay.errors import ClientFailed
 from robot_rl.replay.spool import OpenSession, Spool
-from robot_rl.replay.wire import Frame, Kind, Message
+from robot_rl.wire.errors import KeysRefused, ServerUnreachable, WireError
+from robot_rl.wire.messages import Frame, Numbered, Payload
+
+_Answer = TypeVar("_Answer", bound=Numbered)
 
 
 @dataclass
@@ -18,19 +22,17 @@ class Request:
     """One question to the server.
 
     Attributes:
-        kind: Its message kind.
-        header: Without the request number, which the link adds.
+        message: Without the request number, which the link adds.
         payload: Raw frames.
         wait: Seconds that the answer may take while the connection stands.
-        answer: The answer or the error, once there.
+        answer: The answer with its payload, or the error, once there.
         sent_at: Steady time at which it was last sent, None before.
     """
 
-    kind: Kind
-    header: Mapping[str, object]
+    message: Numbered
     payload: Sequence[Frame] = ()
     wait: float = 0.0
-    answer: Message | RobotRLError | None = None
+    answer: tuple[Numbered, Payload] | RobotRLError | None = None
     sent_at: float | None = None
 
 
@@ -128,8 +130,10 @@ class Outbox:
             self.check()
             return done()
 
-    def ask(self, request: Request, timeout: float) -> Message:
-        """Hand a request to the link and wait for its answer.
+    def ask(
+        self, request: Request, expected: type[_Answer], timeout: float
+    ) -> tuple[_Answer, Payload]:
+        """Hand a request to the link and wait for its answer, which is of the kind `expected`.
 
         Raises:
             KeysRefused: The server and this client do not accept each other's keys.
@@ -159,7 +163,14 @@ class Outbox:
             )
         if isinstance(request.answer, RobotRLError):
             raise request.answer
-        return request.answer
+        answer, payload = request.answer
+        if not isinstance(answer, expected):
+            raise WireError(
+                "the server has answered something else",
+                got=type(answer).__name__,
+                expected=expected.__name__,
+            )
+        return answer, payload
 
     def _is_refused(self) -> bool:
         return isinstance(self.problem, KeysRefused)

@@ -11,25 +11,25 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-import msgspec
 import numpy as np
 import zmq
 
-from robot_rl.data.schema import DTYPES, Array, SchemaMismatch
+from robot_rl.data.schema import DTYPES, Array
+from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ClientFailed, ReplayError, ServerBusy, WireError
-from robot_rl.replay.log_limit import LogLimit
-from robot_rl.replay.messages import error_header
+from robot_rl.replay.errors import ClientFailed, ReplayError, ServerBusy
+from robot_rl.replay.messages import CountWindows, Sample, Sampled, WindowsCounted
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sample_spec import Batch, Layout, SampleSpec, size_of
-from robot_rl.replay.sampler import Sampler, Visible
-from robot_rl.replay.wire import Frame, Kind, Message, encode, split
+from robot_rl.replay.sampler import Sampler
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.limits import LogLimit
+from robot_rl.wire.messages import Frame, Numbered, Payload, encode, refusal, split
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
@@ -39,11 +39,11 @@ PATIENCE_SECONDS = 60.0
 _HELD_BACK_SECONDS = 30.0
 # A learner that waits for data looks again and again; each look is a message.
 _LOOK_SECONDS = 0.02
-MAXIMUM_DRAWS = 1 << 10
 MAXIMUM_SAMPLERS = 4
 MAXIMUM_WAITING = 64
 _IN_ORDER_EVERY = 4
 _ANSWERS = "inproc://sampled"
+_Answer = TypeVar("_Answer", bound=Numbered)
 
 
 class RemoteSampler(Sampler):
@@ -77,7 +77,7 @@ class RemoteSampler(Sampler):
                 expected="PCG64, as numpy.random.default_rng makes",
             )
         self._client = client
-        self._about = {"table": table, "spec": asdict(spec)}
+        self._table = table
         self._next_look = 0.0
         self.refresh(None)
 
@@ -85,36 +85,43 @@ class RemoteSampler(Sampler):
         """See `Sampler`."""
         time.sleep(max(0.0, self._next_look - time.monotonic()))
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        return _visible(self._ask(Kind.COUNT_WINDOWS, 0)).available
+        return self._count(0).visible.available
 
     def refresh(self, environment_steps: int | None = None) -> None:
         """See `Sampler`."""
-        answer = self._ask(Kind.COUNT_WINDOWS, environment_steps)
-        self._steps, self.visible = environment_steps, _visible(answer)
+        answer = self._count(environment_steps)
+        self._steps, self.visible = environment_steps, answer.visible
         # What arrives later stays invisible until the next refresh.
         self._limit = self.visible.available if environment_steps is None else environment_steps
-        self.layout, self._identity = _layout(answer), answer.text("store")
+        self.layout, self._identity = _layout(answer), answer.store
 
     def close(self) -> None:
         """End the connection."""
         self._client.close()
 
     def _fill(self, count: int, batch: Batch) -> None:
-        answer = self._ask(Kind.SAMPLE, self._limit, draws=count)
-        _unpack(answer, [batch[name] for name in self.layout])
-        state = answer.mapping("state")
-        self.rng.bit_generator.state = cast("dict[str, Any]", state["rng"])
-        self._given = cast("tuple[int, int]", tuple(cast("list[int]", state["given"])))
-        self.visible = _visible(answer)
+        question = Sample(
+            table=self._table, spec=self.spec, draws=count, state=self._state(self._limit)
+        )
+        answer, payload = self._ask(question, Sampled)
+        _unpack(payload, [batch[name] for name in self.layout])
+        self.rng.bit_generator.state = answer.state["rng"]
+        self._given = cast("tuple[int, int]", tuple(answer.state["given"]))
+        self.visible = answer.visible
 
-    def _ask(self, kind: Kind, steps: int | None, **entries: object) -> Message:
-        state = {**self.state_dict(), "environment_steps": steps}
-        header = {**self._about, "state": state, **entries}
+    def _count(self, steps: int | None) -> WindowsCounted:
+        question = CountWindows(table=self._table, spec=self.spec, state=self._state(steps))
+        return self._ask(question, WindowsCounted)[0]
+
+    def _state(self, steps: int | None) -> dict[str, Any]:
+        return {**self.state_dict(), "environment_steps": steps}
+
+    def _ask(self, question: Numbered, expected: type[_Answer]) -> tuple[_Answer, Payload]:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return self._client.ask(
-                    kind, header, PATIENCE_SECONDS, held_back=_HELD_BACK_SECONDS
+                    question, expected, held_back=_HELD_BACK_SECONDS, timeout=PATIENCE_SECONDS
                 )
             except ServerBusy:
                 if time.monotonic() > deadline:
@@ -122,38 +129,25 @@ class RemoteSampler(Sampler):
                 time.sleep(_LOOK_SECONDS)
 
 
-def _layout(answer: Message) -> Layout:
+def _layout(answer: WindowsCounted) -> Layout:
     """Read what the arrays of a batch look like.
 
     Raises:
         WireError: The answer does not say it.
     """
-    layout: Layout = {}
-    for name, entry in answer.mapping("layout").items():
-        try:
-            dtype, shape = cast("tuple[str, list[int]]", entry)
-            if dtype not in DTYPES:
-                raise ValueError(f"no dtype of a column is {dtype!r}")
-            layout[name] = np.dtype(dtype), tuple(map(int, shape))
-        except (TypeError, ValueError) as error:
-            raise WireError("the layout of a batch cannot be read", got=repr(entry)) from error
-    return layout
+    for dtype, _ in answer.layout.values():
+        if dtype not in DTYPES:
+            raise WireError("the layout of a batch cannot be read", got=dtype)
+    return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in answer.layout.items()}
 
 
-def _visible(answer: Message) -> Visible:
-    try:
-        return msgspec.convert(answer.header.get("visible"), Visible)
-    except msgspec.ValidationError as error:
-        raise WireError("the number of windows cannot be read", got=str(error)) from error
-
-
-def _unpack(answer: Message, arrays: list[Array]) -> None:
+def _unpack(payload: Payload, arrays: list[Array]) -> None:
     """Copy the payload into arrays that follow one another; an array may span several frames.
 
     Raises:
         WireError: The payload has another size.
     """
-    frames = iter(answer.payload)
+    frames = iter(payload)
     for array in arrays:
         target = array.reshape(-1).view(np.uint8).data
         at = 0
@@ -177,44 +171,16 @@ def _pack(batch: Batch) -> list[Frame]:
     return frames
 
 
-@dataclass(frozen=True)
-class SamplingRequest:
-    """A request, checked as far as it can be without the store.
-
-    Attributes:
-        client: Who asks.
-        about: Of which table, and what to draw.
-        draws: How many batches; 0 only counts what there is.
-        state: Of the client's sampler.
-        header: The whole header.
-    """
+class SamplingRequest(NamedTuple):
+    """A request to sample, and who asks."""
 
     client: bytes
-    about: tuple[str, SampleSpec]
-    draws: int
-    state: Mapping[str, object]
-    header: Mapping[str, object]
+    message: Sample | CountWindows
 
-    @classmethod
-    def of(cls, client: bytes, message: Message) -> Self:
-        """Read a message.
-
-        Raises:
-            WireError: It is malformed.
-            ReplayError: What is to be drawn is out of range.
-        """
-        if message.payload:
-            raise WireError("a request to sample has no payload", got=len(message.payload))
-        message.request()
-        draws = message.integer("draws", MAXIMUM_DRAWS + 1) if message.kind == Kind.SAMPLE else 0
-        if message.kind == Kind.SAMPLE and draws == 0:
-            raise WireError("a request to sample asks for nothing", got=draws, expected=">= 1")
-        try:
-            spec = msgspec.convert(message.mapping("spec"), SampleSpec)
-        except (msgspec.ValidationError, UnicodeError) as error:
-            raise WireError("what to sample cannot be read", got=str(error)) from error
-        about = message.text("table", 64), spec
-        return cls(client, about, draws, message.mapping("state"), message.header)
+    @property
+    def about(self) -> tuple[str, SampleSpec]:
+        """Of which table, and what to draw."""
+        return self.message.table, self.message.spec
 
 
 class SamplingQueue:
@@ -293,14 +259,13 @@ class SamplingService:
         self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
         self._thread.start()
 
-    def submit(self, client: bytes, message: Message) -> None:
+    def submit(self, client: bytes, message: Sample | CountWindows) -> None:
         """Queue a request.
 
         Raises:
-            WireError: It is malformed.
             ServerBusy: Too many clients wait.
         """
-        self._queue.put(SamplingRequest.of(client, message))
+        self._queue.put(SamplingRequest(client, message))
 
     def answer(self) -> tuple[bytes, list[Frame]] | None:
         """Return a client and the answer to it, or None where there is none yet.
@@ -343,19 +308,22 @@ class SamplingService:
                 sampler.close()
 
     def _answered(self, request: SamplingRequest) -> list[Frame]:
+        message = request.message
         try:
-            respond = self._sample if request.draws else self._count
-            return respond(self._sampler(request.about), request)
-        except (ReplayError, SchemaMismatch) as error:
-            failure: ReplayError | SchemaMismatch = error
+            sampler = self._sampler(request.about)
+            if isinstance(message, Sample):
+                return self._sample(sampler, message)
+            return self._count(sampler, message)
+        except RobotRLError as error:
+            failure = error
         except Exception as error:
             # One request must never end sampling for everybody else.
             self.failures += 1
             logger.exception("a request to sample could not be answered")
             failure = ReplayError("the server failed on this request", got=repr(error))
-        return encode(Kind.ERROR, error_header(failure, request.header))
+        return encode(refusal(failure, message))
 
-    def _sample(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
+    def _sample(self, sampler: ReplaySampler, request: Sample) -> list[Frame]:
         size = request.draws * sampler.spec.batch_size * size_of(sampler.layout)
         if size > self._message_bytes:
             raise ReplayError(
@@ -366,25 +334,23 @@ class SamplingService:
             )
         sampler.load_state_dict(request.state)
         batch = sampler.sample_many(request.draws)
-        header = {
-            "request": request.header.get("request"),
-            "state": sampler.state_dict(),
-            "visible": sampler.visible,
-        }
-        return encode(Kind.SAMPLED, header, _pack(batch))
+        answer = Sampled(
+            request=request.request, state=sampler.state_dict(), visible=sampler.visible
+        )
+        return encode(answer, _pack(batch))
 
-    def _count(self, sampler: ReplaySampler, request: SamplingRequest) -> list[Frame]:
-        store = sampler.state_dict()["store"]
+    def _count(self, sampler: ReplaySampler, request: CountWindows) -> list[Frame]:
+        store = str(sampler.state_dict()["store"])
         # The first question of a client, which cannot know the store yet.
         state = {**request.state, "store": request.state.get("store") or store}
         sampler.load_state_dict(state)
-        header = {
-            "request": request.header.get("request"),
-            "store": store,
-            "visible": sampler.visible,
-            "layout": {name: [d.name, shape] for name, (d, shape) in sampler.layout.items()},
-        }
-        return encode(Kind.WINDOWS_COUNTED, header)
+        answer = WindowsCounted(
+            request=request.request,
+            store=store,
+            visible=sampler.visible,
+            layout={name: (dtype.name, shape) for name, (dtype, shape) in sampler.layout.items()},
+        )
+        return encode(answer)
 
     def _sampler(self, about: tuple[str, SampleSpec]) -> ReplaySampler:
         """Return the sampler for a kind of request; the one unused for longest makes room."""

@@ -7,47 +7,37 @@ only then acknowledged; so a client may forget what was acknowledged.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from robot_rl.data.schema import RowSchema, SchemaMismatch
+from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.replay.endpoint import (
-    ENDPOINT_FILE,
-    Endpoint,
-    check_protected,
-    local_address,
-    write_endpoint,
-)
-from robot_rl.replay.errors import (
-    ReplayError,
-    StoreError,
-    StoreFull,
-    StoreReplaced,
-    WireError,
-)
-from robot_rl.replay.keys import ServerKeys
-from robot_rl.replay.listener import DEFAULT_MEMORY_BYTES, Listener
-from robot_rl.replay.log_limit import LogLimit
+from robot_rl.replay import messages
+from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, StoreReplaced
 from robot_rl.replay.mailbox import Mailbox
-from robot_rl.replay.memory import keep_freed_memory
-from robot_rl.replay.messages import (
-    error_header,
-    parse_annotations,
-    parse_episodes,
-    split_rows,
-)
-from robot_rl.replay.records import ACTOR_LIMIT, SEQUENCE_LIMIT, SESSION_LIMIT, TABLE_LIMIT
+from robot_rl.replay.records import SessionKey
 from robot_rl.replay.remote_sampler import SamplingService
 from robot_rl.replay.session_files import NO_LIMIT, Capacity
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import Fsync, StoreWriter
-from robot_rl.replay.wire import DEFAULT_MESSAGE_BYTES, Frame, Kind, Message, decode, encode
+from robot_rl.wire.endpoint import check_protected
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.keys import ServerKeys
+from robot_rl.wire.limits import LogLimit, keep_freed_memory
+from robot_rl.wire.listener import DEFAULT_MEMORY_BYTES, Listener
+from robot_rl.wire.messages import (
+    DEFAULT_PAYLOAD_BYTES,
+    Decoder,
+    Frame,
+    Message,
+    Payload,
+    encode,
+    refusal,
+)
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
@@ -57,7 +47,6 @@ DRAIN_MESSAGES = 128
 # Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
 # on a virtual machine may cost five times as much as small ones that were in use before.
 DRAIN_BYTES = 1 << 20
-MAXIMUM_SCHEMA_BYTES = 1 << 16
 
 
 class ReplayServer:
@@ -67,7 +56,7 @@ class ReplayServer:
         path: Folder of the store; created where absent.
         address: ``tcp://HOST:PORT``. Port 0 takes the port of the server that was killed on this
             store, so that its clients find it again, or else any free one.
-        keys: Folder with the server's keys, see `robot_rl.replay.keys`. With them every client
+        keys: Folder with the server's keys, see `robot_rl.wire.keys`. With them every client
             must have keys too; without, only clients on this machine are served.
         fsync: ``"none"``: acknowledged rows survive kill -9 of any process. ``"group"``: they
             survive a power cut too.
@@ -99,7 +88,7 @@ class ReplayServer:
         fsync: Fsync = "none",
         group_rows: int = 32,
         group_seconds: float = 0.02,
-        message_bytes: int = DEFAULT_MESSAGE_BYTES,
+        message_bytes: int = DEFAULT_PAYLOAD_BYTES,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         capacity: Capacity = NO_LIMIT,
     ) -> None:
@@ -110,43 +99,34 @@ class ReplayServer:
         self.path = path
         self._group = fsync == "group"
         self._group_rows, self._group_seconds = group_rows, group_seconds
-        self._message_bytes = message_bytes
         with ExitStack() as opened:
             self._writer = StoreWriter(path, fsync=fsync, capacity=capacity)
             opened.callback(self._writer.close)
             self._sampling = SamplingService(path, message_bytes)
             opened.callback(self._sampling.close)
-            self._listener = Listener(path, address, keys=own, memory_bytes=memory_bytes)
+            self._listener = Listener(address, folder=path, keys=own, memory_bytes=memory_bytes)
             opened.callback(self._listener.close)
-            self.address = local_address(self._listener.address)
-            write_endpoint(path, Endpoint(self.address, os.getpid(), self._listener.local))
+            self.address = self._listener.endpoint.address
+            self._listener.announce()
             self._opened = opened.pop_all()
         self._mailbox = Mailbox(self._writer)
-        self._pending: list[tuple[bytes, RowBatch]] = []
+        self._pending: list[tuple[bytes, messages.Append, RowBatch]] = []
         self._pending_rows = 0
         self._pending_since = 0.0
-        self._counters = dict.fromkeys(
-            (
-                "messages",
-                "bad_messages",
-                "internal_errors",
-                "commits",
-                "rows_received",
-                "replies_dropped",
-            ),
-            0,
-        )
+        counted = "messages bad_messages internal_errors commits rows_received replies_dropped"
+        self._counters = dict.fromkeys(counted.split(), 0)
         self._started = time.monotonic()
-        self._handlers: Mapping[Kind, Callable[[bytes, Message], None]] = {
-            Kind.OPEN: self._open,
-            Kind.APPEND: self._append,
-            Kind.PUT_WEIGHTS: self._put_weights,
-            Kind.GET_WEIGHTS: self._get_weights,
-            Kind.GET_STATISTICS: self._get_statistics,
-            Kind.SAMPLE: self._sampling.submit,
-            Kind.COUNT_WINDOWS: self._sampling.submit,
-            Kind.ANNOTATE: self._annotate,
+        self._handlers: Mapping[type[Message], Callable[[bytes, Any, Payload], None]] = {
+            messages.Open: self._open,
+            messages.Append: self._append,
+            messages.PutWeights: self._put_weights,
+            messages.GetWeights: self._get_weights,
+            messages.GetStatistics: self._get_statistics,
+            messages.Annotate: self._annotate,
+            messages.Sample: self._sample,
+            messages.CountWindows: self._sample,
         }
+        self._decoder = Decoder(*self._handlers, payload_bytes=message_bytes)
 
     def run(self, stop: StopEvent) -> None:
         """Serve until `stop` is set; then commit what was received and close."""
@@ -162,7 +142,7 @@ class ReplayServer:
                 for client, message in self._mailbox.expired(time.monotonic()):
                     self._send(client, message)
             self._commit()
-            (self.path / ENDPOINT_FILE).unlink(missing_ok=True)
+            self._listener.withdraw()
         finally:
             self.close()
 
@@ -192,112 +172,85 @@ class ReplayServer:
 
     def _handle(self, client: bytes, frames: list[Frame]) -> None:
         self._counters["messages"] += 1
-        header: Mapping[str, object] = {}
+        message: Message | None = None
         try:
-            message = decode(frames)
-            header = message.header
-            message.check_size(self._message_bytes)
-            handler = self._handlers.get(message.kind)
-            if handler is None:
-                raise WireError("a server does not accept this message", got=message.kind.name)
-            handler(client, message)
-        except (ReplayError, SchemaMismatch) as error:
+            message, payload = self._decoder.decode(frames)
+            self._handlers[type(message)](client, message, payload)
+        except RobotRLError as error:
             if isinstance(error, WireError):
                 self._counters["bad_messages"] += 1
                 logger.warning("bad message: %s", error)
-            self._send_error(client, error, header)
+            self._send(client, refusal(error, message))
         except Exception as error:
             # One message must never end the server for everybody else.
             self._counters["internal_errors"] += 1
             logger.exception("a message could not be handled")
             failure = ReplayError("the server failed on this message", got=repr(error))
-            self._send_error(client, failure, header)
+            self._send(client, refusal(failure, message))
 
-    def _open(self, client: bytes, message: Message) -> None:
+    def _open(self, client: bytes, message: messages.Open, _: Payload) -> None:
         """Create or check the table and begin or resume the session."""
         self._commit()
         self._check_store(message)
-        schema = RowSchema.from_json(message.text("schema", MAXIMUM_SCHEMA_BYTES))
-        owner = message.text("owner", 64)
-        table = self._writer.open_table(
-            message.text("table", 64), schema, message.mapping("metadata")
-        )
-        number = None
-        if message.header.get("session") is not None:
-            number = message.integer("session", SESSION_LIMIT)
+        schema = RowSchema.from_json(message.schema)
+        table = self._writer.open_table(message.table, schema, message.metadata)
         key = self._writer.open_session(
-            table.identifier, message.integer("actor", ACTOR_LIMIT), number, owner
+            table.identifier, message.actor, message.session, message.owner
         )
         state = self._writer.session(key)
-        self._reply(
-            client,
-            message,
-            Kind.OPENED,
+        answer = messages.Opened(
+            request=message.request,
             table=key[0],
             actor=key[1],
             session=key[2],
-            owner=owner,
+            owner=message.owner,
             store=self._writer.identity,
             next=state.next_sequence,
             in_episode=state.episode is not None,
             ended=state.ended_by is not None,
         )
+        self._send(client, answer)
 
-    def _check_store(self, message: Message) -> None:
+    def _check_store(self, message: messages.Open) -> None:
         """Check that a client which knows a store means this one, before anything is begun in it.
 
         Raises:
             StoreReplaced: It means another one.
         """
-        if "store" not in message.header:
-            return
-        known = message.text("store", 64)
-        if known != self._writer.identity:
+        if message.store not in (None, self._writer.identity):
             raise StoreReplaced(
                 f"this is another store than the one that the client has written to: {self.path}",
                 got=self._writer.identity,
-                expected=known,
+                expected=message.store,
                 hint="put the former store back, or start the client anew to begin with this one",
             )
 
-    def _append(self, client: bytes, message: Message) -> None:
-        session = (
-            message.integer("table", TABLE_LIMIT),
-            message.integer("actor", ACTOR_LIMIT),
-            message.integer("session", SESSION_LIMIT),
-        )
+    def _append(self, client: bytes, message: messages.Append, payload: Payload) -> None:
         batch = RowBatch(
-            session,
-            message.text("owner", 64),
-            message.integer("first", SEQUENCE_LIMIT),
-            split_rows(message, self._writer.schema(session[0])),
-            parse_episodes(message),
+            message.place,
+            message.owner,
+            message.first,
+            messages.split_rows(payload, self._writer.schema(message.table)),
+            messages.parse_episodes(message),
         )
         if not self._pending:
             self._pending_since = time.monotonic()
-        self._pending.append((client, batch))
+        self._pending.append((client, message, batch))
         self._pending_rows += len(batch.rows)
         self._counters["rows_received"] += len(batch.rows)
 
-    def _put_weights(self, client: bytes, message: Message) -> None:
-        if not message.payload:
-            raise WireError("a message with weights carries none")
-        record, answers = self._mailbox.put(
-            message.text("name", 64),
-            message.integer("version"),
-            message.joined(),
-            message.mapping("metadata"),
-        )
-        self._reply(client, message, Kind.WEIGHTS_STORED, version=record.version)
+    def _put_weights(self, client: bytes, message: messages.PutWeights, payload: Payload) -> None:
+        answers = self._mailbox.put(message, b"".join(payload))
+        self._send(client, messages.Stored(request=message.request))
         for waiting, answer in answers:
             self._send(waiting, answer)
 
-    def _get_weights(self, client: bytes, message: Message) -> None:
+    def _get_weights(self, client: bytes, message: messages.GetWeights, _: Payload) -> None:
         answer = self._mailbox.get(client, message, time.monotonic())
         if answer is not None:
             self._send(client, answer)
 
-    def _get_statistics(self, client: bytes, message: Message) -> None:
+    def _get_statistics(self, client: bytes, message: messages.GetStatistics, _: Payload) -> None:
         admission = self._listener.admission
         statistics = {
             "tables": self._writer.statistics(),
@@ -307,11 +260,14 @@ class ReplayServer:
             "clients_refused": 0 if admission is None else admission.refused,
             "uptime_seconds": time.monotonic() - self._started,
         }
-        self._reply(client, message, Kind.STATISTICS, statistics=statistics)
+        self._send(client, messages.Statistics(request=message.request, statistics=statistics))
 
-    def _annotate(self, client: bytes, message: Message) -> None:
-        stored = self._writer.annotate(parse_annotations(message))
-        self._reply(client, message, Kind.ANNOTATED, stored=stored)
+    def _annotate(self, client: bytes, message: messages.Annotate, payload: Payload) -> None:
+        new = self._writer.annotate(messages.parse_annotations(message, payload))
+        self._send(client, messages.Stored(request=message.request, new=new))
+
+    def _sample(self, client: bytes, message: messages.Drawing, _: Payload) -> None:
+        self._sampling.submit(client, message)
 
     def _commit_is_due(self) -> bool:
         if not self._pending or not self._group:
@@ -324,19 +280,21 @@ class ReplayServer:
         if not self._pending:
             return
         pending, self._pending, self._pending_rows = self._pending, [], 0
-        results = self._store([batch for _, batch in pending])
+        results = self._store([batch for _, _, batch in pending])
         self._counters["commits"] += 1
-        acknowledged = {}
-        for (client, batch), error in zip(pending, results, strict=True):
-            table, actor, session = batch.session
-            place = {"table": table, "actor": actor, "session": session}
-            if error is not None:
-                self._send_error(client, error, place)
+        acknowledged: dict[tuple[bytes, SessionKey], None] = {}  # in order, each once
+        for (client, message, _), error in zip(pending, results, strict=True):
+            if error is None:
+                acknowledged[client, message.place] = None
             else:
-                acknowledged[client, batch.session] = place
-        for (client, key), place in acknowledged.items():
-            following = self._writer.session(key).next_sequence
-            self._send(client, encode(Kind.ACKNOWLEDGED, {**place, "next": following}))
+                self._send(client, refusal(error, message))
+        for client, place in acknowledged:
+            table, actor, session = place
+            state = self._writer.session(place)
+            answer = messages.Acknowledged(
+                table=table, actor=actor, session=session, next=state.next_sequence
+            )
+            self._send(client, answer)
 
     def _store(self, batches: Sequence[RowBatch]) -> Sequence[RobotRLError | None]:
         """Commit batches; return for each the error for which it was refused, or None."""
@@ -354,13 +312,8 @@ class ReplayServer:
             logger.exception("rows could not be stored")
             return [ReplayError("the server failed on these rows", got=repr(error))]
 
-    def _reply(self, client: bytes, message: Message, kind: Kind, **entries: object) -> None:
-        self._send(client, encode(kind, {"request": message.request(), **entries}))
-
-    def _send_error(self, client: bytes, error: RobotRLError, header: Mapping[str, object]) -> None:
-        self._send(client, encode(Kind.ERROR, error_header(error, header)))
-
-    def _send(self, client: bytes, frames: list[Frame]) -> None:
+    def _send(self, client: bytes, answer: Message | list[Frame]) -> None:
+        frames = encode(answer) if isinstance(answer, Message) else answer
         if not self._listener.send(client, frames):
             # The client is gone or does not read; acknowledgements are cumulative and requests
             # are repeated, so nothing depends on this one reply.

@@ -11,7 +11,6 @@ finds the rows that were not acknowledged, and whose they are.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import zlib
@@ -31,15 +30,14 @@ from robot_rl.replay.errors import (
     SpoolError,
     SpoolInUse,
     SpoolTooSmall,
-    WireError,
 )
 from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
 from robot_rl.replay.row_file import COUNTERS, RowFile, disk_is_full, is_blank, no_room
-from robot_rl.replay.wire import MAXIMUM_HEADER_DEPTH, Frame, check_depth
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.messages import Frame, json_text
 
 DEFAULT_SPOOL_BYTES = 64 << 20
 EPISODES = 512  # whose metadata fit
-_METADATA_DEPTH = MAXIMUM_HEADER_DEPTH - 2  # in the header they are an object of objects
 _EPISODE = np.dtype(
     [
         ("sequence", "<u8"),
@@ -392,17 +390,9 @@ def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
     if not episode:
         return b""
     try:
-        text = json.dumps(dict(episode), allow_nan=False, ensure_ascii=False).encode()
-        check_depth(json.loads(text), _METADATA_DEPTH)
-    except (TypeError, ValueError, RecursionError, WireError) as error:
+        return json_text(episode, MAXIMUM_EPISODE_METADATA)
+    except WireError as error:
         raise RowRefused("episode metadata cannot be sent", got=error) from error
-    if len(text) > MAXIMUM_EPISODE_METADATA:
-        raise RowRefused(
-            "episode metadata is too large",
-            got=len(text),
-            expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
-        )
-    return text
 
 
 def _open_locked(path: Path) -> RowFile:

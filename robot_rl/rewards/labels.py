@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import AnnotationRefused, ServerUnreachable, StoreFull
+from robot_rl.replay.errors import AnnotationRefused, StoreFull
 from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import OpenSession
 from robot_rl.replay.windows import LABELS
+from robot_rl.wire.errors import ServerUnreachable
 
 _PATIENCE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2

@@ -6,10 +6,10 @@ A model such as VLAC runs in a process of its own, with its own packages, behind
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import zmq
@@ -20,20 +20,23 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord
 from robot_rl.rewards.progress_wire import (
-    COMPARE,
-    DONE,
-    HELLO,
-    ProgressAnswer,
+    ANSWERS,
+    Compare,
+    Done,
+    Hello,
+    Images,
     ProgressError,
-    ProgressRequest,
+    answer_arrays,
     check_address,
-    decode_answer,
-    encode_request,
+    frames_of,
 )
+from robot_rl.wire.connection import client_socket
+from robot_rl.wire.endpoint import Endpoint
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.messages import Decoder, Payload, Refused, encode
 
 PROGRESS, CONFIDENCE, DONE_PROBABILITY = "progress", "progress_confidence", "done"
 
-Images = Mapping[str, npt.NDArray[np.uint8]]
 Values = npt.NDArray[np.float32]
 
 
@@ -93,12 +96,12 @@ class RemoteProgressModel:
         check_address(address)
         self._address, self._timeout = address, timeout_s
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket = client_socket(self._context, Endpoint(address, pid=0))
         self._socket.connect(address)
+        self._decoder = Decoder(*ANSWERS)
         self._number = 0
         try:
-            self.version = self._ask(ProgressRequest(HELLO, {}, "")).version
+            self.version, _ = self._ask(Hello(), {})
         except BaseException:
             self.close()
             raise
@@ -109,8 +112,7 @@ class RemoteProgressModel:
         Raises:
             ProgressError: The server refused, did not answer in time, or answered nonsense.
         """
-        values = self._ask(ProgressRequest(COMPARE, pairs, instruction)).values
-        return Comparison(values["delta"], values["confidence"])
+        return Comparison(*self._judged(Compare.of(pairs, instruction), pairs))
 
     def done(self, images: Images, instruction: str) -> Values:
         """See `ProgressModel`.
@@ -118,7 +120,7 @@ class RemoteProgressModel:
         Raises:
             ProgressError: As `compare`.
         """
-        return self._ask(ProgressRequest(DONE, images, instruction)).values["done"]
+        return self._judged(Done.of(images, instruction), images)[0]
 
     def close(self) -> None:
         """Hang up."""
@@ -133,13 +135,26 @@ class RemoteProgressModel:
         """Hang up."""
         self.close()
 
-    def _ask(self, request: ProgressRequest) -> ProgressAnswer:
+    def _judged(self, question: Compare | Done, images: Images) -> list[Values]:
+        _, payload = self._ask(question, images)
+        return answer_arrays(question.answers, len(next(iter(images.values()))), payload)
+
+    def _ask(self, question: Hello | Compare | Done, images: Images) -> tuple[int, Payload]:
+        """Return the model's version, and the payload of its answer."""
         self._number += 1
-        self._socket.send_multipart(encode_request(request, self._number))
-        while self._socket.poll(round(1000 * self._timeout)):
-            answer = decode_answer(self._socket.recv_multipart(), request, self._number)
-            if answer is not None:
-                return answer
+        numbered = msgspec.structs.replace(question, request=self._number)
+        try:
+            self._socket.send_multipart(encode(numbered, frames_of(images.values(), np.uint8)))
+            while self._socket.poll(round(1000 * self._timeout)):
+                answer, payload = self._decoder.decode(self._socket.recv_multipart())
+                if isinstance(answer, Refused) and answer.request in (None, self._number):
+                    raise ProgressError(
+                        "the progress model refused a request", got=answer.message[:2000]
+                    )
+                if answer.request == self._number:  # and no other question, which was given up
+                    return answer.version, payload
+        except WireError as error:
+            raise ProgressError("a message of progress is none", got=error) from error
         raise ProgressError(
             f"no progress model answers at {self._address}",
             got=f"nothing within {self._timeout:g} s",

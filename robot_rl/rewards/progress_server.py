@@ -14,25 +14,27 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import zmq
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.rewards.progress import Comparison, Images, ProgressModel, Values
+from robot_rl.rewards.progress import Comparison, ProgressModel, Values
 from robot_rl.rewards.progress_wire import (
-    COMPARE,
-    HELLO,
-    MAXIMUM_FRAME_BYTES,
+    QUESTIONS,
+    Compare,
+    Done,
+    Hello,
+    Images,
+    Judged,
     ProgressError,
-    ProgressRequest,
     check_address,
-    decode_request,
-    encode_answer,
-    encode_error,
+    frames_of,
 )
+from robot_rl.wire.errors import AddressInUse
+from robot_rl.wire.listener import Listener
+from robot_rl.wire.messages import Decoder, Frame, Payload, encode, refusal
 
-_POLL_MILLISECONDS = 100
+_POLL_SECONDS = 0.1
 
 
 class GoalImages:
@@ -111,40 +113,43 @@ def serve_progress(
         ProgressError: The address is not on this machine, or taken.
     """
     check_address(address)
-    context = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
     try:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_FRAME_BYTES)
-        try:
-            socket.bind(address.removesuffix(":0") + ":*" if address.endswith(":0") else address)
-        except zmq.ZMQError as error:
-            raise ProgressError(f"nobody can listen at {address}", got=error.strerror) from error
-        on_ready(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        listener = Listener(address)
+    except AddressInUse as error:
+        raise ProgressError(f"nobody can listen at {address}", got=error) from error
+    decoder = Decoder(*QUESTIONS)
+    try:
+        on_ready(listener.address)
         while not stop.is_set():
-            if socket.poll(_POLL_MILLISECONDS):
-                sender, *frames = socket.recv_multipart()
-                socket.send_multipart([sender, *_answer(model, frames)])
+            if listener.poll(_POLL_SECONDS):
+                while (received := listener.receive()) is not None:
+                    client, frames = received
+                    listener.send(client, _answer(model, decoder, frames))
     finally:
-        socket.close()
-        context.term()
+        listener.close()
 
 
-def _answer(model: ProgressModel, frames: list[bytes]) -> list[bytes]:
-    number = 0
+def _answer(model: ProgressModel, decoder: Decoder, frames: list[Frame]) -> list[Frame]:
+    question = None
     try:
-        number, request = decode_request(frames)
-        return encode_answer(number, model.version, _values(model, request))
+        question, payload = decoder.decode(frames)
+        values = _values(model, question, payload)
+        answer = Judged(request=question.request, version=model.version)
+        return encode(answer, frames_of(values, np.float32))
     except Exception as error:  # the model is foreign code: whoever asked is told, the others not
-        return encode_error(number, str(error) or repr(error))
+        problem = error if isinstance(error, RobotRLError) else ProgressError(repr(error))
+        return encode(refusal(problem, question))
 
 
-def _values(model: ProgressModel, request: ProgressRequest) -> dict[str, Values]:
-    if request.ask == HELLO:
-        return {}
-    if request.ask == COMPARE:
-        return model.compare(request.images, request.instruction)._asdict()
-    return {"done": model.done(request.images, request.instruction)}
+def _values(
+    model: ProgressModel, question: Hello | Compare | Done, payload: Payload
+) -> tuple[Values, ...]:
+    if isinstance(question, Hello):
+        return ()
+    images = question.arrays(payload)
+    if isinstance(question, Compare):
+        return model.compare(images, question.instruction)
+    return (model.done(images, question.instruction),)
 
 
 def main(address: str, dataset: str) -> None:

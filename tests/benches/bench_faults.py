@@ -38,8 +38,8 @@ from robot_rl.replay import (
     serve,
     wait_for_endpoint,
 )
-from robot_rl.replay.endpoint import parse_address
 from robot_rl.replay.errors import NotEnoughData, StoreError
+from robot_rl.wire.endpoint import parse_address
 
 TABLE = "faults"
 EPISODE_STEPS = 40

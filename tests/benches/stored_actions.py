@@ -13,12 +13,13 @@ import numpy.typing as npt
 from training_runs import START_SECONDS
 
 from robot_rl.bench._topics import BenchFailed
-from robot_rl.console.endpoint import endpoint_file
+from robot_rl.console.link import loop_folder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.reader import StoreReader
 from robot_rl.run import LATEST, RunDirectory
+from robot_rl.wire.endpoint import ENDPOINT_FILE
 
 Rows = npt.NDArray[Any]
 
@@ -61,7 +62,9 @@ class StoredActions:
     def newest(self) -> list[Rows]:
         """Rows (T + 1,), or (T,) of an episode that goes on, of the newest online episodes."""
         run = RunDirectory(self._folder / LATEST)
-        if not endpoint_file(run, actor=1).exists():  # it is made after the actor's table
+        if not (
+            loop_folder(run, actor=1) / ENDPOINT_FILE
+        ).exists():  # it is made after the actor's table
             return []
         reader = StoreReader(run.store)
         try:

@@ -19,9 +19,10 @@ import pytest
 pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
 from playwright.sync_api import Page, expect, sync_playwright
 
-from robot_rl.console.endpoint import endpoint_file, read_endpoint
+from robot_rl.console.link import loop_folder
 from robot_rl.processes.waiting import wait_until
 from robot_rl.run import RunDirectory
+from robot_rl.wire.endpoint import read_endpoint
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -211,7 +212,7 @@ def test_a_stop_while_the_actor_is_gone_holds_the_one_that_comes_next(
     page: Page, training: Training
 ):
     expect(state(page)).to_have_text(re.compile("in control"))
-    loop = read_endpoint(endpoint_file(training.run, 1))
+    loop = read_endpoint(loop_folder(training.run, 1))
     assert loop is not None
     os.kill(loop.pid, signal.SIGKILL)
     page.locator("#stop").click()

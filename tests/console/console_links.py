@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from robot_rl.console.client import LoopClient
-from robot_rl.console.endpoint import endpoint_file
+from robot_rl.console.link import loop_folder
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
 WAIT_SECONDS = 30.0
@@ -25,7 +25,7 @@ def with_client(run: RunDirectory, use: Callable[[LoopClient], Awaitable[None]])
     """Run `use` with a client that follows the run's control loop."""
 
     async def main() -> None:
-        client = LoopClient(endpoint_file(run, 1))
+        client = LoopClient(loop_folder(run, 1))
         task = asyncio.create_task(client.run())
         try:
             await asyncio.wait_for(use(client), WAIT_SECONDS)

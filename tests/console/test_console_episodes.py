@@ -16,8 +16,8 @@ from console_links import make_run
 
 from robot_rl.config import compose
 from robot_rl.console.curves import read_curves, running_mean
-from robot_rl.console.endpoint import ConsoleError
 from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Pages
 from robot_rl.console.player import EpisodePlayer
 from robot_rl.console.requests import Requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import stat
 import time
 
@@ -14,16 +13,21 @@ from console_links import make_run, until, with_client
 
 from robot_rl.console import client
 from robot_rl.console.client import LoopClient
-from robot_rl.console.endpoint import (
+from robot_rl.console.link import (
+    Alive,
     ConsoleError,
-    LoopEndpoint,
-    endpoint_file,
-    read_endpoint,
-    write_endpoint,
+    ConsoleLink,
+    Event,
+    Jog,
+    Taken,
+    loop_folder,
 )
-from robot_rl.console.link import ConsoleLink
-from robot_rl.console.snapshot import Activity, BadSnapshot, InControl, Situation, Snapshot
+from robot_rl.console.snapshot import Activity, InControl, Seen, Situation, Snapshot
 from robot_rl.env.operator import OperatorEvent, OperatorInbox
+from robot_rl.wire.connection import client_socket
+from robot_rl.wire.endpoint import ENDPOINT_FILE, Endpoint, read_endpoint, write_endpoint
+from robot_rl.wire.errors import WireError
+from robot_rl.wire.messages import MAGIC, PREFIX, WIRE_VERSION, Decoder, Refused, encode
 
 SEEN = {
     "images/front": np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3),
@@ -173,7 +177,8 @@ def test_a_loop_that_is_started_again_is_found(run, inbox):
 def test_a_stop_that_nobody_took_is_taken_by_the_loop_that_comes_next(run, inbox, before):
     async def use(client: LoopClient) -> None:
         if before == "killed":
-            write_endpoint(endpoint_file(run, 1), LoopEndpoint("tcp://127.0.0.1:1", "gone", 1))
+            loop_folder(run, 1).mkdir(parents=True)
+            write_endpoint(loop_folder(run, 1), Endpoint("tcp://127.0.0.1:1", pid=1, secret="gone"))
             await asyncio.sleep(1.0)  # it looks twice a second
         for event in ("stop", "take_over"):  # only a stop never comes too late
             with pytest.raises(ConsoleError, match="no control loop answers"):
@@ -207,43 +212,67 @@ def test_a_new_console_is_told_at_once_what_the_others_know(run, link):
     with_client(run, use)
 
 
+def say(endpoint, *messages):
+    """Say something to the loop, as anybody on the machine can; returns the last answer, if any."""
+    answers = []
+    with zmq.Context() as context, client_socket(context, endpoint) as socket:
+        socket.connect(endpoint.address)
+        for message in messages:
+            socket.send_multipart(message)
+            while socket.poll(500):
+                answer, _ = Decoder(Seen, Alive, Taken, Refused).decode(socket.recv_multipart())
+                answers.append(answer)
+                if not isinstance(answer, Alive):
+                    break
+    return answers[-1] if answers else None
+
+
 class TestStranger:
     """Somebody who reaches the port, and cannot read the file."""
 
-    def say(self, run, secret: str, kind: bytes, **content: object) -> list[bytes] | None:
-        endpoint = read_endpoint(endpoint_file(run, 1))
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.linger = 0
-            socket.connect(endpoint.address)
-            socket.send_multipart([secret.encode(), kind, json.dumps(content).encode()])
-            return socket.recv_multipart() if socket.poll(500) else None
-
-    def test_is_not_heard(self, run, link, inbox):
-        assert self.say(run, "guess", b"event", id=1, event="stop", at=time.monotonic()) is None
+    @pytest.mark.parametrize("secret", ["guess", None])
+    def test_is_not_heard(self, run, link, inbox, secret):
+        endpoint = Endpoint(read_endpoint(loop_folder(run, 1)).address, pid=1, secret=secret)
+        stop = encode(Event(request=1, event="stop", at=time.monotonic()))
+        assert say(endpoint, stop) is None
         assert inbox.poll().events == ()
 
     def test_cannot_read_the_file(self, run, link):
-        mode = endpoint_file(run, 1).stat().st_mode
+        mode = (loop_folder(run, 1) / ENDPOINT_FILE).stat().st_mode
         assert stat.S_IMODE(mode) == 0o600
 
-    def test_what_lay_in_a_queue_is_refused_but_for_a_stop(self, run, link, inbox):
-        secret, old = link.endpoint.secret, time.monotonic() - 10
-        answer = self.say(run, secret, b"event", id=1, event="success", at=old)
-        assert answer[0] == b"refused"
-        assert "too late" in json.loads(answer[1])["problem"]
-        self.say(run, secret, b"jog", motion=[1, 0, 0, 0, 0, 0], gripper=None, at=old)
-        assert self.say(run, secret, b"event", id=2, event="stop", at=old)[0] == b"taken"
-        assert inbox.poll().events == (OperatorEvent.STOP,)
-        assert not inbox.poll().motion.any()
 
-    def test_nonsense_does_not_end_the_link(self, run, link, inbox):
-        secret = link.endpoint.secret
-        for content in ({}, {"event": 3, "at": "x"}, {"event": "stop", "at": None}):
-            self.say(run, secret, b"event", **content)
-        self.say(run, secret, b"nothing")
-        link.publish(Snapshot())
-        answer = self.say(run, secret, b"event", id=1, event="pause", at=time.monotonic())
-        assert answer[0] == b"taken"
+def test_what_lay_in_a_queue_is_refused_but_for_a_stop(run, link, inbox):
+    endpoint, old = read_endpoint(loop_folder(run, 1)), time.monotonic() - 10
+    answer = say(endpoint, encode(Event(request=1, event="success", at=old)))
+    assert answer.request == 1
+    assert "too late" in answer.message
+    jog = Jog(motion=(1.0, 0.0, 0.0, 0.0, 0.0, 0.0), gripper=None, at=old)
+    stop = Event(request=2, event="stop", at=old)
+    assert say(endpoint, encode(jog), encode(stop)) == Taken(request=2)
+    assert inbox.poll().events == (OperatorEvent.STOP,)
+    assert not inbox.poll().motion.any()
+
+
+def test_nonsense_is_answered_and_does_not_end_the_link(run, link, inbox):
+    endpoint, prefix = read_endpoint(loop_folder(run, 1)), PREFIX.pack(MAGIC, WIRE_VERSION)
+    for text, problem in (
+        (b'{"kind": "event"}', "'event'"),
+        (b'{"kind": "event", "event": 3, "at": 1}', "'event'"),
+        (b'{"kind": "event", "event": "stop", "at": null}', "'at'"),
+        (b'{"kind": "event", "event": "stop", "at": 1e999}', "$.at"),
+        (b'{"kind": "jog", "motion": "up", "gripper": 1, "at": 1}', "'motion'"),
+        (b'{"kind": "nothing"}', "'kind'"),
+        (b"no json", "not JSON"),
+    ):
+        answer = say(endpoint, [prefix + text])
+        assert isinstance(answer, Refused)
+        assert problem in answer.message
+    assert "not a message" in say(endpoint, [b"junk"]).message
+    assert inbox.poll().events == ()
+    link.publish(Snapshot())
+    pause = Event(request=1, event="pause", at=time.monotonic())
+    assert say(endpoint, encode(pause)) == Taken(request=1)
 
 
 def test_a_link_that_failed_says_so_to_the_loop(run, inbox):
@@ -255,16 +284,16 @@ def test_a_link_that_failed_says_so_to_the_loop(run, inbox):
     link.close()
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [],
-        [b"{}"],
-        [b"no json"],
-        [b'{"situation": {}, "arrays": [["a", "O", [1]]]}', b"12345678"],
-        [b'{"situation": {}, "arrays": [["a", "float32", [1000]]]}', b"1234"],
-    ],
-)
-def test_a_message_that_is_no_snapshot_is_named(frames):
-    with pytest.raises(BadSnapshot, match="no snapshot"):
-        Snapshot.from_frames(frames)
+def test_what_is_no_snapshot_is_named():
+    whole = Snapshot(Situation(episode=2), SEEN).to_frames()
+    decode = Decoder(Seen).decode
+    assert Snapshot.of(*decode(whole)).situation.episode == 2
+    for frames, problem in (
+        (whole[:-1], "not as they are announced"),
+        ([*whole[:-1], b"x"], "not as they are announced"),
+        ([whole[0].replace(b'"float32"', b'"object"'), *whole[1:]], "not as they are announced"),
+        ([whole[0].replace(b'"waiting"', b'"dancing"'), *whole[1:]], "'situation.activity'"),
+        ([whole[0].replace(b'"episode":2', b'"episode":"2"'), *whole[1:]], "'situation.episode'"),
+    ):
+        with pytest.raises(WireError, match=problem):
+            Snapshot.of(*decode(frames))

@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import WAIT_SECONDS, lines, without
 
 from robot_rl.replay import wait_for_endpoint
-from robot_rl.replay.keys import add_client, create_keys
+from robot_rl.wire.keys import add_client, create_keys
 
 pytestmark = pytest.mark.slow
 

@@ -381,7 +381,7 @@ def test_an_import_of_other_columns_or_without_a_server_is_one_clear_error(
     assert "action_names differs" in capsys.readouterr().err
     server.stop()
     assert run("import", tmp_path / "out", server.store, "table=other") == cli.EXIT_ERROR
-    assert "no replay server" in capsys.readouterr().err
+    assert "no server of" in capsys.readouterr().err
 
 
 def _plain(schema: RowSchema) -> list[str]:

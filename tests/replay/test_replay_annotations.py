@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import zmq
+from fuzzing import build
 from store_writing import Recording, sampler_of
 
 from robot_rl.data.schema import SchemaMismatch
@@ -18,11 +19,13 @@ from robot_rl.replay import (
     StoreReader,
     StoreWriter,
     TableRows,
+    WireError,
     read_endpoint,
     row_keys,
 )
 from robot_rl.replay.errors import NotEnoughData
-from robot_rl.replay.wire import Kind, decode, encode
+from robot_rl.replay.messages import ANSWERS, Stored
+from robot_rl.wire.messages import Decoder, Refused
 
 
 @pytest.fixture
@@ -98,9 +101,9 @@ def test_what_cannot_be_annotated_is_refused_whole(client, recorded):
         ("reach", "score", 2, keys, good + np.inf, AnnotationRefused, "not finite"),
         ("reach", "score", 2, keys, good.astype(float), SchemaMismatch, r"float64.*float32"),
         ("reach", "score", 2, keys, np.zeros((6, 2), np.float32), SchemaMismatch, r"\(2,\).*\(\)"),
-        ("reach", "score", -1, keys, good, ReplayError, "version"),
-        ("reach", "a\0b", 1, keys, good, ReplayError, "name"),
-        ("reach", "text", 1, keys, np.array(["a"] * 6), ReplayError, "dtype"),
+        ("reach", "score", -1, keys, good, WireError, "version"),
+        ("reach", "a\0b", 1, keys, good, WireError, "name"),
+        ("reach", "text", 1, keys, np.array(["a"] * 6), WireError, "dtype"),
     ):
         with pytest.raises(error, match=message):
             client.annotate(table, name, version, rows, values)
@@ -149,18 +152,20 @@ def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
         (good, [b"\xff" * len(key), bytes(4)], "AnnotationRefused"),
     ]
     context = zmq.Context()
+    decode = Decoder(*ANSWERS).decode
     with context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.connect(read_endpoint(server.store).address)
         for head, payload, expected in (*((*h, "WireError") for h in hostile), *bad_values):
-            socket.send_multipart(encode(Kind.ANNOTATE, head, payload))
+            socket.send_multipart(build("annotate", head, *payload))
             assert socket.poll(5000), head
-            answer = decode(socket.recv_multipart())
-            assert (answer.kind, answer.header["error"]) == (Kind.ERROR, expected), (head, answer)
-        socket.send_multipart(encode(Kind.ANNOTATE, good, [key, bytes(4)]))
+            answer, _ = decode(socket.recv_multipart())
+            assert isinstance(answer, Refused)
+            assert (answer.error, answer.request) == (expected, 5), (head, answer)
+        socket.send_multipart(build("annotate", good, key, bytes(4)))
         assert socket.poll(5000)
-        answer = decode(socket.recv_multipart())
-        assert (answer.kind, answer.header) == (Kind.ANNOTATED, {"request": 5, "stored": 1})
+        answer, _ = decode(socket.recv_multipart())
+        assert answer == Stored(request=5, new=1)
     context.term()
     statistics = client.statistics()
     assert statistics["internal_errors"] == 0

@@ -29,10 +29,9 @@ from robot_rl.replay import (
     StoreReader,
     read_endpoint,
 )
-from robot_rl.replay.keys import add_client, create_keys
 from robot_rl.replay.records import MAXIMUM_FIELDS
 from robot_rl.replay.store import MAXIMUM_TABLES
-from robot_rl.replay.wire import Kind
+from robot_rl.wire.keys import add_client, create_keys
 
 SEED = int(os.environ.get("ROBOT_RL_FUZZ_SEED", "1"))
 LONG_SECONDS = float(os.environ.get("ROBOT_RL_FUZZ_SECONDS", "600"))
@@ -241,7 +240,7 @@ def test_answers_that_nobody_reads_do_not_fill_the_memory(limited):
         greedy.linger = 0
         greedy.rcvhwm = 1
         greedy.connect(read_endpoint(server.store).address)
-        question = build(Kind.GET_WEIGHTS, {"request": 1, "name": "policy", "wait": 0}, [])
+        question = build("get_weights", {"request": 1, "name": "policy", "wait": 0})
         assert exhausted(server, honest, lambda: greedy.send_multipart(question)) < 200 << 20
     context.term()
 
@@ -252,7 +251,7 @@ def test_a_message_of_very_many_frames_keeps_nobody_waiting(limited):
     with context.socket(zmq.DEALER) as hostile:
         hostile.linger = 0
         hostile.connect(read_endpoint(server.store).address)
-        frames = build(Kind.GET_STATISTICS, {}, []) + [b""] * 150_000
+        frames = build("get_statistics", {}) + [b""] * 150_000
         exhausted(server, honest, lambda: hostile.send_multipart(frames))
     context.term()
 
@@ -307,8 +306,8 @@ HANG_UP_ON_A_BUSY_SERVER = """
 import socket, struct, sys, time
 from pathlib import Path
 from fuzzing import GREETING, READY
-from robot_rl.replay.listener import Listener
-listener = Listener(Path(sys.argv[1]), "tcp://127.0.0.1:0")
+from robot_rl.wire.listener import Listener
+listener = Listener("tcp://127.0.0.1:0", folder=Path(sys.argv[1]))
 host, port = listener.address.removeprefix("tcp://").split(":")
 with socket.create_connection((host, int(port))) as plain:
     plain.sendall(GREETING + READY)

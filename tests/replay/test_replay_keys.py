@@ -20,7 +20,7 @@ from robot_rl.replay import (
     StoreReader,
     read_endpoint,
 )
-from robot_rl.replay.keys import ClientKeys, ServerKeys, add_client, create_keys
+from robot_rl.wire.keys import ClientKeys, ServerKeys, add_client, create_keys
 
 FAST = LinkOptions(resend_seconds=0.1)
 # Far below the time after which an unanswered request gives up by itself.
@@ -202,7 +202,7 @@ def test_whoever_has_none_learns_why_and_nobody_notices(
 
 
 def test_a_client_with_keys_does_not_talk_to_a_server_without(server, keys):
-    assert "uses keys, and the replay server does not" in refusal(server.store, keys)
+    assert "uses keys, and the server does not" in refusal(server.store, keys)
 
 
 def test_a_revoked_client_keeps_its_rows_until_it_is_let_in_again(

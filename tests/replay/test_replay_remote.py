@@ -4,7 +4,6 @@ import contextlib
 import json
 import threading
 import time
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -30,13 +29,14 @@ from robot_rl.replay import (
     WireError,
     row_keys,
 )
+from robot_rl.replay.messages import CountWindows, Sample, Sampled, WindowsCounted
 from robot_rl.replay.remote_sampler import (
     MAXIMUM_WAITING,
     SamplingQueue,
     SamplingRequest,
     SamplingService,
 )
-from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, Kind, decode, encode
+from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 FAST = LinkOptions(resend_seconds=0.1)
@@ -179,9 +179,9 @@ def test_the_state_of_another_store_is_refused_by_the_server_too(
     state = {**remote.state_dict(), "store": "another"}
     with pytest.raises(StoreReplaced, match="another store"):
         remote.load_state_dict(state)
-    header = {"table": "reach", "spec": asdict(spec_of()), "state": state, "draws": 1}
+    asked = Sample(table="reach", spec=spec_of(), state=state, draws=1)
     with pytest.raises(StoreReplaced, match="another store"):
-        client.ask(Kind.SAMPLE, header, 5.0)
+        client.ask(asked, Sampled, timeout=5.0)
 
 
 @pytest.mark.parametrize(
@@ -253,16 +253,8 @@ def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
         with pytest.raises(ReplayError, match=next(iter(wrong))):
             remote(**wrong)
     for wrong in ({"n_step": 1 << 10}, {"batch_size": 1 << 20}, {"fields": ("x",) * 300}):
-        spec = {"fields": FIELDS, **wrong}
         with pytest.raises(ReplayError, match=r"out of range|twice"):
-            client.ask(Kind.COUNT_WINDOWS, {"table": "reach", "spec": spec, "state": {}}, 5.0)
-    for wrong in ({"fields": 3}, {"order": "sideways"}, {"rewards": 7}, {"discount": "all"}):
-        spec = {"fields": FIELDS, **wrong}
-        with pytest.raises(WireError, match=f"what to sample cannot be read.*{next(iter(wrong))}"):
-            client.ask(Kind.COUNT_WINDOWS, {"table": "reach", "spec": spec, "state": {}}, 5.0)
-    header = {"table": "reach", "spec": {"fields": FIELDS, "\ud800": 1}, "state": {}}
-    with pytest.raises(WireError, match="what to sample cannot be read"):  # no text has this sign
-        client.ask(Kind.COUNT_WINDOWS, header, 5.0)
+            remote(**wrong)
     with pytest.raises(ReplayError, match="PCG64"):
         RemoteSampler(client, "reach", spec_of(), np.random.Generator(np.random.MT19937(0)))
     assert client.statistics()["sampling_failures"] == 0
@@ -360,8 +352,8 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
 
 
 def question(client, n_step=3):
-    header = {"table": "reach", "spec": asdict(spec_of(n_step=n_step))}
-    return SamplingRequest.of(client, decode(encode(Kind.COUNT_WINDOWS, header)))
+    message = CountWindows(table="reach", spec=spec_of(n_step=n_step), state={})
+    return SamplingRequest(client, message)
 
 
 def test_quick_requests_go_first_and_the_others_in_between():
@@ -370,7 +362,7 @@ def test_quick_requests_go_first_and_the_others_in_between():
     quick = [question(b"quick%d" % number) for number in range(5)]
     for request in (*slow, *quick):
         queue.put(request)
-    taken = [queue.take(lambda request: request.about[1].n_step == 3) for _ in range(8)]
+    taken = [queue.take(lambda request: request.message.spec.n_step == 3) for _ in range(8)]
     assert taken == [*quick[:3], slow[0], *quick[3:], slow[1], slow[2]]
     queue.put(slow[0])
     queue.stop()
@@ -381,7 +373,7 @@ def test_a_client_has_one_request_waiting_and_there_are_not_too_many():
     queue = SamplingQueue()
     queue.put(question(b"one", n_step=1))
     queue.put(question(b"one", n_step=2))
-    assert queue.take(lambda _: True).about[1].n_step == 2
+    assert queue.take(lambda _: True).message.spec.n_step == 2
     for number in range(MAXIMUM_WAITING):
         queue.put(question(b"%d" % number))
     queue.put(question(b"0", n_step=2))
@@ -464,8 +456,9 @@ def test_the_death_of_the_sampling_thread_ends_the_server_with_its_cause(
     monkeypatch.setattr(SamplingService, "_answered", die)
     with ReplayClient(server.address, options=FAST) as client:
         client.open_session("reach", schema)
+        asked = CountWindows(table="reach", spec=spec_of(), state={})
         with pytest.raises(ServerUnreachable):
-            client.ask(Kind.COUNT_WINDOWS, {"table": "reach", "spec": asdict(spec_of())}, 2.0)
+            client.ask(asked, WindowsCounted, timeout=2.0)
     thread.join(20)
     (failure,) = failures
     assert "sampling thread has died" in str(failure)

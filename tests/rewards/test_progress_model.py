@@ -1,9 +1,11 @@
 """A progress model in another process: the protocol, its errors, and scores as annotations."""
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,13 +16,8 @@ from robot_rl.data.schema import Field, row_schema
 from robot_rl.processes.signals import StopEvent
 from robot_rl.rewards.progress import Comparison, RemoteProgressModel, judge_episode
 from robot_rl.rewards.progress_server import GoalImages, serve_progress
-from robot_rl.rewards.progress_wire import (
-    ProgressError,
-    ProgressRequest,
-    decode_answer,
-    decode_request,
-    encode_request,
-)
+from robot_rl.rewards.progress_wire import ANSWERS, ProgressError
+from robot_rl.wire.messages import MAGIC, PREFIX, WIRE_VERSION, Decoder, Refused
 
 BRIGHT, DARK = 200, 10
 
@@ -43,22 +40,31 @@ class Model(GoalImages):
         return super().compare(pairs, instruction)
 
 
-@pytest.fixture
-def address():
+@contextlib.contextmanager
+def served(model):
+    """Serve a model in a thread; gives its address."""
     stop, ready, places = StopEvent(), threading.Event(), []
 
     def note(place):
         places.append(place)
         ready.set()
 
-    arguments = (Model(), "tcp://127.0.0.1:0", stop, note)
+    arguments = (model, "tcp://127.0.0.1:0", stop, note)
     thread = threading.Thread(target=serve_progress, args=arguments)
     thread.start()
     assert ready.wait(20)
-    yield places[0]
-    stop.set()
-    thread.join(20)
+    try:
+        yield places[0]
+    finally:
+        stop.set()
+        thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def address():
+    with served(Model()) as address:
+        yield address
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def test_a_model_that_fails_or_lies_is_an_error_and_the_next_question_is_answere
         model.compare(pair, "fail")
     with pytest.raises(ProgressError, match=r"delta.*7\.0.*\[-1, 1\]"):
         model.compare(pair, "lie")
-    with pytest.raises(ProgressError, match=r"\(n, 2, H, W, 3\)"):
+    with pytest.raises(ProgressError, match=r"1, 4, 4, 3.*\(n, 2, H, W, 3\)"):
         model.compare({"images/front": plain(DARK)}, "")
     assert model.compare(pair, "").delta[0] == 1.0
 
@@ -100,39 +106,59 @@ def test_nonsense_is_answered_with_an_error_and_does_not_end_the_server(address,
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.connect(address)
-    good = encode_request(ProgressRequest("done", {"images/front": plain(1)}, ""), 1)
-    header = json.loads(good[0])
-    messages = [
-        [b""],
-        [b"\x80\x04pickle"],
-        [b"[]"],
-        [b"{" * 100_000],
-        [json.dumps({**header, "protocol": 2}).encode(), good[1]],
-        [json.dumps({**header, "images": {"images/front": [1, 4, 4, 4]}}).encode(), good[1]],
-        [json.dumps({**header, "images": {"images/front": [-1, 4, 4, -3]}}).encode(), good[1]],
-        [json.dumps({**header, "images": {"images/front": "many"}}).encode(), good[1]],
-        [json.dumps({**header, "ask": "run"}).encode(), good[1]],
-        [good[0]],
-        [good[0], good[1], good[1]],
-        [good[0], good[1][:-1]],
-    ]
-    for message in messages:
+    prefix, image = PREFIX.pack(MAGIC, WIRE_VERSION), plain(1).tobytes()
+
+    def done(images, kind="done", *payload):
+        text = json.dumps({"kind": kind, "request": 5, "images": images}).encode()
+        return [prefix + text, *(payload or [image])]
+
+    shape = [1, 4, 4, 3]
+    for message, problem in (
+        ([b""], "not a message"),
+        ([b"\x80\x04pickle"], "not a message"),
+        ([prefix + b"[]"], "not an object"),
+        ([prefix + b"{" * 100_000], "not JSON"),
+        (done({"front": [1, 4, 4, 4]}), "'images[...][3]'"),
+        (done({"front": [-1, 4, 4, -3]}), "'images[...][0]'"),
+        (done({"front": [1, 1 << 40, 4, 3]}), "'images[...][1]'"),
+        (done({"front": "many"}), "'images[...]'"),
+        (done({}), "'images'"),
+        (done({str(number): shape for number in range(17)}), "'images'"),
+        (done({"front": shape}, "run"), "'kind'"),
+        (done({"front": shape}, "compare"), "'images[...][1]'"),
+        (done({"front": shape, "wrist": [2, 4, 4, 3]}, "done", image, image), "different numbers"),
+        (done({"front": shape})[:1], "payload frames"),
+        (done({"front": shape}, "done", image, image), "lack a frame"),
+        (done({"front": shape}, "done", image[:-1]), "not as they are announced"),
+    ):
         socket.send_multipart(message)
         assert socket.poll(20_000)
-        assert "error" in json.loads(socket.recv_multipart()[0]), message
+        answer, _ = Decoder(*ANSWERS).decode(socket.recv_multipart())
+        assert isinstance(answer, Refused)
+        assert problem in answer.message, message
     socket.close()
     context.term()
     assert model.done({"images/front": plain(BRIGHT)}, "")[0] == 1.0
 
 
+class Slow(Model):
+    """Gives its first answer after the asker has given up."""
+
+    asked = 0
+
+    def done(self, images, instruction):
+        self.asked += 1
+        if self.asked == 1:
+            time.sleep(1.0)
+        return np.full(1, self.asked / 4, np.float32)
+
+
 def test_an_answer_that_was_given_up_is_not_taken_for_another():
-    request = ProgressRequest("done", {"images/front": plain(1)}, "")
-    late = [b'{"protocol": 1, "request": 3, "version": 1}', np.float32(0.5).tobytes()]
-    assert decode_answer(late, request, 4) is None
-    assert decode_answer(late, request, 3).values["done"].tolist() == [0.5]
-    number, same = decode_request(encode_request(request, 9))
-    assert (number, same.ask) == (9, "done")
-    np.testing.assert_array_equal(same.images["images/front"], plain(1))
+    with served(Slow()) as address, RemoteProgressModel(address, 0.5) as model:
+        with pytest.raises(ProgressError, match="no progress model answers"):
+            model.done({"images/front": plain(1)}, "")
+        time.sleep(1.0)
+        assert model.done({"images/front": plain(1)}, "") == [0.5]
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:5600", "tcp://example.org:1", "ipc:///x"])

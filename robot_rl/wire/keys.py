@@ -1,4 +1,4 @@
-"""CURVE keys: who may talk to a replay server, and the files that hold them.
+"""Who may talk to a server: CURVE keys, the files that hold them, and who is let in.
 
 A folder that `create_keys` made:
 
@@ -15,6 +15,8 @@ key may do all that a client can; who has the server's may pretend to be it.
 
 from __future__ import annotations
 
+import hmac
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -24,13 +26,22 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from robot_rl.replay.errors import KeysError
+from robot_rl.wire.errors import KeysError
+from robot_rl.wire.limits import LogLimit
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 LOCAL_CLIENT = "local"
 SERVER_SECRET, SERVER_PUBLIC, CLIENT_SECRET = "server.secret", "server.public", "client.secret"
 CLIENTS = "clients"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _READABLE_BY_OTHERS = 0o077
+
+_HANDLER = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+_DOMAIN = b"robot_rl"
+_ANSWERED_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,71 @@ class ClientKeys:
             KeysError: A file is absent, damaged or readable by others.
         """
         return cls(_read_key(folder / SERVER_PUBLIC), _read_secret(folder / CLIENT_SECRET))
+
+
+class Admission:
+    """Makes a server's socket ask who is there, and answers whom ZeroMQ lets in.
+
+    This is the handler of the ZeroMQ Authentication Protocol (RFC 27). It runs in the server's own
+    thread, so that there is no second one whose end nobody would notice: without a handler ZeroMQ
+    would let every client in that knows the server's public key.
+
+    Args:
+        context: The socket's context; there is one handler in each.
+        socket: The server's socket, not yet bound.
+        asked: With keys, whom they name is admitted. With a secret, who says it: a password, for
+            clients on this machine, which is not encrypted.
+
+    Attributes:
+        socket: Readable when `answer` has something to do.
+        refused: Clients that were not let in so far.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        socket: zmq.Socket[bytes],
+        asked: ServerKeys | str,
+    ) -> None:
+        """Begin to answer; see the class."""
+        self._asked = asked
+        self.refused = 0
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind(_HANDLER)
+        if isinstance(asked, ServerKeys):
+            socket.curve_server = True
+            socket.curve_secretkey = asked.secret
+        else:
+            socket.plain_server = True
+        socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        # Without a handler nobody comes in, instead of everybody.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def answer(self) -> None:
+        """Answer the questions that wait."""
+        for _ in range(_ANSWERED_AT_A_TIME):
+            try:
+                question = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.socket.send_multipart(self._decide(question))
+
+    def close(self) -> None:
+        """End; nobody is let in any more."""
+        self.socket.close(linger=0)
+
+    def _decide(self, question: list[bytes]) -> list[bytes]:
+        _, request, _, address, _, mechanism, *credentials = question
+        if self._admits(mechanism, credentials):
+            return [_VERSION, request, b"200", b"OK", b"", b""]
+        self.refused += 1
+        logger.warning("refused a client at %s: its key is not admitted", address.decode())
+        return [_VERSION, request, b"400", b"the key is not admitted", b"", b""]
+
+    def _admits(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+        if isinstance(self._asked, ServerKeys):
+            return mechanism == b"CURVE" and credentials[0] in self._asked.clients
+        return mechanism == b"PLAIN" and hmac.compare_digest(credentials[1], self._asked.encode())
 
 
 def create_keys(folder: Path) -> None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import time
 from pathlib import Path
 
 import zmq
 
-from robot_rl.replay.admission import Admission
-from robot_rl.replay.endpoint import (
+from robot_rl.wire.endpoint import (
+    ENDPOINT_FILE,
+    Endpoint,
     check_protected,
     is_ipv6,
+    local_address,
     local_socket,
     parse_address,
     read_endpoint,
+    write_endpoint,
 )
-from robot_rl.replay.errors import AddressInUse, AddressRefused, ReplayError
-from robot_rl.replay.keys import ServerKeys
-from robot_rl.replay.memory import anonymous_bytes, return_freed_memory
-from robot_rl.replay.wire import MAXIMUM_FRAME_BYTES, MAXIMUM_PAYLOAD_FRAMES, Frame
+from robot_rl.wire.errors import AddressInUse, AddressRefused, ServerUnreachable
+from robot_rl.wire.keys import Admission, ServerKeys
+from robot_rl.wire.limits import anonymous_bytes, return_freed_memory
+from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES, MAXIMUM_PAYLOAD_FRAMES, Frame
 
 logger = logging.getLogger(__name__)
 
@@ -48,18 +52,20 @@ class Listener:
     anew and send again what was not acknowledged.
 
     Args:
-        store: Folder of the store, whose last endpoint gives the port where none is asked for.
         address: ``tcp://HOST:PORT``; port 0 takes that of the server that was killed on this
-            store, so that its clients find it again, or else any free one.
+            folder, so that its clients find it again, or else any free one.
+        folder: Where it is announced, see `announce`; None where its clients know the address.
         keys: Whom to let in; None lets everybody on this machine in.
-        memory_bytes: Most that may wait, unread or unsent.
+        secret: What clients on this machine must say, where there are no keys.
+        memory_bytes: Most that may wait, unread or unsent; None where this process does much else.
+        frame_bytes: Largest frame that a client may send.
+        unread_messages: Most messages that wait for a client to read them.
 
     Attributes:
         address: Where it listens, with the port it really got.
-        local: Where clients on this machine reach it quicker; None where they do not.
         traffic_bytes: Bytes received and sent so far.
         resets: How often every connection was cut.
-        admission: Who was let in and who not; None without keys.
+        admission: Who was let in and who not; None where everybody is.
 
     Raises:
         AddressRefused: Not an address of this machine, or beyond loopback without keys.
@@ -68,28 +74,52 @@ class Listener:
 
     def __init__(
         self,
-        store: Path,
         address: str,
         *,
+        folder: Path | None = None,
         keys: ServerKeys | None = None,
-        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        secret: str | None = None,
+        memory_bytes: int | None = None,
+        frame_bytes: int = MAXIMUM_FRAME_BYTES,
+        unread_messages: int = 1000,
     ) -> None:
         """Listen; see the class."""
         check_protected(address, keys=keys is not None)
         host, port = parse_address(address)
-        self._ipv6, self._keys, self._memory_bytes = is_ipv6(address), keys, memory_bytes
+        self._ipv6, self._memory_bytes, self._folder = is_ipv6(address), memory_bytes, folder
+        self._asked, self._secret = keys or secret, secret
+        self._frame_bytes, self._unread_messages = frame_bytes, unread_messages
         self.traffic_bytes = self.resets = 0
         self._next_memory_check = 0.0
-        self.local = local_socket(store)
+        self._local = None if folder is None else local_socket(folder)
         self._open()
         try:
-            self.address = self._bind(host, _ports(store, port))
+            self.address = self._bind(host, _ports(folder, port))
         except BaseException:
             self.close()
             raise
         self._expected_bytes = anonymous_bytes()
 
-    def poll(self, seconds: float, other: zmq.Socket[bytes]) -> bool:
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where a client on this machine reaches it."""
+        return Endpoint(local_address(self.address), os.getpid(), self._local, self._secret)
+
+    def announce(self) -> None:
+        """Say in its folder where it listens.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        assert self._folder is not None
+        write_endpoint(self._folder, self.endpoint)
+
+    def withdraw(self) -> None:
+        """Say it no more."""
+        assert self._folder is not None
+        (self._folder / ENDPOINT_FILE).unlink(missing_ok=True)
+
+    def poll(self, seconds: float, other: zmq.Socket[bytes] | None = None) -> bool:
         """Wait until a message can be received, `other` is readable, or time is over.
 
         Args:
@@ -99,9 +129,11 @@ class Listener:
         Returns:
             Whether there may be a message.
         """
-        self._poller.register(other, zmq.POLLIN)
+        if other is not None:
+            self._poller.register(other, zmq.POLLIN)
         ready = dict(self._poller.poll(math.ceil(1000 * seconds)))
-        self._poller.unregister(other)
+        if other is not None:
+            self._poller.unregister(other)
         if self.admission is not None:
             self.admission.answer()
         return self._socket in ready
@@ -148,7 +180,7 @@ class Listener:
             AddressInUse: Meanwhile another program has taken the port.
         """
         now = time.monotonic()
-        if now < self._next_memory_check:
+        if self._memory_bytes is None or now < self._next_memory_check:
             return False
         self._next_memory_check = now + _MEMORY_CHECK_SECONDS
         waiting = anonymous_bytes() - self._expected_bytes
@@ -168,7 +200,8 @@ class Listener:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_FRAME_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, self._frame_bytes)
+        self._socket.setsockopt(zmq.SNDHWM, self._unread_messages)
         self._socket.setsockopt(zmq.RCVHWM, WAITING_MESSAGES)
         self._socket.setsockopt(zmq.IPV6, self._ipv6)
         # Who connects and then says nothing, or is no longer there, gives its descriptor back. Not
@@ -182,8 +215,8 @@ class Listener:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self.admission: Admission | None = None
-        if self._keys is not None:
-            self.admission = Admission(self._context, self._socket, self._keys)
+        if self._asked is not None:
+            self.admission = Admission(self._context, self._socket, self._asked)
             self._poller.register(self.admission.socket, zmq.POLLIN)
 
     def _bind(self, host: str, ports: list[int]) -> str:
@@ -197,25 +230,25 @@ class Listener:
                 reason = error
         if reason.errno == errno.EADDRINUSE:
             raise AddressInUse(
-                f"the replay server cannot listen on tcp://{host}:{ports[0]}",
+                f"a server cannot listen on tcp://{host}:{ports[0]}",
                 got=reason.strerror,
                 hint="stop the program that uses the port, or choose another, or port 0",
             )
         raise AddressRefused(
-            f"the replay server cannot listen on tcp://{host}:{ports[0]}",
+            f"a server cannot listen on tcp://{host}:{ports[0]}",
             got=reason.strerror,
             expected="an address of this machine, or tcp://0.0.0.0:PORT for all of them",
         )
 
     def _bind_local(self) -> None:
         """Listen on a Unix socket too, over which rows come with less work for the system."""
-        if self.local is None:
+        if self._local is None:
             return
         try:
-            self._socket.bind(self.local)
+            self._socket.bind(self._local)
         except zmq.ZMQError as error:
             logger.warning("no Unix socket for clients on this machine: %s", error)
-            self.local = None
+            self._local = None
 
     def _reset(self, reason: str) -> None:
         """Cut all connections and listen again at the same address."""
@@ -237,11 +270,11 @@ class Listener:
         self._expected_bytes = anonymous_bytes()
 
 
-def _ports(store: Path, port: int) -> list[int]:
+def _ports(folder: Path | None, port: int) -> list[int]:
     """Return the ports to try."""
-    if port != 0:
+    if port != 0 or folder is None:
         return [port]
     try:
-        return [parse_address(read_endpoint(store).address)[1], 0]
-    except ReplayError:
+        return [parse_address(read_endpoint(folder).address)[1], 0]
+    except (ServerUnreachable, AddressRefused):
         return [0]

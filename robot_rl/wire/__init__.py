@@ -1,0 +1,1 @@
+"""What every connection between our processes is made of: messages, addresses, keys, sockets."""

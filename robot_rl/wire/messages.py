@@ -1,0 +1,249 @@
+"""Messages between our processes: ZeroMQ multipart frames of typed JSON and raw bytes.
+
+Frame 0 is the magic, the wire version and a JSON object. Its entry ``kind`` names a class of
+messages, whose fields say which other entries there are, of which types and within which bounds:
+all of that is checked while the object is parsed. The frames behind it, the payload, are raw bytes
+and are never copied. Nothing is ever unpickled. Any language can speak this.
+
+Every size has a limit, since whoever reads a message must hold all of it. What is larger than a
+frame (weights, mini-batches) is cut into several by `split`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, dataclass_transform
+
+import msgspec
+from msgspec import Meta
+
+from robot_rl.errors import RobotRLError
+from robot_rl.wire.errors import WireError
+
+MAGIC = b"RRLW"
+WIRE_VERSION = 3
+PREFIX = struct.Struct(">4sH")
+MAXIMUM_HEADER_BYTES = 1 << 18
+MAXIMUM_HEADER_DEPTH = 16
+MAXIMUM_PAYLOAD_FRAMES = 256
+MAXIMUM_FRAME_BYTES = 64 << 20
+MAXIMUM_ERROR_CHARACTERS = 4000
+DEFAULT_PAYLOAD_BYTES = 1 << 30
+
+_PREFIX = PREFIX.pack(MAGIC, WIRE_VERSION)
+_PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+_BAD_ENTRY = re.compile(r"\$\.?([\w.\[\]]*)`$|field `(\w+)`")
+
+Frame = bytes | memoryview
+Payload = Sequence[memoryview]
+
+# What fields are made of.
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=_PRINTABLE)]
+Facts = dict[str, Any]  # any JSON object, as deep as a header may be
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)  # as the checker has to be told
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag=_kind,
+):
+    """Base of all kinds of messages; each is named like its class, ``PutWeights`` put_weights."""
+
+    payload_frames: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most of them
+
+
+class Numbered(Message, kw_only=True):
+    """A question or its answer.
+
+    Attributes:
+        request: The number that the sender gave this request, None where it gave none.
+    """
+
+    request: Natural | None = None
+
+
+class Refused(Numbered):
+    """The answer to a message that cannot be served: an error's class and its text."""
+
+    error: str
+    message: str
+
+
+class Decoder:
+    """Reads messages of some kinds.
+
+    Args:
+        kinds: Classes of messages.
+        payload_bytes: Most bytes of a message's payload in all.
+    """
+
+    def __init__(self, *kinds: type[Message], payload_bytes: int = DEFAULT_PAYLOAD_BYTES) -> None:
+        """Prepare for these kinds."""
+        self._kinds, self._payload_bytes = kinds, payload_bytes
+        self._json = msgspec.json.Decoder(functools.reduce(operator.or_, kinds))
+
+    def decode(self, frames: Sequence[Frame]) -> tuple[Any, list[memoryview]]:
+        """Check the frames of a message; return it and its payload, uncopied.
+
+        Raises:
+            WireError: Not a message of these kinds and this wire version, or one beyond its limits.
+        """
+        first = frames[0] if frames else b""
+        if first[: PREFIX.size] != _PREFIX:
+            raise _other_prefix(bytes(first[: PREFIX.size]))
+        text = bytes(first[PREFIX.size :])
+        _check_size("header", len(text), MAXIMUM_HEADER_BYTES)
+        try:
+            message = self._json.decode(text)
+            # Brackets inside of strings count too, so few of them prove that it is shallow.
+            if text.count(b"[") + text.count(b"{") > MAXIMUM_HEADER_DEPTH:
+                _check_depth(msgspec.json.decode(text), MAXIMUM_HEADER_DEPTH)
+        except (ValueError, RecursionError) as error:
+            raise self._explained(error, text) from error
+        payload = [memoryview(frame) for frame in frames[1:]]
+        try:
+            _check_payload(message, payload, self._payload_bytes)
+        except WireError as error:
+            error.header = msgspec.structs.asdict(message)
+            raise
+        return message, payload
+
+    def _explained(self, error: Exception, text: bytes) -> WireError:
+        """Say which entry is wrong, what it is and what it should be."""
+        try:
+            header = msgspec.json.decode(text)
+        except (ValueError, RecursionError):
+            return WireError("the header is not JSON", got=repr(error)[:200])
+        if not isinstance(header, dict):
+            return WireError("the header is not an object", got=type(header).__name__)
+        # "Expected `int` >= 0 - at `$.first`", or "Object missing required field `first`"
+        problem = str(error).partition(" - at ")[0].partition(", got `")[0]
+        found = _BAD_ENTRY.search(str(error))
+        entry = (found[1] or found[2] or "") if found else ""
+        got: object = header
+        for name in re.findall(r"\w+", entry):
+            got = got[name] if isinstance(got, dict) and name in got else got
+        what = f"a message {str(header.get('kind'))[:40]!r} has a bad entry {entry[:80]!r}"
+        expected: object = problem.removeprefix("Expected ")
+        if entry == "kind":
+            expected = [_kind(kind.__name__) for kind in self._kinds]
+        elif expected == problem:  # what is absent, unknown or not the one value that there is
+            what, expected = f"{what}: {problem[:200]!a}", None
+        elif "matching regex" in problem:  # there is one only
+            expected = "printable text"
+        explained = WireError(what, got=repr(got)[:200], expected=expected)
+        explained.header = header
+        return explained
+
+
+def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
+    """Build the frames of a message.
+
+    Raises:
+        WireError: It is larger than the format allows, or an entry cannot be sent as JSON.
+    """
+    try:
+        text = msgspec.json.encode(message, enc_hook=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WireError("the header cannot be sent as JSON", got=repr(error)) from error
+    _check_size("header", len(text), MAXIMUM_HEADER_BYTES)
+    _check_payload(message, payload, MAXIMUM_PAYLOAD_FRAMES * MAXIMUM_FRAME_BYTES)
+    return [_PREFIX + text, *payload]
+
+
+def refusal(error: RobotRLError, about: Message | None = None) -> Refused:
+    """Make the answer to a message that cannot be served; None for one that cannot be read."""
+    number = getattr(about, "request", None)
+    if about is None and isinstance(error, WireError):
+        number = error.header.get("request")
+    return Refused(
+        request=number if type(number) is int and 0 <= number < 2**63 else None,
+        error=type(error).__name__,
+        message=str(error)[:MAXIMUM_ERROR_CHARACTERS].encode(errors="backslashreplace").decode(),
+    )
+
+
+def json_text(content: Mapping[str, object], limit: int = MAXIMUM_HEADER_BYTES) -> bytes:
+    """Return facts of a caller's own as JSON that a message may carry.
+
+    Raises:
+        WireError: They are not JSON, nested too deeply, or larger than `limit`.
+    """
+    try:
+        text = json.dumps(dict(content), allow_nan=False, ensure_ascii=False).encode()
+        _check_depth(msgspec.json.decode(text), MAXIMUM_HEADER_DEPTH - 2)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WireError("this cannot be sent as JSON", got=repr(error)) from error
+    if len(text) > limit:
+        raise WireError("this is too large", got=len(text), expected=f"<= {limit} bytes of JSON")
+    return text
+
+
+def split(data: Frame) -> list[Frame]:
+    """Cut bytes into frames of at most `MAXIMUM_FRAME_BYTES`, without copying; at least one."""
+    if len(data) <= MAXIMUM_FRAME_BYTES:
+        return [data]
+    view = memoryview(data)
+    return [view[at : at + MAXIMUM_FRAME_BYTES] for at in range(0, len(view), MAXIMUM_FRAME_BYTES)]
+
+
+def _plain(value: object) -> float:
+    """NumPy's float64 is a float, and yet unknown to msgspec."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+def _other_prefix(got: bytes) -> WireError:
+    if got[:4] != MAGIC or len(got) < PREFIX.size:
+        return WireError("this is not a message of robot_rl", got=got, expected=_PREFIX)
+    return WireError(
+        "the message has another wire version",
+        got=PREFIX.unpack(got)[1],
+        expected=WIRE_VERSION,
+        hint="run the same robot_rl version on both sides",
+    )
+
+
+def _check_depth(content: object, limit: int) -> None:
+    level: list[Any] = [content]
+    for _ in range(limit):
+        inside = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [v for values in inside for v in values if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise WireError("the header is nested too deeply", expected=f"<= {limit} levels")
+
+
+def _check_payload(message: Message, payload: Sequence[Frame], limit: int) -> None:
+    fewest, most = message.payload_frames
+    if not fewest <= len(payload) <= most:
+        raise WireError(
+            f"a message {_kind(type(message).__name__)!r} has another number of payload frames",
+            got=len(payload),
+            expected=fewest if fewest == most else f"{fewest} to {most}",
+        )
+    sizes = [len(frame) for frame in payload]
+    _check_size("largest payload frame", max(sizes, default=0), MAXIMUM_FRAME_BYTES)
+    hint = "the receiver sets the limit; a replay server has it from replay.message_bytes"
+    _check_size("payload", sum(sizes), limit, hint)
+
+
+def _check_size(part: str, got: int, limit: int, hint: str | None = None) -> None:
+    if got > limit:
+        problem = f"the message is too large: its {part}"
+        raise WireError(problem, got=f"{got} bytes", expected=f"<= {limit} bytes", hint=hint)
