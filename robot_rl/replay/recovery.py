@@ -178,8 +178,13 @@ class Recovery:
         """Return where a session stands behind a segment, whose new episodes are noted."""
         key = written.segment.key
         table = self._state.tables[key[0]]
-        if written.segment.first >= state.next_sequence:
-            state = self._at_segment(state, written.segment.first)
+        first = written.segment.first
+        if state.episode is not None and state.episode.first_sequence < first:
+            # The end of that episode was lost with the end of its file.
+            record = state.episode.cut_short(None)
+            self._state.changed[record.identifier] = record
+            state = Session(state.owner, first)
+        state.next_sequence = max(state.next_sequence, first)
         rows = self._files.rows_from(key, state.next_sequence, table.info.schema.dtype)
         metadata = written.segment.metadata()
         try:
@@ -192,13 +197,6 @@ class Recovery:
         self._state.changed |= plan.episodes
         self._state.next_episode = plan.next_episode
         return plan.after
-
-    def _at_segment(self, state: Session, first: int) -> Session:
-        """Return a session at the begin of a segment; an episode lies whole in the one before."""
-        if state.episode is not None:  # its end was lost with the end of its file
-            record = state.episode.cut_short(None)
-            self._state.changed[record.identifier] = record
-        return Session(state.owner, first)
 
     def _lacks_rows(self, place: str, got: int, expected: int) -> StoreError:
         return StoreError(

@@ -29,9 +29,10 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     not_a_bool = row[:at] + b"\2" + row[at + 1 :]
     opening = {"table": "t", "actor": 0, "owner": "o", "metadata": {}}
 
-    options = {"table": "reach", "fields": [], "batch_size": 1, "n_step": 1, "discount": 1.0}
-    options["demonstration_share"] = 0.0
-    sampling = {"options": options, "rng": np.random.default_rng(0).bit_generator.state, "draws": 1}
+    spec = {"fields": [], "batch_size": 1, "n_step": 1, "discount": 1.0}
+    state = {"rng": np.random.default_rng(0).bit_generator.state, "environment_steps": None}
+    state |= {"store": session.store, "given": [-1, 0]}
+    sampling = {"table": "reach", "spec": spec, "state": state, "draws": 1}
 
     def other_schema(*fields):
         content = json.loads(schema.to_json())
@@ -45,7 +46,7 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         return build("open", {**opening, "schema": schema_text})
 
     def sample(changes=(), **entries):
-        return build("sample", {**sampling, "options": {**options, **dict(changes)}, **entries})
+        return build("sample", {**sampling, "spec": {**spec, **dict(changes)}, **entries})
 
     hostile = [
         ([b"junk"], "WireError", "not a message"),
@@ -76,13 +77,13 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         (build("put_weights", {"name": "p", "version": 1}), "WireError", "payload frames"),
         (build("get_weights", {"name": "p", "wait": 1e9}), "WireError", "'wait'"),
         (build("get_weights", {"name": "p", "request": [1] * 999}), "WireError", "'request'"),
-        (sample({"fields": [1]}), "WireError", "'options.fields[0]'"),
-        (sample({"n_step": 1 << 20}), "WireError", "'options.n_step'"),
+        (sample({"fields": [1]}), "WireError", "'spec.fields[0]'"),
+        (sample({"n_step": 1 << 20}), "ReplayError", "n_step"),
         ([*sample(), b"x"], "WireError", "payload frames"),
         (sample(draws=0), "WireError", "'draws'"),
-        (sample(rng={}), "ReplayError", "state"),
-        (sample(environment_steps="1"), "WireError", "'environment_steps'"),
-        (build("count_windows", {"options": 3}), "WireError", "'options'"),
+        (sample(state={}), "ReplayError", "state"),
+        (sample(state={**state, "environment_steps": "1"}), "ReplayError", "state"),
+        (build("count_windows", {"table": "reach", "spec": 3, "state": {}}), "WireError", "'spec'"),
     ]
     context = zmq.Context()
     with context.socket(zmq.DEALER) as socket:
