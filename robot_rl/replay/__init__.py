@@ -32,7 +32,7 @@ from robot_rl.replay.sample_spec import Batch, SampleSpec
 from robot_rl.replay.sampler import Prefetcher, Sampler
 from robot_rl.replay.server import ReplayServer, serve
 from robot_rl.replay.session_files import Capacity
-from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.sessions import OpenSession
 from robot_rl.replay.store import StoreWriter
 from robot_rl.wire.endpoint import Endpoint, read_endpoint, wait_for_endpoint
 from robot_rl.wire.errors import (

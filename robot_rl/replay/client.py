@@ -22,8 +22,8 @@ from robot_rl.replay.errors import ReplayError, RowRefused, SpoolFull, StoreFull
 from robot_rl.replay.link import Link, LinkOptions
 from robot_rl.replay.outbox import Outbox, Request
 from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
-from robot_rl.replay.sessions import check_order, read_facts
-from robot_rl.replay.spool import OpenSession, Spool, metadata_bytes
+from robot_rl.replay.sessions import OpenSession, check_order, read_facts
+from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire.endpoint import check_protected
 from robot_rl.wire.errors import ServerUnreachable
 from robot_rl.wire.keys import ClientKeys

@@ -14,7 +14,7 @@ from robot_rl.data.transfer import Episode, EpisodeSource
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.records import ROW_KEY_DTYPE
-from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.sessions import OpenSession
 from robot_rl.wire.errors import ServerUnreachable
 
 _FIRST_ACTOR = 1 << 31  # those of actors are counted from 0

@@ -19,7 +19,7 @@ from robot_rl.replay.errors import (
     error_from_wire,
 )
 from robot_rl.replay.outbox import Outbox
-from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.sessions import OpenSession
 from robot_rl.wire.connection import Connection
 from robot_rl.wire.endpoint import Endpoint, read_endpoint
 from robot_rl.wire.errors import KeysRefused, ServerUnreachable, WireError

@@ -1,17 +1,27 @@
-"""The mailbox of weights: the latest version under a name, and who waits for a newer one."""
+"""The mailbox of weights: the latest ones under each name, in a store, and who waits for newer.
+
+STORE/weights/NAME-VERSION.safetensors     the tensors
+STORE/weights/NAME.json                    version, metadata and the name of that file
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from robot_rl.replay.errors import ReplayError
+from robot_rl.processes.files import replace_bytes
+from robot_rl.replay.errors import ReplayError, StoreError, WeightsRefused
 from robot_rl.replay.messages import GetWeights, PutWeights, Weights
 from robot_rl.replay.records import WeightsRecord
-from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.session_files import write_error
 from robot_rl.wire.messages import Frame, encode, split
 
 MAXIMUM_WAITING = 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_TRIES = 8
 
 Answer = tuple[bytes, list[Frame]]
 
@@ -27,12 +37,13 @@ class Mailbox:
     """Answers requests for weights, at once or when newer ones arrive; it never blocks.
 
     Args:
-        writer: The store that keeps the latest weights.
+        store: Folder of the store that keeps the latest weights; its server has locked it.
+        flush: Whether weights are on the disk when they count as stored.
     """
 
-    def __init__(self, writer: StoreWriter) -> None:
+    def __init__(self, store: Path, *, flush: bool) -> None:
         """Start with nobody waiting."""
-        self._writer = writer
+        self._store, self._flush = store, flush
         self._waiting: list[_Waiting] = []
 
     def put(self, weights: PutWeights, tensors: bytes) -> list[Answer]:
@@ -43,7 +54,7 @@ class Mailbox:
             StoreFull: They do not fit.
         """
         record = WeightsRecord(weights.name, weights.version, tensors, weights.metadata)
-        self._writer.put_weights(record)
+        write_weights(self._store, record, flush=self._flush)
         served = [w for w in self._waiting if _is_newer(record.version, w.question, record.name)]
         self._waiting = [w for w in self._waiting if w not in served]
         return [(w.client, _answer(w.question, record)) for w in served]
@@ -59,9 +70,10 @@ class Mailbox:
         Raises:
             ReplayError: Too many clients wait.
         """
-        version = self._writer.weights_version(question.name)
+        stored = read_weights(self._store, question.name, tensors=False)
+        version = None if stored is None else stored.version
         if _is_newer(version, question, question.name):
-            return _answer(question, self._writer.weights(question.name))
+            return _answer(question, read_weights(self._store, question.name))
         if question.wait == 0:
             return _answer(question, None)
         if len(self._waiting) >= MAXIMUM_WAITING:
@@ -92,3 +104,90 @@ def _answer(question: GetWeights, record: WeightsRecord | None) -> list[Frame]:
     metadata = dict(record.metadata)
     answer = Weights(request=question.request, version=record.version, metadata=metadata)
     return encode(answer, split(record.tensors))
+
+
+def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
+    """Keep the latest weights under a name; the same ones again are accepted.
+
+    Args:
+        store: Folder of the store. Only its one writer calls this.
+        record: The weights.
+        flush: Whether to wait until they are on the disk.
+
+    Raises:
+        WeightsRefused: The stored version is as new or newer, or the name cannot be one.
+        StoreFull: They do not fit; the stored ones stay.
+        StoreError: They cannot be written; the stored ones stay.
+    """
+    if not _NAME.fullmatch(record.name):
+        raise WeightsRefused(
+            "weights cannot have this name",
+            got=record.name,
+            expected="letters, digits, dot, dash and underscore",
+        )
+    stored = read_weights(store, record.name, tensors=False)
+    if stored is not None and stored.version >= record.version:
+        if stored.version == record.version and read_weights(store, record.name) == record:
+            return
+        raise WeightsRefused(
+            f"weights {record.name!r} are not newer than the stored ones",
+            got=record.version,
+            expected=f"> {stored.version}",
+        )
+    folder = _folder(store)
+    tensors = folder / _tensors_name(record)
+    about = {
+        "version": record.version,
+        "metadata": dict(record.metadata),
+        "tensors": tensors.name,
+    }
+    try:
+        folder.mkdir(exist_ok=True)
+        replace_bytes(tensors, record.tensors, flush=flush)
+        replace_bytes(folder / f"{record.name}.json", json.dumps(about).encode(), flush=flush)
+    except OSError as error:
+        tensors.unlink(missing_ok=True)
+        raise write_error(error, store) from error
+    if stored is not None:
+        (folder / _tensors_name(stored)).unlink(missing_ok=True)
+
+
+def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsRecord | None:
+    """Return the latest weights under a name, None without any.
+
+    Args:
+        store: Folder of the store.
+        name: Whose weights.
+        tensors: Whether to read them too, or only what is said of them.
+
+    Raises:
+        StoreError: They are damaged.
+    """
+    folder = _folder(store)
+    for _ in range(_TRIES):
+        try:
+            about = json.loads((folder / f"{name}.json").read_bytes())
+            data = (folder / about["tensors"]).read_bytes() if tensors else b""
+            return WeightsRecord(name, int(about["version"]), data, about["metadata"])
+        except FileNotFoundError:
+            if not (folder / f"{name}.json").exists():
+                return None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise StoreError(f"the stored weights {name!r} cannot be read", got=error) from error
+    raise StoreError(f"the stored weights {name!r} lack their tensors", got=f"{folder}")
+
+
+def weights_versions(store: Path) -> dict[str, int]:
+    """Return the version of the latest weights by name."""
+    records = (
+        read_weights(store, file.stem, tensors=False) for file in _folder(store).glob("*.json")
+    )
+    return {record.name: record.version for record in records if record is not None}
+
+
+def _folder(store: Path) -> Path:
+    return store / "weights"
+
+
+def _tensors_name(record: WeightsRecord) -> str:
+    return f"{record.name}-{record.version}.safetensors"

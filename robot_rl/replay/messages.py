@@ -26,7 +26,8 @@ from robot_rl.replay.records import (
 )
 from robot_rl.replay.sample_spec import SampleSpec
 from robot_rl.replay.sampler import Visible
-from robot_rl.replay.spool import OpenSession, Stretch
+from robot_rl.replay.sessions import OpenSession
+from robot_rl.replay.spool import Stretch
 from robot_rl.wire.errors import WireError
 from robot_rl.wire.messages import (
     MAXIMUM_PAYLOAD_FRAMES,

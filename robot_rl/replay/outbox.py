@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.errors import ClientFailed
-from robot_rl.replay.spool import OpenSession, Spool
+from robot_rl.replay.sessions import OpenSession
+from robot_rl.replay.spool import Spool
 from robot_rl.wire.errors import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.messages import Frame, Numbered, Payload
 

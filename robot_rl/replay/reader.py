@@ -12,6 +12,7 @@ import numpy.typing as npt
 from robot_rl.replay.annotations import AnnotationField, fields_of_table, newest_values
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import NotEnoughData, StoreError
+from robot_rl.replay.mailbox import read_weights
 from robot_rl.replay.records import (
     EpisodeRecord,
     RowFlags,
@@ -21,7 +22,6 @@ from robot_rl.replay.records import (
 )
 from robot_rl.replay.segments import Segments, facts_of
 from robot_rl.replay.sessions import Session, plan_rows
-from robot_rl.replay.weights import read_weights
 
 
 class StoreReader:

@@ -109,7 +109,7 @@ class ReplayServer:
             self.address = self._listener.endpoint.address
             self._listener.announce()
             self._opened = opened.pop_all()
-        self._mailbox = Mailbox(self._writer)
+        self._mailbox = Mailbox(path, flush=self._group)
         self._pending: list[tuple[bytes, messages.Append, RowBatch]] = []
         self._pending_rows = 0
         self._pending_since = 0.0

@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.processes.files import flush_to_disk
-from robot_rl.replay.errors import CapacityRefused, StoreError, StoreFull
+from robot_rl.processes.locks import locked
+from robot_rl.replay.errors import CapacityRefused, StoreError, StoreFull, StoreInUse
 from robot_rl.replay.records import EpisodeRecord, SessionKey
 from robot_rl.replay.row_file import RowFile, disk_is_full, no_room
 from robot_rl.replay.segments import Segment
@@ -282,3 +284,28 @@ def write_error(error: OSError, store: Path) -> StoreError:
     full = no_room(StoreFull, store, "free some space; nothing that was acknowledged is lost")
     assert isinstance(full, StoreError)
     return full
+
+
+def lock_store(path: Path) -> IO[bytes]:
+    """Take the lock of a store's only writer.
+
+    The system frees it when the process ends, however it ends.
+
+    Raises:
+        StoreInUse: Another process has it.
+        StoreError: The folder cannot be made or written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / "server.lock").open("wb")
+    except OSError as error:
+        raise StoreError(
+            f"the store {path} cannot be opened", got=error, hint="see that it can be written"
+        ) from error
+    if not locked(file.fileno()):
+        file.close()
+        raise StoreInUse(
+            f"another replay server is writing the store {path}",
+            hint="stop it, or give this server another folder",
+        )
+    return file

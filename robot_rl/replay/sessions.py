@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.replay.errors import RowRefused, SequenceGap, SessionTaken
 from robot_rl.replay.records import EpisodeRecord, RowFacts, RowFlags, SessionKey
 
@@ -28,6 +28,43 @@ class Session:
     episode: EpisodeRecord | None = None
     ended_by: int | None = None
     closed: bool = False
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """The session that a client writes.
+
+    Attributes:
+        table: Number of its table.
+        actor: Number of the actor.
+        number: Number of the session.
+        owner: Token with which it can be gone on with.
+        next_sequence: Rows that it had when it was opened.
+        in_episode: Whether an episode was open then.
+        ended: Whether only that episode's row with ``is_last`` was missing.
+        header: What opens it again after a break.
+        store: Identity of the store that it is in.
+    """
+
+    table: int
+    actor: int
+    number: int
+    owner: str
+    next_sequence: int
+    in_episode: bool
+    ended: bool
+    header: Mapping[str, object]
+    store: str = ""
+
+    @property
+    def known_store(self) -> dict[str, object]:
+        """Entries of a header that name the store, if it is known."""
+        return {"store": self.store} if self.store else {}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one of its rows."""
+        return RowSchema.from_json(str(self.header["schema"])).dtype.itemsize
 
 
 @dataclass(frozen=True)

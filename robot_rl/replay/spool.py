@@ -16,13 +16,13 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from robot_rl.data.schema import RowSchema, SchemaMismatch
+from robot_rl.data.schema import SchemaMismatch
 from robot_rl.replay.errors import (
     FileDamaged,
     RowRefused,
@@ -33,6 +33,7 @@ from robot_rl.replay.errors import (
 )
 from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
 from robot_rl.replay.row_file import COUNTERS, RowFile, disk_is_full, is_blank, no_room
+from robot_rl.replay.sessions import OpenSession
 from robot_rl.wire.errors import WireError
 from robot_rl.wire.messages import Frame, json_text
 
@@ -50,43 +51,6 @@ _DESCRIPTION_BYTES = 1 << 17  # of the session, with its schema
 _FIRST, _END, _BASE, _EPISODES = range(4)
 # Above 5 KB zlib lets go of the interpreter, and the control loop would have to wait for it.
 _CHECKSUM_STEP = 4096
-
-
-@dataclass(frozen=True)
-class OpenSession:
-    """The session that a client writes.
-
-    Attributes:
-        table: Number of its table.
-        actor: Number of the actor.
-        number: Number of the session.
-        owner: Token with which it can be gone on with.
-        next_sequence: Rows that it had when it was opened.
-        in_episode: Whether an episode was open then.
-        ended: Whether only that episode's row with ``is_last`` was missing.
-        header: What opens it again after a break.
-        store: Identity of the store that it is in.
-    """
-
-    table: int
-    actor: int
-    number: int
-    owner: str
-    next_sequence: int
-    in_episode: bool
-    ended: bool
-    header: Mapping[str, object]
-    store: str = ""
-
-    @property
-    def known_store(self) -> dict[str, object]:
-        """Entries of a header that name the store, if it is known."""
-        return {"store": self.store} if self.store else {}
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one of its rows."""
-        return RowSchema.from_json(str(self.header["schema"])).dtype.itemsize
 
 
 class Stretch(NamedTuple):

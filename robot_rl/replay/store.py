@@ -5,7 +5,7 @@ survives kill -9 of every process, and with ``fsync="group"`` a power cut too.
 
     STORE/rows/              the segments, see `robot_rl.replay.segments`
     STORE/catalogue.sqlite   see `robot_rl.replay.catalogue`
-    STORE/weights/           NAME.json, which says version, metadata and tensors' file
+    STORE/weights/           see `robot_rl.replay.mailbox`
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.locks import locked
 from robot_rl.replay.annotations import Annotations, write_annotations
 from robot_rl.replay.catalogue import Catalogue, SessionRecord
 from robot_rl.replay.errors import (
@@ -30,7 +29,6 @@ from robot_rl.replay.errors import (
     SessionTaken,
     StoreError,
     StoreFull,
-    StoreInUse,
 )
 from robot_rl.replay.records import (
     TABLE_LIMIT,
@@ -38,12 +36,17 @@ from robot_rl.replay.records import (
     RowFlags,
     SessionKey,
     TableInfo,
-    WeightsRecord,
     statistics,
 )
 from robot_rl.replay.recovery import Recovery, StoreState, Table
 from robot_rl.replay.segments import facts_of
-from robot_rl.replay.session_files import NO_LIMIT, Capacity, SessionFiles, write_error
+from robot_rl.replay.session_files import (
+    NO_LIMIT,
+    Capacity,
+    SessionFiles,
+    lock_store,
+    write_error,
+)
 from robot_rl.replay.sessions import (
     Plan,
     RowBatch,
@@ -52,7 +55,6 @@ from robot_rl.replay.sessions import (
     read_facts,
     rows_to_skip,
 )
-from robot_rl.replay.weights import read_weights, write_weights
 
 Fsync = Literal["none", "group"]
 MAXIMUM_TABLES = 256
@@ -238,28 +240,6 @@ class StoreWriter:
         if info is None:
             raise StoreError("there is no such table", got=new.table, expected=sorted(self.tables))
         return write_annotations(self._catalogue, info, new, self._files.has_rows)
-
-    def put_weights(self, record: WeightsRecord) -> None:
-        """Keep the latest weights under a name, durably; the same ones again are accepted.
-
-        Raises:
-            WeightsRefused: The stored version is as new or newer, or the name cannot be one.
-            StoreFull: They do not fit; the stored ones stay.
-            StoreError: They cannot be written.
-        """
-        try:
-            write_weights(self.path, record, flush=self._durable)
-        except OSError as error:
-            raise write_error(error, self.path) from error
-
-    def weights(self, name: str) -> WeightsRecord | None:
-        """Return the latest weights under a name."""
-        return read_weights(self.path, name)
-
-    def weights_version(self, name: str) -> int | None:
-        """Return the version of the latest weights under a name."""
-        record = read_weights(self.path, name, tensors=False)
-        return None if record is None else record.version
 
     def statistics(self) -> dict[str, dict[str, object]]:
         """Return the totals of each table by its name."""
@@ -460,28 +440,3 @@ def _filled(name: str, got: str, limit: int) -> StoreFull:
         expected=f"fewer than replay.{name}={limit}",
         hint=f"restart the replay server with a larger {name}",
     )
-
-
-def lock_store(path: Path) -> IO[bytes]:
-    """Take the lock of a store's only writer.
-
-    The system frees it when the process ends, however it ends.
-
-    Raises:
-        StoreInUse: Another process has it.
-        StoreError: The folder cannot be made or written.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        file = (path / "server.lock").open("wb")
-    except OSError as error:
-        raise StoreError(
-            f"the store {path} cannot be opened", got=error, hint="see that it can be written"
-        ) from error
-    if not locked(file.fileno()):
-        file.close()
-        raise StoreInUse(
-            f"another replay server is writing the store {path}",
-            hint="stop it, or give this server another folder",
-        )
-    return file

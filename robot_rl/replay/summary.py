@@ -15,11 +15,12 @@ from robot_rl.replay.annotations import AnnotationField
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import NotEnoughData, StoreError
 from robot_rl.replay.export import episode_source
+from robot_rl.replay.mailbox import weights_versions
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import TableInfo
 from robot_rl.replay.segments import Segments
-from robot_rl.replay.store import StoreWriter, lock_store
-from robot_rl.replay.weights import weights_versions
+from robot_rl.replay.session_files import lock_store
+from robot_rl.replay.store import StoreWriter
 
 # Stamps of the system's clock are above [ns]: it is later than 2001.
 _WALL_CLOCK = 10**18

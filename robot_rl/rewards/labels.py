@@ -14,7 +14,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import AnnotationRefused, StoreFull
 from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.server_place import ServerPlace
-from robot_rl.replay.spool import OpenSession
+from robot_rl.replay.sessions import OpenSession
 from robot_rl.replay.windows import LABELS
 from robot_rl.wire.errors import ServerUnreachable
 

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 from store_writing import Recording, numbers, sampler_of
 
-from robot_rl.replay import StoreError, StoreInUse, StoreReader, StoreWriter, row_keys
+from robot_rl.replay import (
+    StoreError,
+    StoreInUse,
+    StoreReader,
+    StoreWriter,
+    WeightsRecord,
+    row_keys,
+)
 from robot_rl.replay.annotations import Annotations
+from robot_rl.replay.mailbox import write_weights
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.segments import Segments
 from robot_rl.replay.sessions import RowBatch
@@ -175,11 +183,7 @@ def test_a_store_of_the_old_format_is_refused_with_the_way_out(tmp_path):
 
 
 def test_weights_that_lost_their_tensors_are_an_error_and_no_crash(store):
-    writer = StoreWriter(store)
-    from robot_rl.replay import WeightsRecord
-
-    writer.put_weights(WeightsRecord("policy", 3, b"tensors", {"a": 1}))
-    writer.close()
+    write_weights(store, WeightsRecord("policy", 3, b"tensors", {"a": 1}), flush=False)
     (tensors,) = (store / "weights").glob("*.safetensors")
     tensors.unlink()
     with StoreReader(store) as reader, pytest.raises(StoreError, match="lack their tensors"):
