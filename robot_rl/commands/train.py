@@ -122,11 +122,11 @@ def run(config: DictConfig) -> None:
     # What cannot work is said before anything is made.
     recipe = Recipe(config)
     check_counts(config)
+    check_robot(config)
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     left = recipe.left(known)
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
     recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
-    check_robot(config)
     if config.replay.connect:
         raise ConfigError(
             "train starts a replay server of its own",

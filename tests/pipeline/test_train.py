@@ -117,7 +117,7 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     # Of the stages that commands of their own have run nothing is repeated.
     begun = [("collect", True), ("clone", True), ("online", False)]
     assert [(r["stage"], r["finished"]) for r in lines(run / "stages.jsonl")] == begun
-    assert "stage clone    done 0:" in train.text
+    assert "stage clone    done " in train.text
 
     # A longer run with other evaluations, which the processes must hear of.
     done = robot_rl_command(

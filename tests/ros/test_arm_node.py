@@ -273,7 +273,7 @@ def test_a_reset_retracts_and_moves_to_its_pose(cell):
 def asker(cell, kind, name):
     """Sends requests, without the time that it takes to find a service first."""
     client = cell.listener.client.node.create_client(kind, name)
-    assert client.wait_for_service(20.0)
+    assert client.wait_for_service(60.0)
     return lambda **fields: client.call_async(kind.Request(**fields))
 
 
