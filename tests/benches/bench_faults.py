@@ -43,7 +43,6 @@ from robot_rl.wire.endpoint import parse_address
 
 TABLE = "faults"
 EPISODE_STEPS = 40
-KILLS = 30  # of the server, of the writers together, and of the reader
 CUT_AFTER_SECONDS, CUT_SECONDS = 30.0, 10.0
 _SESSIONS = 4096
 _SPOOL_BYTES = 16 << 20
@@ -60,7 +59,8 @@ class FaultFound(RobotRLError):
 def run(config: DictConfig) -> dict[str, object]:
     """Kill, cut and disturb for some minutes, then check every row.
 
-    Only `seed` of the configuration matters: it draws who is killed when.
+    Of the configuration `seed` matters, which draws who is killed when, and `bench.kills`: of the
+    server, of the writers together, and of the reader.
 
     Returns:
         Counts of kills, of rows that the writers were told are safe, and of rows and sampled
@@ -71,14 +71,14 @@ def run(config: DictConfig) -> dict[str, object]:
     """
     rng = np.random.default_rng(int(config.seed))
     with tempfile.TemporaryDirectory(prefix="replay-faults-") as folder:
-        return _Torture(Path(folder), rng).run()
+        return _Torture(Path(folder), rng, int(config.bench.kills)).run()
 
 
 class _Torture:
     """The processes, and what is done to them."""
 
-    def __init__(self, folder: Path, rng: np.random.Generator) -> None:
-        self._folder, self._rng = folder, rng
+    def __init__(self, folder: Path, rng: np.random.Generator, kills: int) -> None:
+        self._folder, self._rng, self._most_kills = folder, rng, kills
         self._store = folder / "store"
         self._kills = {"server": 0, "writer": 0, "reader": 0}
         self._works: dict[str, tuple[Any, ...]] = {}
@@ -113,7 +113,9 @@ class _Torture:
 
     def _kill_at_random(self) -> None:
         """Kill in a random order, at random moments, and start again at once."""
-        victims = ["server", "reader"] * KILLS + ["writer-1", "writer-2"] * (KILLS // 2)
+        victims = ["server", "reader"] * self._most_kills + ["writer-1", "writer-2"] * (
+            self._most_kills // 2
+        )
         for victim in self._rng.permutation(victims).tolist():
             time.sleep(self._rng.uniform(*_PAUSE_SECONDS))
             self._throw_half_a_message()
