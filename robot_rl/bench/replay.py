@@ -127,7 +127,7 @@ def _insert(
     """Append for so long and return acknowledged transitions per second."""
     rows = episode_rows(schema)
     options = LinkOptions(batch_rows=batch_rows)
-    with ReplayClient(store, spool_bytes=128 << 20, spool_path=spool, options=options) as client:
+    with ReplayClient(store, spool_bytes=64 << 20, spool_path=spool, options=options) as client:
         client.open_session(TABLE, schema)
         start = time.monotonic()
         count = 0

@@ -146,27 +146,36 @@ class TableRows:
             addresses: Of the rows, int64 (n,).
             out: Where to, by the name of the field, each (n, *shape) and contiguous.
         """
-        numbers, indices = addresses >> _INDEX_BITS, addresses & _INDEX_MASK
-        columns = self.schema.dtype.fields
+        columns, row_bytes = self.dtype.fields, self.dtype.itemsize
         assert columns is not None
-        large = {n: a for n, a in out.items() if columns[n][0].itemsize >= _LARGE_BYTES}
-        # One copy from the map to where it goes; NumPy would make two.
-        data = [b"" if m is None else m.data for m in self._mapped] if large else []
-        for name, array in large.items():
-            size, offset = columns[name][0].itemsize, columns[name][1]
-            target = array.reshape(-1).view(np.uint8).data
-            starts = (indices * self.schema.dtype.itemsize + offset).tolist()
+        numbers = (addresses >> _INDEX_BITS).tolist()
+        rows = (addresses & _INDEX_MASK) * row_bytes
+        data = [b"" if m is None else m.data for m in self._mapped]
+
+        def copy(target: memoryview, offset: int, size: int) -> None:
+            """Copy so many bytes of each row, once; NumPy's indexing of a map would do it twice."""
             places = range(0, len(target), size)
-            for at, number, start in zip(places, numbers.tolist(), starts, strict=True):
+            starts = (rows + offset).tolist()
+            for at, number, start in zip(places, numbers, starts, strict=True):
                 target[at : at + size] = data[number][start : start + size]
-        small = [name for name in out if name not in large]
-        for number in np.unique(numbers).tolist() if small else ():
-            mapped = self._mapped[number]
-            assert mapped is not None
-            here = np.flatnonzero(numbers == number)
-            rows = indices[here]
+
+        small = [name for name in out if columns[name][0].itemsize < _LARGE_BYTES]
+        for name in set(out).difference(small):
+            dtype, offset = columns[name][:2]
+            copy(out[name].reshape(-1).view(np.uint8).data, offset, dtype.itemsize)
+        if small:  # they lie close together, and are spread from the head of each row
+            first = min(columns[name][1] for name in small)
+            end = max(columns[name][1] + columns[name][0].itemsize for name in small)
+            layout = {
+                "names": small,
+                "formats": [columns[name][0] for name in small],
+                "offsets": [columns[name][1] - first for name in small],
+                "itemsize": end - first,
+            }
+            heads: npt.NDArray[Any] = np.empty(len(rows), np.dtype(layout))  # type: ignore[call-overload]
+            copy(heads.view(np.uint8).data, first, end - first)
             for name in small:
-                out[name][here] = mapped.rows[name][rows]
+                out[name][...] = heads[name]
 
     def annotation_fields(self) -> dict[str, AnnotationField]:
         """Return the annotations that rows of the table may have, by name."""
