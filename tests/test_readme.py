@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.registry import PATH_VARIABLE
 from robot_rl.cli import bench_names
 from robot_rl.commands.table import COMMANDS
 from robot_rl.config import compose, group_choices
@@ -20,14 +21,34 @@ PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (
         ROOT / "README.md",
-        *sorted(ROOT.glob("docs/*.md")),
-        *sorted(ROOT.glob("hardware/*.md")),
+        *(
+            page
+            for folder in ("docs", "hardware", "examples", "launch")
+            for page in sorted(ROOT.glob(f"{folder}/*.md"))
+        ),
     )
 ]
-FOLDERS = ("robot_rl/", "policies", "configs", "hardware", "drivers", "launch", "docs/", "tests/")
+FOLDERS = (
+    "robot_rl/",
+    "policies",
+    "configs",
+    "hardware",
+    "drivers",
+    "launch",
+    "docs/",
+    "examples",
+    "tests/",
+)
 # Of a lab's own, which a page says to write.
 YOURS = re.compile(r"hover|mine|NAME")
 every_page = pytest.mark.parametrize("page", PAGES)
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    """Their folders are added, as by the `--config-dir` of a page's commands."""
+    folders = [str(path) for path in sorted(ROOT.glob("examples/[1-9]_*"))]
+    monkeypatch.setenv(PATH_VARIABLE, os.pathsep.join(folders))
 
 
 def text_of(page: str) -> str:
@@ -85,8 +106,8 @@ def test_every_link_leads_somewhere(page):
 
 
 @every_page
-def test_every_command_is_one_and_composes(page):
-    text = text_of(page).replace("\\\n", " ")
+def test_every_command_is_one_and_composes(page, examples):
+    text = re.sub(r" --config-dir \S+", "", text_of(page).replace("\\\n", " "))
     lines = re.findall(r"^ {3,}(?:\.venv/bin/)?robot-rl (.*)$", text, re.MULTILINE)
     lines += [f"train {words}" for words in re.findall(r'make train ARGS="([^"]*=[^"]*)"', text)]
     for line in lines:
@@ -106,7 +127,7 @@ def test_every_command_is_one_and_composes(page):
 
 
 @every_page
-def test_choices_that_are_named_exist(page):
+def test_choices_that_are_named_exist(page, examples):
     choices = group_choices()
     groups = "task|algorithm|policy|observation|operator|reset|reward|teleop|robot"
     for group, choice in re.findall(rf"(?<![\w.])({groups})=(\w+)", text_of(page)):
