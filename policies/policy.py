@@ -104,7 +104,11 @@ class ChunkPolicy(Policy):
 
     @property
     def cloning_fields(self) -> tuple[str, ...]:
-        """Names of the batch columns that `loss` reads."""
+        """Names of the batch columns that `loss` reads.
+
+        "action" and "valid" are the ``chunk/action`` and ``chunk/valid`` of a `SampleSpec`;
+        `robot_rl.learning.algorithms.behavior_cloning.windows` gives them these names.
+        """
         instruction = (INSTRUCTION,) if self.conditioned else ()
         return (*self.observation, *instruction, "action", "valid")
 
