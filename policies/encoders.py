@@ -50,6 +50,7 @@ class StateEncoder(nn.Module):
             raise PolicyError(
                 "an encoder needs at least one key and one step",
                 got=f"keys {list(self.keys)}, observation_steps {observation_steps}",
+                expected="one or more of each",
             )
         self.observation_steps = int(observation_steps)
         self.normalizer = normalizer or Normalizer(self.keys, identity=identity)

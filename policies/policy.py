@@ -157,5 +157,7 @@ def build(description: Mapping[str, Any], base: ChunkPolicy | None = None) -> Po
         return kind.from_config(config if base is None else {**config, "base": base})
     except (KeyError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"the configuration does not fit the policy {kind.__name__}", got=repr(error)
+            f"the configuration does not fit the policy {kind.__name__}",
+            got=repr(error),
+            hint="load it with the code of the policy that wrote it",
         ) from error

@@ -273,7 +273,11 @@ class RowSchema:
             if not 0 < schema.control_rate_hz < math.inf:
                 raise ValueError(f"control_rate_hz is {schema.control_rate_hz}")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise SchemaMismatch("the schema cannot be read", got=f"{error!r}") from error
+            raise SchemaMismatch(
+                "the schema cannot be read",
+                got=f"{error!r}",
+                expected="what RowSchema.to_json writes",
+            ) from error
         if version != SCHEMA_VERSION:
             raise SchemaMismatch(
                 "the schema version differs",
