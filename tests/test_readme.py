@@ -15,6 +15,7 @@ from policies.registry import PATH_VARIABLE
 from robot_rl.cli import bench_names
 from robot_rl.commands.table import COMMANDS
 from robot_rl.config import compose, group_choices
+from robot_rl.env.robot import state_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -141,6 +142,18 @@ def test_the_tables_of_stages_and_benches_are_complete():
     rows = re.findall(r"^\| (`[a-zA-Z`, -]+`) \|", page, re.MULTILINE)
     assert set(COMMANDS) <= {word for row in rows for word in re.findall(r"[a-z-]+", row)}
     assert all(f"`{name}`" in page for name in bench_names())
+
+
+def test_the_tables_of_states_and_algorithms_are_complete():
+    page = text_of("docs/replay.md")
+    states = re.findall(r"^\| `(state/\w+)` \| (\d|joints) \|", page, re.MULTILINE)
+    assert states == [
+        (field.name, "joints" if "/joint_" in field.name else str(*field.shape))
+        for field in state_fields(joints=6)
+    ]
+    table = text_of("docs/policies.md").partition("| algorithm | file of its update |")[2]
+    algorithms = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert sorted(algorithms) == sorted(group_choices()["algorithm"])
 
 
 def test_the_python_of_the_readme_plays_the_newest_policy(tmp_path):
