@@ -1,7 +1,8 @@
 # `make train` and `make test` do all of their own set-up on a fresh clone; a second call is quick.
 #
 #   make train ARGS="task=reach seed=1"   overrides, as `robot-rl train --help all` lists them
-#   make test | lint | bench | clean
+#   make test | test-all | lint | bench | clean
+#                                         test-all: the tests marked slow, faults and browser too
 #   PYTHON=/path/to/python3.12            the interpreter of a new .venv
 #   PIP_ARGS="..."                        further arguments of pip, for example an own index
 
@@ -16,10 +17,10 @@ ARGS ?=
 PIP_ARGS ?=
 BENCHES ?= env learner policy loop replay
 
-.PHONY: help install system train test lint bench clean
+.PHONY: help install system train test test-all lint bench clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
 
 # The first interpreter that is 3.11 or 3.12 and can make virtual environments. A pyenv shim may be
 # on the path and still fail, so each candidate is run, not only looked up. A .venv that no longer
@@ -66,9 +67,10 @@ train: system
 # One thread: a test shares the machine with the processes that it starts. One worker per core;
 # the tests of a file stay together, for some share a run that takes seconds to make. A worker that
 # dies ends all of them: where one is replaced, the rest may wait for ever (pytest-xdist issue 1378).
-test: export OMP_NUM_THREADS := 1
-test: system lint
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile --max-worker-restart 0 --no-loadscope-reorder --durations 12 -m "not slow and not faults and not browser"
+test: MARKS := not slow and not faults and not browser
+test test-all: export OMP_NUM_THREADS := 1
+test test-all: system lint
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile --max-worker-restart 0 --no-loadscope-reorder --durations 12 -m "$(MARKS)"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

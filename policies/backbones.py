@@ -63,7 +63,9 @@ class SmallConvolutional(Backbone):
         super().__init__()
         if len(channels) < 2:
             raise PolicyError(
-                "the small convolutional backbone needs two layers or more", got=list(channels)
+                "the small convolutional backbone needs two layers or more",
+                got=f"channels {list(channels)}",
+                expected="two widths or more",
             )
         layers: list[nn.Module] = []
         inputs = 3

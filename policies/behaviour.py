@@ -102,7 +102,9 @@ class Behaviour:
             )
         if self.exploration.mode == "base" and base is None:
             raise PolicyError(
-                "exploration mode 'base' needs a policy with a base", got=self.policy.kind
+                "exploration mode 'base' needs a policy with a base",
+                got=self.policy.kind,
+                hint="take the mode 'mean' or 'sample'",
             )
 
         observed = self.policy.observation

@@ -1,8 +1,12 @@
-"""The one place where an observation becomes a tensor."""
+"""The one place where an observation becomes a tensor: states normalised, images scaled.
+
+Two things are read elsewhere, for they are neither: what a gripper was told last
+(`policies.gripper`), and an instruction (`policies.vla_text`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +50,7 @@ class StateEncoder(nn.Module):
             raise PolicyError(
                 "an encoder needs at least one key and one step",
                 got=f"keys {list(self.keys)}, observation_steps {observation_steps}",
+                expected="one or more of each",
             )
         self.observation_steps = int(observation_steps)
         self.normalizer = normalizer or Normalizer(self.keys, identity=identity)
@@ -135,6 +140,44 @@ class StateEncoder(nn.Module):
                 expected=f"(batch, {width})" if steps == 1 else f"(batch, {steps}, {width})",
             )
         return value.reshape(shape[0], steps, width)
+
+
+def camera_image(
+    observation: ObservationBatch, name: str, cameras: Mapping[str, Sequence[int]]
+) -> Tensor:
+    """Give the images of a camera as they are, uint8 (..., H, W, 3).
+
+    Args:
+        observation: Name → images; what is no camera is ignored.
+        name: Of the camera.
+        cameras: Name → (H, W, 3) of all cameras that are expected.
+
+    Raises:
+        PolicyError: The camera is missing, or has images of another size.
+    """
+    if name not in observation:
+        raise PolicyError(
+            f"the observation lacks the camera {name!r}",
+            got=sorted(key for key in observation if key.startswith("images/")),
+            expected=sorted(cameras),
+            hint="configure the cameras that the policy was trained with",
+        )
+    image = torch.as_tensor(observation[name])
+    size, expected = tuple(image.shape[-3:]), tuple(cameras[name])
+    if size != expected:
+        raise PolicyError(
+            f"the camera {name!r} has images of another size",
+            got=size,
+            expected=expected,
+            hint="set the camera to the size that the policy was trained with",
+        )
+    return image
+
+
+def image_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Scale images uint8 (..., H, W, 3) to what networks see: (N, 3, H, W) in [-1, 1]."""
+    channels_first = images.reshape(-1, *images.shape[-3:]).permute(0, 3, 1, 2)
+    return channels_first.to(dtype, copy=True).div_(127.5).sub_(1.0)
 
 
 def build_encoder(config: Mapping[str, Any]) -> StateEncoder:

@@ -104,7 +104,11 @@ class ChunkPolicy(Policy):
 
     @property
     def cloning_fields(self) -> tuple[str, ...]:
-        """Names of the batch columns that `loss` reads."""
+        """Names of the batch columns that `loss` reads.
+
+        "action" and "valid" are the ``chunk/action`` and ``chunk/valid`` of a `SampleSpec`;
+        `robot_rl.learning.algorithms.behavior_cloning.windows` gives them these names.
+        """
         instruction = (INSTRUCTION,) if self.conditioned else ()
         return (*self.observation, *instruction, "action", "valid")
 
@@ -153,5 +157,7 @@ def build(description: Mapping[str, Any], base: ChunkPolicy | None = None) -> Po
         return kind.from_config(config if base is None else {**config, "base": base})
     except (KeyError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"the configuration does not fit the policy {kind.__name__}", got=repr(error)
+            f"the configuration does not fit the policy {kind.__name__}",
+            got=repr(error),
+            hint="load it with the code of the policy that wrote it",
         ) from error

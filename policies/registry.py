@@ -235,7 +235,11 @@ def _imported(name: str, module_name: str) -> Any:
     except RobotRLError:
         raise
     except Exception as error:  # whatever the code of a user's own module does
-        raise RegistryError(f"{name!r} cannot be imported", got=repr(error)) from error
+        raise RegistryError(
+            f"{name!r} cannot be imported",
+            got=repr(error),
+            hint="mend that module, or install what it imports",
+        ) from error
     if folder is not None:
         _check_not_hidden(root, folder)
     return module

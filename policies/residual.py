@@ -1,4 +1,4 @@
-"""A per-step residual on a frozen chunk policy (ResFiT; ALGORITHMS, "Residual off-policy RL")."""
+"""A per-step residual on a frozen chunk policy (ResFiT, Ankile et al. 2025, arXiv 2509.19301)."""
 
 from __future__ import annotations
 

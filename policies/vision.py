@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from policies import registry
 from policies.backbones import Backbone
+from policies.encoders import ObservationBatch, camera_image, image_pixels
 from policies.errors import PolicyError
 from policies.networks import linear, seeded
 
@@ -29,7 +30,6 @@ REMAINING_MOTION = 6
 _TRANSLATION = 3
 
 Array = npt.NDArray[Any]
-Images = Mapping[str, Array | Tensor]
 
 
 class ImageEncoder(nn.Module):
@@ -107,7 +107,7 @@ class ImageEncoder(nn.Module):
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return int.from_bytes(digest.digest()[:8], "little", signed=True)
 
-    def forward(self, images: Images) -> Tensor:
+    def forward(self, images: ObservationBatch) -> Tensor:
         """Encode batches of images.
 
         Args:
@@ -121,11 +121,11 @@ class ImageEncoder(nn.Module):
         """
         parts = []
         lead: tuple[int, ...] = ()
-        for name, shape in self.cameras.items():
-            image = self._image(name, shape, images)
+        weight = self.motion.weight
+        for name in self.cameras:
+            image = camera_image(images, name, self.cameras).to(weight.device)
             lead = tuple(image.shape[:-3])
-            seen = image.reshape(-1, *shape).permute(0, 3, 1, 2)
-            pixels = seen.to(self.motion.weight.dtype).div_(127.5).sub_(1.0)
+            pixels = image_pixels(image, weight.dtype)
             parts.append(self.backbone(pixels.contiguous(memory_format=torch.channels_last)))
         joined = self.join(torch.cat(parts, -1))
         motion = self.motion(joined)
@@ -134,7 +134,7 @@ class ImageEncoder(nn.Module):
         return torch.cat([self.summary(joined), fine, motion], -1).reshape(*lead, self.features)
 
     @torch.no_grad()
-    def encode(self, images: Images) -> Array:
+    def encode(self, images: ObservationBatch) -> Array:
         """What replay stores and a policy sees: features rounded to float16, (..., features)."""
         rounded: Array = self(images).to(torch.float16).cpu().numpy()
         return rounded
@@ -147,24 +147,6 @@ class ImageEncoder(nn.Module):
         """Turn motions (..., 6) [m, rad] into the estimate's units."""
         metres, radians = self.motion_scale
         return motion / motion.new_tensor([metres] * 3 + [radians] * 3)
-
-    def _image(self, name: str, shape: tuple[int, ...], images: Images) -> Tensor:
-        if name not in images:
-            raise PolicyError(
-                f"the observation lacks the camera {name!r}",
-                got=sorted(n for n in images if n.startswith("images/")),
-                expected=sorted(self.cameras),
-                hint="configure the cameras that the policy was trained with",
-            )
-        image = torch.as_tensor(images[name])
-        if tuple(image.shape[-3:]) != shape:
-            raise PolicyError(
-                f"the camera {name!r} has images of another size",
-                got=tuple(image.shape[-3:]),
-                expected=shape,
-                hint="set the camera to the size that the policy was trained with",
-            )
-        return image.to(self.motion.weight.device)
 
 
 def build_image_encoder(config: Mapping[str, Any]) -> ImageEncoder:

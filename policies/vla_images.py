@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from policies.errors import PolicyError
+from policies.encoders import ObservationBatch, camera_image, image_pixels
 
 
 def stacked_images(
-    observation: Mapping[str, npt.NDArray[Any] | Tensor],
+    observation: ObservationBatch,
     cameras: Mapping[str, tuple[int, ...]],
     size: int,
     device: torch.device,
@@ -34,25 +32,10 @@ def stacked_images(
         PolicyError: A camera is missing, or has images of another size.
     """
     views = []
-    for name, shape in cameras.items():
-        if name not in observation:
-            raise PolicyError(
-                f"the observation lacks the camera {name!r}",
-                got=sorted(key for key in observation if key.startswith("images/")),
-                expected=list(cameras),
-                hint="configure the cameras that the policy was trained with",
-            )
-        image = torch.as_tensor(observation[name])
-        if tuple(image.shape[-3:]) != shape:
-            raise PolicyError(
-                f"the camera {name!r} has images of another size",
-                got=tuple(image.shape[-3:]),
-                expected=shape,
-                hint="set the camera to the size that the policy was trained with",
-            )
+    for name in cameras:
+        image = camera_image(observation, name, cameras)
         newest = image if image.ndim == 4 else image[:, -1]
-        pixels = newest.to(device).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-        views.append(resized_with_padding(pixels, size))
+        views.append(resized_with_padding(image_pixels(newest.to(device)), size))
     return torch.stack(views, 1)
 
 

@@ -117,7 +117,11 @@ class InstructionTokenizer(nn.Module):
             try:
                 self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
             except Exception as error:  # the library raises no narrower class
-                raise PolicyError("the tokeniser cannot be read", got=error) from error
+                raise PolicyError(
+                    "the tokeniser cannot be read",
+                    got=error,
+                    expected="a tokenizer.json of the library tokenizers",
+                ) from error
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
         return self._tokenizer

@@ -181,7 +181,9 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
             config = hydra_compose("config.yaml", [*words, *overrides], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(
-            "the configuration cannot be composed", got=" ".join(str(error).split())
+            "the configuration cannot be composed",
+            got=" ".join(str(error).split()),
+            hint="robot-rl train --help all lists the settings and their choices",
         ) from error
     choices = {
         str(group): choice

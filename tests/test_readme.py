@@ -11,23 +11,45 @@ from pathlib import Path
 
 import pytest
 
+from policies.registry import PATH_VARIABLE
 from robot_rl.cli import bench_names
 from robot_rl.commands.table import COMMANDS
 from robot_rl.config import compose, group_choices
+from robot_rl.env.robot import state_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (
         ROOT / "README.md",
-        *sorted(ROOT.glob("docs/*.md")),
-        *sorted(ROOT.glob("hardware/*.md")),
+        *(
+            page
+            for folder in ("docs", "hardware", "examples", "launch")
+            for page in sorted(ROOT.glob(f"{folder}/*.md"))
+        ),
     )
 ]
-FOLDERS = ("robot_rl/", "policies", "configs", "hardware", "drivers", "launch", "docs/", "tests/")
+FOLDERS = (
+    "robot_rl/",
+    "policies",
+    "configs",
+    "hardware",
+    "drivers",
+    "launch",
+    "docs/",
+    "examples",
+    "tests/",
+)
 # Of a lab's own, which a page says to write.
 YOURS = re.compile(r"hover|mine|NAME")
 every_page = pytest.mark.parametrize("page", PAGES)
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    """Their folders are added, as by the `--config-dir` of a page's commands."""
+    folders = [str(path) for path in sorted(ROOT.glob("examples/[1-9]_*"))]
+    monkeypatch.setenv(PATH_VARIABLE, os.pathsep.join(folders))
 
 
 def text_of(page: str) -> str:
@@ -85,8 +107,8 @@ def test_every_link_leads_somewhere(page):
 
 
 @every_page
-def test_every_command_is_one_and_composes(page):
-    text = text_of(page).replace("\\\n", " ")
+def test_every_command_is_one_and_composes(page, examples):
+    text = re.sub(r" --config-dir \S+", "", text_of(page).replace("\\\n", " "))
     lines = re.findall(r"^ {3,}(?:\.venv/bin/)?robot-rl (.*)$", text, re.MULTILINE)
     lines += [f"train {words}" for words in re.findall(r'make train ARGS="([^"]*=[^"]*)"', text)]
     for line in lines:
@@ -106,7 +128,7 @@ def test_every_command_is_one_and_composes(page):
 
 
 @every_page
-def test_choices_that_are_named_exist(page):
+def test_choices_that_are_named_exist(page, examples):
     choices = group_choices()
     groups = "task|algorithm|policy|observation|operator|reset|reward|teleop|robot"
     for group, choice in re.findall(rf"(?<![\w.])({groups})=(\w+)", text_of(page)):
@@ -120,6 +142,18 @@ def test_the_tables_of_stages_and_benches_are_complete():
     rows = re.findall(r"^\| (`[a-zA-Z`, -]+`) \|", page, re.MULTILINE)
     assert set(COMMANDS) <= {word for row in rows for word in re.findall(r"[a-z-]+", row)}
     assert all(f"`{name}`" in page for name in bench_names())
+
+
+def test_the_tables_of_states_and_algorithms_are_complete():
+    page = text_of("docs/replay.md")
+    states = re.findall(r"^\| `(state/\w+)` \| (\d|joints) \|", page, re.MULTILINE)
+    assert states == [
+        (field.name, "joints" if "/joint_" in field.name else str(*field.shape))
+        for field in state_fields(joints=6)
+    ]
+    table = text_of("docs/policies.md").partition("| algorithm | file of its update |")[2]
+    algorithms = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert sorted(algorithms) == sorted(group_choices()["algorithm"])
 
 
 def test_the_python_of_the_readme_plays_the_newest_policy(tmp_path):

@@ -74,7 +74,11 @@ class FrankaArm:
         }
         check_ranges("Franka arm", ranges)
         if len(joint_names) != len(_LOW):
-            raise DriverError("a Franka arm has seven joints", got=list(joint_names))
+            raise DriverError(
+                "a Franka arm has seven joints",
+                got=list(joint_names),
+                expected=f"{len(_LOW)} joint_names",
+            )
         self._franky = require("franky", "franka")
         self.host = host
         self.joint_names = tuple(joint_names)

@@ -166,7 +166,11 @@ class XArm:
         if self._api is not None:
             code = self._api.set_state(_STOPPED)
             if code not in _VALUE_IS_GOOD:
-                raise DriverError("the xArm does not confirm its stop", got=f"code {code}")
+                raise DriverError(
+                    "the xArm does not confirm its stop",
+                    got=f"code {code}",
+                    hint="if the arm moves, press the emergency stop",
+                )
 
     def clear_errors(self) -> None:
         """Clear the controller's errors and warnings, and stand still.
@@ -205,7 +209,11 @@ class XArm:
             steps.append(("set_ft_sensor_enable", api.set_ft_sensor_enable(1)))
         for name, code in steps:
             if code not in _VALUE_IS_GOOD:
-                raise DriverError(f"the xArm refuses {name}", got=f"code {code}")
+                raise DriverError(
+                    f"the xArm refuses {name}",
+                    got=f"code {code}",
+                    hint="UFACTORY's manual says what the code means",
+                )
 
     def _send(self, speeds: list[float]) -> None:
         code = self._api.vc_set_cartesian_velocity(

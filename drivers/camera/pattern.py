@@ -29,7 +29,11 @@ class PatternCamera:
     ) -> None:
         """See the class."""
         if 3 * width * height < _NUMBER_BYTES:
-            raise DriverError("the picture is too small for its number", got=f"{width}×{height}")
+            raise DriverError(
+                "the picture is too small for its number",
+                got=f"{width}×{height}",
+                expected=f"{_NUMBER_BYTES} bytes of pixels or more",
+            )
         noise = np.random.default_rng(0)
         self._picture = noise.integers(0, 256, (height, width, 3), np.uint8)
         self._period = 1.0 / rate_hz

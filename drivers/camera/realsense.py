@@ -61,7 +61,11 @@ class RealSenseCamera:
     ) -> None:
         """See the class."""
         if serial is not None and recording is not None:
-            raise DriverError("a camera is either a serial number or a recording", got=recording)
+            raise DriverError(
+                "a camera is either a serial number or a recording",
+                got=f"serial {serial} and recording {recording}",
+                expected="one of the two",
+            )
         self._rs = load_library()
         self._serial = None if serial is None else str(serial)
         self._size, self._rate = (width, height), rate_hz

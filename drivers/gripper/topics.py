@@ -51,7 +51,11 @@ class TopicsGripper:
                 "command_type of the gripper", got=command_type, expected="float64 or float64_array"
             )
         if open_at == closed_at:
-            raise DriverError("open_at and closed_at of the gripper are the same", got=open_at)
+            raise DriverError(
+                "open_at and closed_at of the gripper are the same",
+                got=open_at,
+                expected="two positions of its joint",
+            )
         self._joint, self._open, self._closed = joint, open_at, closed_at
         self._state_topic, self._command_topic = state_topic, command_topic
         self._as_array = command_type == "float64_array"

@@ -114,7 +114,9 @@ class ConditionalUNet(Denoiser):
 
     def _check(self) -> None:
         if not self.down_dims:
-            raise PolicyError("the U-Net needs at least one level", got="down_dims []")
+            raise PolicyError(
+                "the U-Net needs at least one level", got="down_dims []", expected="a width a level"
+            )
         factor = 2 ** (len(self.down_dims) - 1)
         if self.horizon % factor:
             raise PolicyError(

@@ -35,7 +35,7 @@ class Flow(Process):
     def __init__(self, denoiser: Denoiser, *, steps: int = 10) -> None:
         """Tabulate the time grid; see the class for the arguments."""
         if steps < 1:
-            raise PolicyError("a flow needs at least one step", got=f"steps {steps}")
+            raise PolicyError("a flow needs at least one step", got=steps, expected=">= 1")
         super().__init__(denoiser, steps, deterministic=True)
         self.register_buffer("_embeddings", self._embed(torch.tensor(self.times)), persistent=False)
         self.register_buffer("_std", torch.zeros(()), persistent=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,9 @@ class ViewFolder:
             return Intrinsics(**{**values, "distortion": tuple(values["distortion"])})
         except (TypeError, KeyError) as error:
             raise CalibrationError(
-                f"{path} does not hold a camera's intrinsics", got=error
+                f"{path} does not hold a camera's intrinsics",
+                got=error,
+                expected=[field.name for field in fields(Intrinsics)],
             ) from error
 
     def find(self, board: Board) -> tuple[list[View], dict[str, BoardNotFound]]:
@@ -116,6 +118,7 @@ class ViewFolder:
             raise CalibrationError(
                 f"none of the {len(pictures)} pictures in {self.path} shows the board",
                 got=f"{pictures[0].name}: {without[pictures[0].name]}",
+                hint="give the columns, rows and dictionary of the board that was printed",
             )
         return views, without
 
@@ -158,5 +161,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{path} cannot be read", got=error) from error
     if not isinstance(values, dict):
-        raise CalibrationError(f"{path} holds no mapping", got=type(values).__name__)
+        raise CalibrationError(
+            f"{path} holds no mapping", got=type(values).__name__, expected="a JSON object"
+        )
     return values

@@ -62,7 +62,11 @@ def look_at(choice: str, seconds: float) -> str:
     """
     configured = compose([f"teleop={choice}"]).teleop.device
     if configured is None:
-        raise RobotRLError("there is no device to look at", got=f"teleop={choice}")
+        raise RobotRLError(
+            "there is no device to look at",
+            got=f"teleop={choice}",
+            expected="a device, such as teleop=keyboard",
+        )
     device: Device = registry.make(configured)
     device.connect()
     try:

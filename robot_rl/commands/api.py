@@ -231,7 +231,11 @@ def compare_results(first: str | Path, second: str | Path) -> Comparison:
     comparison = results[1].beside(results[0])
     if comparison is None:
         seeds = " and ".join(f"{r.first_seed} … {r.first_seed + r.episodes - 1}" for r in results)
-        raise StatisticsError("the evaluations share no scene", got=f"seeds {seeds}")
+        raise StatisticsError(
+            "the evaluations share no scene",
+            got=f"seeds {seeds}",
+            expected="two evaluations of the same scenes",
+        )
     return comparison
 
 

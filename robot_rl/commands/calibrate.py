@@ -68,12 +68,18 @@ def _board(options: Mapping[str, str | None]) -> Board:
             dictionary=str(options["dictionary"]),
         )
     except ValueError as error:
-        raise CalibrationError("the board's measures must be numbers", got=error) from error
+        raise CalibrationError(
+            "the board's measures must be numbers",
+            got=error,
+            expected="whole columns and rows, square and marker in metres",
+        ) from error
 
 
 def _draw(board: Board, path: Path) -> None:
     if path.exists():
-        raise CalibrationError("nothing is overwritten", got=path)
+        raise CalibrationError(
+            "nothing is overwritten", got=path, hint="name another file, or remove this one"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = Picture.fromarray(board.picture(_DOTS_PER_METRE))
     picture.save(path, format="PNG", dpi=(300, 300))
@@ -118,7 +124,11 @@ def _connected(file: str, connected: ExitStack) -> Any:
     try:
         config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise CalibrationError("a driver's configuration cannot be read", got=error) from error
+        raise CalibrationError(
+            "a driver's configuration cannot be read",
+            got=error,
+            expected="a YAML file with _target_ and the driver's arguments",
+        ) from error
     driver = registry.make(config)
     connected.callback(driver.close)
     driver.connect()

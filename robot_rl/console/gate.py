@@ -38,7 +38,11 @@ def read_token(path: str | None) -> str | None:
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise ConsoleError(f"the token file {path} cannot be read", got=error) from error
+        raise ConsoleError(
+            f"the token file {path} cannot be read",
+            got=error,
+            hint=f"make one: openssl rand -hex 16 > {path}",
+        ) from error
     if len(token) < _LEAST_TOKEN_LENGTH or not token.isalnum():
         raise ConsoleError(
             f"the token in {path} is too weak",

@@ -40,26 +40,39 @@ class SchemaMismatch(RobotRLError):
     """Data whose task, fields, shapes, rate or schema version are not the expected ones."""
 
 
-# Written by every actor and recorder, whatever the robot and the task (DESIGN, "Words and shapes").
+# The same for every robot and task. `RowBuilder` (robot_rl/data/rows.py) writes them, for actors
+# and for recorders; a comment names who told it. In an episode's last row `is_last`, `source`,
+# `episode_step`, `stamp_observation` and `base_action` say something; the others are 0.
 _SCALAR_FIELDS = (
-    Field("reward", "float32"),
-    Field("terminated", "bool"),
-    Field("truncated", "bool"),
-    Field("is_last", "bool"),
-    Field("success", "bool"),
-    Field("intervened", "bool"),
-    Field("clamped", "bool"),
-    Field("source", "uint8"),
-    Field("chunk_index", "int16"),
-    Field("episode_step", "int32"),
-    Field("reward_version", "int32"),
-    Field("policy_version", "int64"),
-    Field("stamp_observation", "int64"),
-    Field("stamp_action", "int64"),
+    # What the action caused: the task's detector says it, or `reward=`, or a person.
+    Field("reward", "float32"),  # in the task's own scale; a sparse one is 1 at success, else 0
+    Field("terminated", "bool"),  # the episode ended for good: nothing is bootstrapped
+    Field("truncated", "bool"),  # it was cut, as by the time limit: the next row's value counts
+    Field("is_last", "bool"),  # the final observation, which nobody acts on
+    Field("success", "bool"),  # the goal was reached by this action
+    # Who acted, and what became of the action.
+    Field("intervened", "bool"),  # an operator acted in place of the policy
+    Field("clamped", "bool"),  # the robot: one of its limits changed what the action asked for
+    Field("source", "uint8"),  # who acted: one of the codes above
+    Field("chunk_index", "int16"),  # the policy: place of `base_action` in the base's chunk, from 0
+    Field("episode_step", "int32"),  # control steps since the reset, from 0
+    Field("reward_version", "int32"),  # the judge: 0 task, 1 person, 2 pose, from 65536 on a model
+    Field("policy_version", "int64"),  # the policy: gradient updates behind its weights
+    # [ns], by the clock of the loop (robot_rl/env/rate.py). In real time that is the system clock;
+    # on the stepped clock it is simulated time since the episode began, whose first stamp is 0.
+    Field("stamp_observation", "int64"),  # the loop had the observation; sensors measured before
+    Field("stamp_action", "int64"),  # the loop had sent the action
 )
 ANNOTATION = "annotation/"
 LAST_COMMAND = "last_command"
-ACTION_FIELDS = ("action", "policy_action", "base_action", LAST_COMMAND)
+# float32 (d,) each, in [-1, 1], by the columns of `action_names`: an arm's are shares of the
+# largest step in the base frame (`robot.limits`), a gripper's is -1 open to 1 closed.
+ACTION_FIELDS = (
+    "action",  # what the environment sent, after safety, whoever decided it
+    "policy_action",  # what the policy wanted, an operator's intervention or not
+    "base_action",  # what the frozen base proposed; 0 without one
+    LAST_COMMAND,  # observed: what was sent in the step before
+)
 _NUMPY = (np.ndarray, np.generic)
 
 
@@ -260,7 +273,11 @@ class RowSchema:
             if not 0 < schema.control_rate_hz < math.inf:
                 raise ValueError(f"control_rate_hz is {schema.control_rate_hz}")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise SchemaMismatch("the schema cannot be read", got=f"{error!r}") from error
+            raise SchemaMismatch(
+                "the schema cannot be read",
+                got=f"{error!r}",
+                expected="what RowSchema.to_json writes",
+            ) from error
         if version != SCHEMA_VERSION:
             raise SchemaMismatch(
                 "the schema version differs",

@@ -248,10 +248,10 @@ def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None
     """Make a whole episode of rows whose final observation was not recorded.
 
     A last step that terminated is kept: nothing bootstraps from what follows it. Its final row
-    repeats the last observation and has `stamp_observation` 0, which no observation has. Any other
-    last step is given up, as what its action led to is not known: its observation becomes the final
-    one, and the step before it is truncated. No value is ever bootstrapped from a made-up
-    observation.
+    repeats the last observation and has `stamp_observation` 0, which no observation after an
+    action has. Any other last step is given up, as what its action led to is not known: its
+    observation becomes the final one, and the step before it is truncated. No value is ever
+    bootstrapped from a made-up observation.
 
     Args:
         rows: (n,) structured, n >= 1, none with `is_last`.

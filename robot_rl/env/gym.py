@@ -212,7 +212,11 @@ class GymRobot:
         try:
             drawn: Any = self._env.render()
         except Exception as error:  # each environment has a renderer of its own
-            raise GymError(f"the environment {self.id} cannot be drawn", got=repr(error)) from error
+            raise GymError(
+                f"the environment {self.id} cannot be drawn",
+                got=repr(error),
+                hint="robot-rl doctor looks at rendering",
+            ) from error
         frame = np.asarray(drawn[0] if isinstance(drawn, list | tuple) else drawn)  # several views
         if (
             frame.dtype != np.uint8

@@ -21,6 +21,31 @@ GRIPPER_ACTION = "gripper"
 GRIPPER_OPEN = -1.0
 
 
+def state_fields(
+    joints: int, *, velocity: bool = True, wrench: bool = True, gripper: bool = True
+) -> tuple[Field, ...]:
+    """What an arm observes of itself: SI units, base frame.
+
+    Args:
+        joints: Number of its joints.
+        velocity: Whether it measures the velocity of its TCP.
+        wrench: Whether it measures forces.
+        gripper: Whether it has a gripper.
+    """
+    widths = {
+        "state/tcp_pose": 7,  # position [m], quaternion xyzw
+        "state/tcp_velocity": 6 * velocity,  # linear [m/s], angular [rad/s]
+        # What the surroundings exert on the tool: force [N], and torque about the TCP [Nm].
+        "state/tcp_wrench": 6 * wrench,
+        # From the measured pose to the target: translation [m], rotation vector [rad].
+        "state/target_lead": 6,
+        "state/joint_positions": joints,  # [rad]
+        "state/joint_velocities": joints,  # [rad/s]
+        "state/gripper_position": 1 * gripper,  # 0 open to 1 closed
+    }
+    return tuple(Field(name, "float32", (width,)) for name, width in widths.items() if width)
+
+
 def gripper_columns(action_names: Sequence[str]) -> list[int]:
     """Which columns are grippers: `gripper`, or of several arms `<arm>/gripper` for each.
 

@@ -237,7 +237,8 @@ class Link:
             return  # about the session before, which was the current one when this was asked
         if not _is_about(message, session):
             raise StoreError(
-                "the server keeps the session under another key: it serves another store"
+                "the server keeps the session under another key: it serves another store",
+                hint="start the server on the store that it served before",
             )
         if following < self._outbox.spool.first:
             raise StoreError(
@@ -245,6 +246,7 @@ class Link:
                 " store",
                 got=following,
                 expected=f">= {self._outbox.spool.first}",
+                hint="start the server on the store that it served before",
             )
         if session is self._left_over:
             # Nothing is added to it any more. After a power cut the spool may be older than the

@@ -156,7 +156,9 @@ class StoreReader:
             file = segment.open(self.identity)
         except (FileNotFoundError, NotEnoughData) as error:
             raise NotEnoughData(
-                "the rows of the episode are not in the store any more", got=error
+                "the rows of the episode are not in the store any more",
+                got=error,
+                hint="they were evicted, or are damaged: robot-rl inspect STORE counts both",
             ) from error
         try:
             return file.view(info.schema.dtype)[episode.first_sequence - segment.first :]

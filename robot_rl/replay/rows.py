@@ -114,7 +114,11 @@ class TableRows:
                 return self._look()
             except (FileNotFoundError, NotEnoughData):
                 self._seen_version = None  # evicted between catalogue and rows: look again
-        raise StoreError("rows are evicted faster than they can be read")
+        raise StoreError(
+            "rows are evicted faster than they can be read",
+            got=f"eviction during each of {_TRIES} looks",
+            hint="let more rows stay: a larger replay.capacity_rows or replay.capacity_bytes",
+        )
 
     def gone(self) -> list[tuple[int, int]]:
         """Return the address ranges (first, end) of what was evicted and not forgotten yet."""

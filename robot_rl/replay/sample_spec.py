@@ -47,7 +47,8 @@ class SampleSpec:
     ``source``            uint8 (B,)      who acted at s: 0 demonstration, 1 policy, 2 operator
     ``chunk/<field>``     (B, H, *shape)  rows t … t + H - 1; from the episode's end or a take-over
                                           on the last of these rows again
-    ``chunk/valid``       bool (B, H)     false where it is repeated
+    ``chunk/valid``       bool (B, H)     false where it is repeated. For `ChunkPolicy.loss` these
+                                          are "action" and "valid"
     ``next/chunk/…``      (B, H, …)       the same of rows t + m … for fields that every state has,
                                           as ``base_action``; here an episode's last row counts
     ``return``            float32 (B,)    Σ γ^j r_{t+j} to the episode's end or a take-over

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from policies import registry
 from policies.backbones import Backbone
+from policies.encoders import camera_image, image_pixels
 from policies.networks import linear, seeded
 from robot_rl.data.schema import Observation
 from robot_rl.env.task import Outcome
@@ -93,17 +94,16 @@ class SuccessClassifier(nn.Module):
 
         Returns:
             Logits, float32 (B,), before calibration.
+
+        Raises:
+            PolicyError: A camera is missing, or has images of another size.
         """
         device = next(self.parameters()).device
         parts = []
-        for name, shape in self.cameras.items():
-            seen = torch.as_tensor(images[name]).to(device)
-            count = len(seen)
-            flat = seen.reshape(-1, *shape).permute(0, 3, 1, 2)
-            pixels = (
-                flat.float().div_(127.5).sub_(1.0).contiguous(memory_format=torch.channels_last)
-            )
-            parts.append(self.backbone(pixels).reshape(count, -1))
+        for name in self.cameras:
+            seen = camera_image(images, name, self.cameras).to(device)
+            pixels = image_pixels(seen).contiguous(memory_format=torch.channels_last)
+            parts.append(self.backbone(pixels).reshape(len(seen), -1))
         logits: Tensor = self.head(torch.cat(parts, -1))
         return logits[:, 0]
 

@@ -63,7 +63,9 @@ class GoalImages:
         names = [f.name for f in dataset.schema.fields if f.name.startswith("images/")]
         if not len(chosen) or not names:
             raise ProgressError(
-                f"{dataset.path} shows no goal", got=f"{len(chosen)} successes, cameras {names}"
+                f"{dataset.path} shows no goal",
+                got=f"{len(chosen)} successes, cameras {names}",
+                expected="a successful episode, recorded with a camera",
             )
         episodes = [dataset.episode(int(index)) for index in chosen]
         ends: list[Images] = [
@@ -116,7 +118,11 @@ def serve_progress(
     try:
         listener = Listener(address)
     except AddressInUse as error:
-        raise ProgressError(f"nobody can listen at {address}", got=error) from error
+        raise ProgressError(
+            f"nobody can listen at {address}",
+            got=error,
+            hint="take another port, or end who listens there",
+        ) from error
     decoder = Decoder(*QUESTIONS)
     try:
         on_ready(listener.address)

@@ -34,6 +34,7 @@ from robot_rl.ros.freshness import Freshness
 _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
 # A fault whose words change at every poll, with an age for example, is logged this often.
 _LOG_SECONDS = 1.0
+_MAPPING = "a YAML or JSON mapping such as {_target_: drivers.camera.sim.SimCamera, ...}"
 _SUCCESS = TransitionCallbackReturn.SUCCESS
 _FAILURE = TransitionCallbackReturn.FAILURE
 
@@ -404,11 +405,11 @@ def _mapping(text: str) -> dict[str, Any]:
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ParameterError("the parameter 'driver' is no YAML", got=error) from error
+        raise ParameterError(
+            "the parameter 'driver' is no YAML", got=error, expected=_MAPPING
+        ) from error
     if not isinstance(found, dict):
         raise ParameterError(
-            "the parameter 'driver' names no driver",
-            got=text or "nothing",
-            expected="a YAML or JSON mapping such as {_target_: drivers.camera.sim.SimCamera, ...}",
+            "the parameter 'driver' names no driver", got=text or "nothing", expected=_MAPPING
         )
     return found

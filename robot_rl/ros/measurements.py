@@ -15,6 +15,7 @@ from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Bool
 
 from robot_rl.data.schema import Field, Observation
+from robot_rl.env.robot import state_fields
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
@@ -275,22 +276,10 @@ class Measurements:
     def _fields(
         self, arm: ArmTopics, gripper: bool, cameras: Sequence[CameraTopic]
     ) -> tuple[Field, ...]:
-        joints = len(arm.joint_names)
-        fields = [Field("state/tcp_pose", "float32", (7,))]
-        if arm.twist:
-            fields.append(Field("state/tcp_velocity", "float32", (6,)))
-        if arm.wrench:
-            fields.append(Field("state/tcp_wrench", "float32", (6,)))
-        fields += [
-            Field("state/target_lead", "float32", (6,)),
-            Field("state/joint_positions", "float32", (joints,)),
-            Field("state/joint_velocities", "float32", (joints,)),
-        ]
-        if gripper:
-            fields.append(Field("state/gripper_position", "float32", (1,)))
-        for camera in cameras:
-            fields += [Field(name, dtype, shape) for name, _, shape, dtype in _pictures(camera)]
-        return tuple(fields)
+        count = len(arm.joint_names)
+        own = state_fields(count, velocity=arm.twist, wrench=arm.wrench, gripper=gripper)
+        seen = (picture for camera in cameras for picture in _pictures(camera))
+        return (*own, *(Field(name, dtype, shape) for name, _, shape, dtype in seen))
 
     def _tracked_values(self, taken: dict[Sensor, Received]) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -95,7 +95,9 @@ def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:
 def _check_joints(low: Sequence[float], high: Sequence[float], margin: float) -> None:
     if len(low) != len(high):
         raise RobotRLError(
-            "'joint_low' and 'joint_high' differ in length", got=(len(low), len(high))
+            "'joint_low' and 'joint_high' differ in length",
+            got=(len(low), len(high)),
+            expected="a number for each joint in both",
         )
     if not margin >= 0.0:
         raise RobotRLError("limit 'joint_margin' is negative", got=margin, expected=">= 0 [rad]")

@@ -220,7 +220,9 @@ class ArmGuard:
         if self.mode is Mode.RESET:
             raise CommandRefused("resetting", "a reset motion is under way", hint="wait or stop it")
         if self._pose is None:
-            raise CommandRefused("measurement", "the arm has not been measured yet")
+            raise CommandRefused(
+                "measurement", "the arm has not been measured yet", hint="wait for current_pose"
+            )
         if "measurement" in self._active:
             raise CommandRefused("measurement", "what is measured of the arm cannot be used now")
 

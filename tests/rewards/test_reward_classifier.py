@@ -7,6 +7,7 @@ import pytest
 import torch
 from reward_scenes import outcome
 
+from policies.errors import PolicyError
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.rewards.classifier import (
@@ -167,3 +168,5 @@ def test_as_a_reward_it_takes_frames_in_a_row_and_refuses_other_images(tmp_path)
     assert [(v.reward, v.terminated) for v in verdicts] == [(0.0, False), (1.0, True)]
     with pytest.raises(RewardError, match="another size"):
         source.reset({CAMERA: np.zeros((8, 8, 3), np.uint8)})
+    with pytest.raises(PolicyError, match="another size"):
+        threshold.logits({CAMERA: np.zeros((1, 1, 8, 8, 3), np.uint8)})

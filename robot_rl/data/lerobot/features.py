@@ -110,7 +110,11 @@ def features_of(schema: RowSchema) -> tuple[Feature, ...]:
     features = [*features, Feature(DONE, "bool", (1,)), *INDEX_FEATURES]
     for first, second in itertools.pairwise(sorted(feature.key for feature in features)):
         if first == second:
-            raise SchemaMismatch("two fields have one name in a LeRobot dataset", got=first)
+            raise SchemaMismatch(
+                "two fields have one name in a LeRobot dataset",
+                got=first,
+                expected="names that differ when each slash is a dot",
+            )
     return tuple(sorted(features, key=lambda feature: feature.key))
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
+from robot_rl.data.schema import Observation
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, state_fields
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
 from robot_rl.env.sim.gripper import GripperMotor
 from robot_rl.env.sim.scene import make_world, simulated
@@ -45,15 +45,6 @@ class SimRobot:
 
     simulated = True
     opens_grippers = True
-    state_fields = (
-        Field("state/tcp_pose", "float32", (7,)),
-        Field("state/tcp_velocity", "float32", (6,)),
-        Field("state/tcp_wrench", "float32", (6,)),
-        Field("state/target_lead", "float32", (6,)),
-        Field("state/joint_positions", "float32", (7,)),
-        Field("state/joint_velocities", "float32", (7,)),
-        Field("state/gripper_position", "float32", (1,)),
-    )
 
     def __init__(
         self,
@@ -70,7 +61,7 @@ class SimRobot:
         self.cameras = tuple(cameras)
         self._bystander: SceneRenderer | None = None
         images = (field for camera in self.cameras for field in camera.fields)
-        self.observation_fields = (*self.state_fields, *images)
+        self.observation_fields = (*state_fields(len(home_joints)), *images)
         self.limiter = CartesianLimiter(limits)
         self.clamped = False
         self._home_joints = np.array(home_joints)
@@ -116,18 +107,15 @@ class SimRobot:
         self.world.step(period)
 
     def observe(self) -> Observation:
-        """The measured state; the lead is target minus measured pose, m and rad, base frame."""
+        """The measured state: `state_fields`, and what the cameras see."""
         world = self.world
         opening = world.finger_opening() if self._has_gripper else self._finger_opening
         pose = world.tcp_pose()
-        target = self.limiter.target
-        turn = rotations.multiply(target[3:], rotations.conjugate(pose[3:]))
-        lead = np.concatenate([target[:3] - pose[:3], rotations.to_rotation_vector(turn)])
         state = {
             "state/tcp_pose": pose,
             "state/tcp_velocity": world.tcp_velocity(),
             "state/tcp_wrench": world.tcp_wrench(),
-            "state/target_lead": lead,
+            "state/target_lead": rotations.between(pose, self.limiter.target),
             "state/joint_positions": world.joint_positions(),
             "state/joint_velocities": world.joint_velocities(),
             "state/gripper_position": np.array([1.0 - opening / FINGER_STROKE]),

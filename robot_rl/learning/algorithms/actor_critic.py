@@ -1,8 +1,9 @@
 """The off-policy core that `rlpd` and `residual` share: soft actor-critic on an ensemble.
 
-RLPD (Ball et al. 2023) with the settings of sparse, short-horizon insertion: no entropy in the
-back-up, targets limited to the range that the return can have, n-step returns, and an average of
-the actor's weights for evaluation.
+RLPD (Ball et al. 2023, arXiv 2302.02948, algorithm 1), which is SAC (Haarnoja et al. 2018, arXiv
+1812.05905) with REDQ's targets (Chen et al. 2021, arXiv 2101.05982). Ours, for sparse rewards and
+short episodes: no entropy in the target, targets limited to the range that the return can have,
+n-step returns, and an average of the actor's weights for evaluation.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ from robot_rl.learning.algorithms.critics import CriticEnsemble
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.value_range import Range, check_value_range, limited
 from robot_rl.replay.sample_spec import SampleSpec
+
+# Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
+# 0.002 the 1,000 updates of that phase would leave 14 % of the random initial weights in the
+# average; with this rate it is some 20 updates behind the actor.
+_IMITATION_AVERAGE_RATE = 0.05
 
 
 @dataclass(frozen=True)
@@ -245,7 +251,11 @@ class ActorCritic(ABC):
         return self.act(squashed, base), log_prob
 
     def _next_value(self, features: Tensor, base: Tensor | None) -> Tensor:
-        """The targets' value (B,) of the actor's own next action."""
+        """The targets' value (B,) of the actor's own next action a' ~ π(s').
+
+        min over a random subset of heads Q'_e(s', a') (REDQ, algorithm 1), and with
+        `entropy_in_target` − α log π(a'|s') (SAC, eq. 3).
+        """
         settings = self.settings
         entropy: Tensor | float = 0.0
         if settings.entropy_in_target:
@@ -272,10 +282,13 @@ class ActorCritic(ABC):
             value = self._next_value(next_features, next_base)
             if not settings.entropy_in_target:
                 value = limited(value, settings.value_range)
+            # y = Σ_{j<m} γ^j r_j + γ^m V(s'): SAC's target (eq. 5) over m steps (Sutton and Barto,
+            # eq. 7.1). The batch holds the sum, and γ^m, which is 0 after a termination.
             target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
         predicted = self.critics(_join(features, base, action))
-        loss = losses.td_loss(predicted, target)
+        loss = losses.td_loss(predicted, target)  # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5
         _step(self._critic_optimizer, loss)
+        # Q' ← (1 − τ) Q' + τ Q (DDPG, Lillicrap et al. 2016).
         move_towards(self.target_critics, self.critics, settings.target_rate)
         return {"critic_loss": loss.detach(), "q_mean": predicted.detach().mean()}
 
@@ -289,11 +302,15 @@ class ActorCritic(ABC):
         self.critics.requires_grad_(False)
         values = self.critics(_join(features, base, chosen))
         self.critics.requires_grad_(True)
+        # mean (α log π(a|s) − mean_e Q_e(s, a)): SAC, eq. 7, with the mean of all heads as in RLPD.
         loss = losses.actor_loss(values, log_prob, temperature)
+        # Plus λ · imitation: Nair et al. 2018 (arXiv 1709.10089), with a λ that decays as in DAPG
+        # (Rajeswaran et al. 2018), here linearly.
         weight = self._imitation_weight()
         if weight > 0.0:
             loss = loss + weight * self._imitation_loss(batch, features, base, action)
         target_entropy = settings.target_entropy * self.actor.action_dimension
+        # − log α · mean (log π(a|s) + target entropy): SAC, eq. 18, in log α.
         dual = losses.temperature_loss(self.log_temperature, log_prob, target_entropy)
         _step(self._actor_optimizer, loss + dual)  # they share no gradient
         self._average(settings.average_rate)
@@ -313,12 +330,13 @@ class ActorCritic(ABC):
     ) -> dict[str, Tensor]:
         loss = self._imitation_loss(batch, features, base, action)
         _step(self._actor_optimizer, loss)
-        self._average(0.05)
+        self._average(_IMITATION_AVERAGE_RATE)
         return {"imitation_loss": loss.detach()}
 
     def _imitation_loss(
         self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
     ) -> Tensor:
+        """‖μ(s) − a‖² on the rows in which no policy acted (Nair et al. 2018)."""
         mean = self.act(self.actor.mean(_join(features, base)), base)
         # An operator's corrections are demonstrations of what to do where the policy fails.
         mask = self.tensor(batch["source"] != SOURCE_POLICY)

@@ -1,4 +1,4 @@
-"""Behaviour cloning of a chunk policy (Chi et al. 2023; ALGORITHMS, "Diffusion Policy")."""
+"""Behaviour cloning of a chunk policy, as Diffusion Policy is trained (Chi et al. 2023)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 def td_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Squared temporal-difference error, summed over heads so that each has its own step size.
+    """Squared soft Bellman residual (SAC, Haarnoja et al. 2018, arXiv 1812.05905, eq. 5).
+
+    Summed over heads, so that each has its own step size.
 
     Args:
         values: Q-values (E, B).
@@ -16,7 +18,7 @@ def td_loss(values: Tensor, targets: Tensor) -> Tensor:
 
 
 def choice_loss(values: Tensor, targets: Tensor, chosen: Tensor) -> Tensor:
-    """Squared temporal-difference error of the choices that were made.
+    """Squared error of the choices that were made (double DQN, van Hasselt et al. 2016).
 
     Args:
         values: Q-values (B, n) of n choices.
@@ -27,7 +29,7 @@ def choice_loss(values: Tensor, targets: Tensor, chosen: Tensor) -> Tensor:
 
 
 def actor_loss(values: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
-    """SAC's actor objective with the mean of all heads (RLPD, Ball et al. 2023).
+    """SAC's actor objective (eq. 7) with the mean of all heads (RLPD, Ball et al. 2023).
 
     Args:
         values: Q-values (E, B) of the actor's action.
@@ -43,7 +45,9 @@ def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: 
 
 
 def imitation_loss(actions: Tensor, demonstrated: Tensor, is_demonstration: Tensor) -> Tensor:
-    """Mean squared distance to the demonstrated actions, over demonstration rows only.
+    """Mean squared distance to the demonstrated actions (Nair et al. 2018, arXiv 1709.10089).
+
+    Over demonstration rows only.
 
     Args:
         actions: The actor's actions (B, d).

@@ -1,7 +1,7 @@
 """`residual`: a per-step correction of the frozen diffusion policy's chunks, learned off-policy.
 
-After ResFiT ("Residual Off-Policy RL for Finetuning Behavior Cloning Policies", 2025), with
-soft actor-critic settings that learn within thousands of steps.
+After ResFiT (Ankile et al. 2025, "Residual Off-Policy RL for Finetuning Behavior Cloning
+Policies", arXiv 2509.19301), with soft actor-critic settings that learn within thousands of steps.
 """
 
 from __future__ import annotations

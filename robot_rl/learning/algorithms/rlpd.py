@@ -1,6 +1,7 @@
 """`rlpd`: a tanh-Gaussian actor trained off-policy, half of each batch demonstrations.
 
-Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data".
+Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data", arXiv 2302.02948. The
+update is `ActorCritic`'s. `algorithm=rlpd_pretrained` is this class with other settings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make docs/peg_insert.gif: a run's cloned and learned policy on the same scenes.
 
-python docs/make_film.py RUN OUT.gif SEED...
+python tests/benches/make_film.py RUN OUT.gif SEED...
 """
 
 import sys
