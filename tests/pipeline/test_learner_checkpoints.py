@@ -40,10 +40,21 @@ def saved_steps(run: RunDirectory) -> int:
     return int(json.loads(state)["environment_steps"])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.0, [(50, 25), (75, 50), (100, 75)]),
+        # Of a start that is killed soon the first block is kept.
+        (3600.0, [(50, 25), (75, 25), (100, 25)]),
+    ],
+)
 def test_a_checkpoint_is_saved_from_time_to_time(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    expected: list[tuple[int, int]],
 ) -> None:
-    monkeypatch.setattr(learning, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(learning, "_SAVE_SECONDS", seconds)
     stop, saved = StopEvent(), []
 
     class Noting(WorkProgress):
@@ -60,7 +71,7 @@ def test_a_checkpoint_is_saved_from_time_to_time(
         Noting(STEPS) as progress,
     ):
         Learner(bench).learn(progress)
-    assert saved == [(50, 25), (75, 50), (100, 75)]
+    assert saved == expected
 
 
 def test_of_a_long_block_nothing_is_kept_when_it_is_stopped(

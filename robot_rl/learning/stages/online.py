@@ -101,7 +101,9 @@ class Learner:
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
-        self._saved_at = time.monotonic()
+        # The first block of each start is saved at once: a learner that is killed again and again
+        # gets on nevertheless.
+        self._saved_at = -math.inf
         if bench.run.has_folder(LAST):
             self._load()
 
