@@ -99,6 +99,10 @@ def test_a_run_whose_store_is_gone(capsys):
     assert "has learned from a store that is gone; got: nothing at" in error
     assert "dataset=" in error
     assert "next: put it back from a copy" in error
+    StoreWriter(Path("runs/latest/store")).close()
+    assert cli.main(["train", "resume=latest", "environment_steps=150"]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "this is another store than the one that was learned from; got: " in said
 
 
 def test_a_half_written_summary_is_no_end(capsys):
