@@ -1,8 +1,9 @@
-"""Exponential moving averages of a network's parameters."""
+"""Averages of weights, and learning rates: what schedules a training by its number of updates."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -54,3 +55,11 @@ class EMA(Generic[ModuleType]):
         for averaged, current in zip(self.model.buffers(), self._source.buffers(), strict=True):
             averaged.copy_(current)
         self.step += 1
+
+
+def warm_up_cosine(step: int, warm_up: int, updates: int) -> float:
+    """Give the factor of the learning rate at an update: linear from 0, then a cosine to 0."""
+    if step < warm_up:
+        return (step + 1) / warm_up
+    progress = (step - warm_up) / max(updates - warm_up, 1)
+    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from policies.ema import warm_up_cosine
 from policies.vision import random_shift
-from robot_rl.learning.algorithms.behavior_cloning import warm_up_cosine
 from robot_rl.rewards.calibration import Scored
 from robot_rl.rewards.classifier import SuccessClassifier
 from robot_rl.rewards.examples import ExampleEpisode, Examples, Images

@@ -10,14 +10,13 @@ import torch
 from policy_examples import diffusion
 
 from policies.diffusion import DiffusionPolicy
-from policies.ema import EMA, move_towards, power_decay
+from policies.ema import EMA, move_towards, power_decay, warm_up_cosine
 from policies.networks import linear, seeded
 from robot_rl.learning.algorithms.behavior_cloning import (
     BehaviorCloning,
     CloningError,
     CloningOptions,
     train,
-    warm_up_cosine,
     windows,
 )
 from robot_rl.replay import ReplayError

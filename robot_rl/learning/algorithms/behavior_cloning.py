@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from policies.ema import EMA, power_decay
+from policies.ema import EMA, power_decay, warm_up_cosine
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.replay_sampler import ReplaySampler
@@ -243,11 +242,3 @@ def _check_finite(name: str, tensor: Tensor) -> None:
             expected="finite numbers",
             hint="lower cloning.learning_rate",
         )
-
-
-def warm_up_cosine(step: int, warm_up: int, updates: int) -> float:
-    """Give the factor of the learning rate at an update: linear from 0, then a cosine to 0."""
-    if step < warm_up:
-        return (step + 1) / warm_up
-    progress = (step - warm_up) / max(updates - warm_up, 1)
-    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
