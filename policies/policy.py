@@ -88,14 +88,14 @@ class ChunkPolicy(Policy):
 
     Attributes:
         horizon: Number of actions H of a chunk.
-        noise_shape: Shape of the N(0, 1) noise of one plan.
+        noise_shape: Shape of the N(0, 1) noise of one plan; none where it is not set.
         conditioned: Whether plans depend on the episode's instruction; it is then found in
             observations and batches under `INSTRUCTION`.
     """
 
     conditioned: ClassVar[bool] = False
     horizon: int
-    noise_shape: tuple[int, ...]
+    noise_shape: tuple[int, ...] = (0,)
 
     @property
     def base(self) -> ChunkPolicy:

@@ -95,8 +95,8 @@ class Catalogue:
         identity: str | None = None,
     ) -> None:
         """Open or create it; see the class."""
-        self.path, self._new_identity = store / FILE, identity or secrets.token_hex(16)
-        if not write and not self.path.is_file():
+        self.path, self._given_identity = store / FILE, identity
+        if not self.path.is_file() and (not write or (identity is None and _has_rows(store))):
             raise _absent(store)
         if (store / _OLD_FILE).exists():
             raise _old(store)
@@ -263,11 +263,15 @@ class Catalogue:
         else:
             execute("PRAGMA query_only = ON")
         if write and not self.read("SELECT 1 FROM sqlite_master WHERE name = 'about'"):
+            # A new catalogue over rows would be another store's, which knows none of them.
+            if self._given_identity is None and _has_rows(self.path.parent):
+                raise _absent(self.path.parent)
+            identity = self._given_identity or secrets.token_hex(16)
             with self.transaction():
                 for statement in _TABLES.split(";"):
                     execute(statement)
                 execute("INSERT INTO about VALUES ('version', ?)", (VERSION,))
-                execute("INSERT INTO about VALUES ('identity', ?)", (self._new_identity,))
+                execute("INSERT INTO about VALUES ('identity', ?)", (identity,))
         about = dict(self.read("SELECT name, value FROM about"))
         if about.get("version") != VERSION:
             raise StoreError(
@@ -310,9 +314,11 @@ class Catalogue:
 
 def is_store(path: Path) -> bool:
     """Return whether a folder is a store, also one without its catalogue or of an older version."""
-    return any((path / name).exists() for name in (FILE, _OLD_FILE)) or any(
-        (path / "rows").glob("*.rows")
-    )
+    return any((path / name).exists() for name in (FILE, _OLD_FILE)) or _has_rows(path)
+
+
+def _has_rows(store: Path) -> bool:
+    return any((store / "rows").glob("*.rows"))
 
 
 def _record(
@@ -365,11 +371,17 @@ def _values(record: EpisodeRecord) -> tuple[object, ...]:
 def _absent(store: Path) -> StoreError:
     if (store / _OLD_FILE).exists():
         return _old(store)
+    if _has_rows(store):
+        return StoreError(
+            f"the store {store} has rows and no catalogue",
+            expected=FILE,
+            hint="put it back, or make it anew from the rows:"
+            f" robot-rl inspect {store} rebuild=true",
+        )
     return StoreError(
         f"there is no replay store in {store}",
         expected=f"a folder with {FILE}",
-        hint="start the replay server on this folder first; or, if there are rows in it, robot-rl"
-        f" inspect {store} rebuild=true",
+        hint="start the replay server on this folder first",
     )
 
 

@@ -86,7 +86,8 @@ class Segment:
                 f"{self.path} does not belong to this store",
                 got=found,
                 expected=expected,
-                hint="move it out of the store's folder",
+                hint="if it is of another store, move it out of the folder; if the catalogue is,"
+                " make it anew from the rows: robot-rl inspect STORE rebuild=true",
             )
         return file
 
