@@ -6,7 +6,7 @@
         exploration.zarr/              with cameras: episodes for the image encoder
         corrections.zarr/              what an operator corrected before online learning
         reward.zarr/  store/           examples for a success classifier; the replay store
-        spool/actor-1.ring             steps of an actor that are not in the store yet
+        spool/actor-1.rows             steps of an actor that are not in the store yet
         checkpoints/vision/            with cameras: the image encoder
         checkpoints/bc/                the cloned policy
         checkpoints/step_0000500/      the policy at an evaluation

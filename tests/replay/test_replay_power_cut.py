@@ -34,7 +34,7 @@ def test_a_spool_that_is_older_than_the_store_does_not_hinder_the_next_actor(
     start_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     server = start_server(fsync="group")
-    spool, on_disk = tmp_path / "actor-1.rows", tmp_path / "on-disk.ring"
+    spool, on_disk = tmp_path / "actor-1.rows", tmp_path / "on-disk.rows"
     with open_client(server.store, spool) as client:
         number = client.open_session("reach", SCHEMA, ACTOR).number
         append(client, number, 0, 9)
