@@ -144,15 +144,14 @@ class PackedLayout:
             parts.append(data)
         return parts
 
-    def values_hold(self, packed: Packed, gap: int) -> bool:
+    def values_hold(self, packed: Packed) -> bool:
         """Whether these are whole rows, all numbers finite and all actions within [-1, 1].
 
         Args:
             packed: One or more rows.
-            gap: Bytes between two of them.
         """
-        rows, rest = divmod(len(packed) + gap, self._size + gap)
-        return not rest and rows > 0 and self._checks.hold(packed, rows, self._size + gap)
+        rows, rest = divmod(len(packed), self._size)
+        return not rest and rows > 0 and self._checks.hold(packed, rows, self._size)
 
 
 def _are_finite(numbers: _Numbers) -> bool:

@@ -200,42 +200,39 @@ class RowSchema:
             raise SchemaMismatch("a value of the row is not valid", got=row)
         return parts
 
-    def check_packed(self, packed: Packed, gap: int = 0) -> None:
+    def check_packed(self, packed: Packed) -> None:
         """Check the values of packed rows, as `pack` does.
 
         Args:
             packed: The bytes of one or more rows.
-            gap: Bytes between two rows, of no meaning.
 
         Raises:
             SchemaMismatch: The length is not a whole number of rows, or a value is not finite, or
                 an action outside [-1, 1]; names the field.
         """
-        if not self._layout.values_hold(packed, gap):  # rare: find out which field it is
-            for row in self.unpack(packed, gap):
+        if not self._layout.values_hold(packed):  # rare: find out which field it is
+            for row in self.unpack(packed):
                 for column in self.fields:
                     _check_values(column, np.asarray(row[column.name]))
 
-    def unpack(self, buffer: Packed, gap: int = 0) -> npt.NDArray[Any]:
+    def unpack(self, buffer: Packed) -> npt.NDArray[Any]:
         """View the bytes of n rows as a structured array of shape (n,), without a copy.
 
         Args:
             buffer: The rows.
-            gap: Bytes between two rows.
 
         Raises:
             SchemaMismatch: The length is not a whole number of rows.
         """
         size = self.dtype.itemsize
-        rows, rest = divmod(len(buffer) + gap, size + gap)
+        rows, rest = divmod(len(buffer), size)
         if rest or not rows:
             raise SchemaMismatch(
                 "packed rows have a wrong length",
                 got=f"{len(buffer)} bytes",
-                expected=f"a multiple of {size} bytes"
-                + (f", and {gap} between two rows" if gap else ""),
+                expected=f"a multiple of {size} bytes",
             )
-        return np.ndarray(rows, self.dtype, buffer, strides=(size + gap,))
+        return np.ndarray(rows, self.dtype, buffer)
 
     def to_json(self) -> str:
         """Serialise the schema for a store's or a dataset's metadata."""

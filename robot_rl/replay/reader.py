@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -153,17 +152,14 @@ class StoreReader:
     def _rows(self, info: TableInfo, episode: EpisodeRecord) -> npt.NDArray[Any]:
         try:
             segment = self._segments.holding(episode.session_key, episode.first_sequence)
-            file = segment.open(self.identity)
+            rows = segment.rows(self.identity, info.schema.dtype)
         except (FileNotFoundError, NotEnoughData) as error:
             raise NotEnoughData(
                 "the rows of the episode are not in the store any more",
                 got=error,
                 hint="they were evicted, or are damaged: robot-rl inspect STORE counts both",
             ) from error
-        try:
-            return file.view(info.schema.dtype)[episode.first_sequence - segment.first :]
-        finally:
-            file.close()
+        return rows[episode.first_sequence - segment.first :]
 
     def _as_it_is(self, info: TableInfo, episode: EpisodeRecord) -> EpisodeRecord:
         """Return the record of an open episode with the rows that it has by now."""
@@ -173,8 +169,7 @@ class StoreReader:
             return episode
         lasts = np.flatnonzero(rows["is_last"])
         rows = rows[: lasts[0] + 1] if len(lasts) else rows
-        begun = replace(episode, rows=0, steps=(0, 0, 0), success=False)
-        state = Session("", episode.first_sequence, begun)
+        state = Session("", episode.first_sequence, episode.without_rows())
         facts = facts_of(rows, RowFlags.of(info.schema))
         plan = plan_rows(episode.session_key, state, facts, {}, 0)
         return plan.episodes.get(episode.identifier, episode)

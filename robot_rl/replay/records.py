@@ -110,6 +110,10 @@ class EpisodeRecord:
         """Whether it began as a demonstration; such an episode is never evicted."""
         return self.source == SOURCE_NAMES[0]
 
+    def without_rows(self) -> EpisodeRecord:
+        """Return the record as it was before its first row, to be worked out anew."""
+        return replace(self, rows=0, steps=(0, 0, 0), success=False)
+
     def with_rows(self, rows: Sequence[RowFacts], finished: Sequence[int]) -> EpisodeRecord:
         """Return the record after one or more further rows.
 

@@ -155,7 +155,7 @@ class Recovery:
         if last is not None and last.sealed:
             state.next_sequence = max(evicted, last.first_sequence + last.rows)
         elif last is not None:
-            begun = replace(last, rows=0, steps=(0, 0, 0), success=False)
+            begun = last.without_rows()
             state = replace(state, next_sequence=last.first_sequence, episode=begun)
         end = max(segments[-1].end if segments else 0, evicted)
         if end < state.next_sequence or (state.episode and end == state.next_sequence):

@@ -23,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BUFFERS_PER_CALL = 512
 
 Buffer = bytes | memoryview
+_Error = TypeVar("_Error", bound=ReplayError)
 
 
 class RowFile:
@@ -245,7 +246,7 @@ def disk_is_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
-def no_room(kind: type[ReplayError], path: Path, hint: str) -> ReplayError:
+def no_room(kind: type[_Error], path: Path, hint: str) -> _Error:
     """Make the error for a disk that is full."""
     folder = path if path.is_dir() else path.parent
     return kind(

@@ -91,6 +91,14 @@ class Segment:
             )
         return file
 
+    def rows(self, identity: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Map its rows, read-only, shape (rows,); raises what `open` raises."""
+        file = self.open(identity)
+        try:
+            return file.view(dtype)
+        finally:
+            file.close()
+
     def metadata(self) -> dict[int, Mapping[str, object]]:
         """Return the metadata of its episodes by sequence; a line that was cut off is none."""
         found: dict[int, Mapping[str, object]] = {}

@@ -193,11 +193,7 @@ class SessionFiles:
     ) -> npt.NDArray[np.void]:
         """Map the rows of a session from a sequence on, to the end of the segment that has it."""
         (found,) = (s for s in self._segments[key] if s.segment.first <= sequence < s.end)
-        file = found.segment.open(self._identity)
-        try:
-            return file.view(dtype)[sequence - found.segment.first :]
-        finally:
-            file.close()
+        return found.segment.rows(self._identity, dtype)[sequence - found.segment.first :]
 
     def has_rows(self, key: SessionKey, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Tell which sequences of a session are there."""
@@ -281,9 +277,7 @@ def write_error(error: OSError, store: Path) -> StoreError:
             got=error,
             hint="see that the folder can be written, and that its disk is sound",
         )
-    full = no_room(StoreFull, store, "free some space; nothing that was acknowledged is lost")
-    assert isinstance(full, StoreError)
-    return full
+    return no_room(StoreFull, store, "free some space; nothing that was acknowledged is lost")
 
 
 def lock_store(path: Path) -> IO[bytes]:

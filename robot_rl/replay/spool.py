@@ -305,9 +305,7 @@ class Spool:
             f"free some space: it takes {self._size_bytes} bytes; or make it smaller with"
             " replay.spool_bytes"
         )
-        full = no_room(SpoolError, self._path, hint)
-        assert isinstance(full, SpoolError)
-        return full
+        return no_room(SpoolError, self._path, hint)
 
     def _unmap(self) -> None:
         """Let go of the memory; it ends with the last view of a row in it."""
