@@ -48,11 +48,12 @@ class News(NamedTuple):
 
 @dataclass
 class _Mapped:
-    """A segment, its rows so far, and their bytes."""
+    """A segment, its rows so far, their bytes, and the size that its file had."""
 
     segment: Segment
     rows: npt.NDArray[Any]
     data: memoryview
+    file_bytes: int
 
     @property
     def end(self) -> int:
@@ -281,15 +282,12 @@ class TableRows:
         if number is not None:
             mapped = self._mapped[number]
             assert mapped is not None
-            size = os.stat(segment.path).st_size if not self._is_full(mapped, record) else 0
-            if size <= mapped.data.nbytes:
+            if self._is_full(mapped, record) or os.stat(segment.path).st_size == mapped.file_bytes:
                 return number, mapped
-        file = segment.open(self.identity)
-        try:
-            rows = file.view(self.schema.dtype)
-        finally:
-            file.close()
-        mapped = _Mapped(segment, rows, rows.view(np.uint8).data)
+        # What comes between this and the mapping is found with the next look.
+        size = os.stat(segment.path).st_size
+        rows = segment.rows(self.identity, self.dtype)
+        mapped = _Mapped(segment, rows, rows.view(np.uint8).data, size)
         if number is None:
             number = len(self._mapped)
             self._mapped.append(mapped)
