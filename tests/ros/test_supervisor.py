@@ -21,6 +21,7 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.group import ProcessDied
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import asking
 
 WAIT_SECONDS = 90.0
@@ -48,6 +49,11 @@ def nodes():
     return {word.partition(":=")[2]: child for word, child in named}
 
 
+def connected(logs):
+    log = logs / "supervised-arm.log"
+    return log.exists() and "connected: drivers.arm.sim.SimArm" in log.read_text()
+
+
 def test_a_node_that_is_killed_is_started_again_and_all_end_with_the_stage(tmp_path):
     config = configuration()
     with robot_nodes(config, tmp_path):
@@ -67,13 +73,17 @@ def test_a_node_that_is_killed_is_started_again_and_all_end_with_the_stage(tmp_p
         assert running["gripper"].pid != killed.pid
         env.close()
     assert not any(node.is_running() for node in running.values())
-    assert "connected: drivers.arm.sim.SimArm" in (tmp_path / "supervised-arm.log").read_text()
+    assert connected(tmp_path)
 
 
 def test_of_a_stop_that_is_kept_the_stage_says_at_its_end_that_it_stays(tmp_path, capfd):
     config = configuration()
     for how, said in (("stop", True), ("clear_errors", False)):
-        with robot_nodes(config, tmp_path):
+        logs = tmp_path / how
+        logs.mkdir()
+        with robot_nodes(config, logs):
+            # Before that there is nothing to clear.
+            assert wait_until(lambda logs=logs: connected(logs), WAIT_SECONDS)
             asking.call(f"/supervised/{how}")
             assert "/supervised/arm is still stopped" not in capfd.readouterr().err
         told = capfd.readouterr().err
