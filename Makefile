@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 PIP_ARGS ?=
-BENCHES ?= env learner policy loop replay
+BENCHES ?= env loop replay
 
 .PHONY: help install system train test test-all lint bench clean
 

@@ -33,9 +33,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.files import replace_text
-from robot_rl.processes.folders import check_manifest, newest_folder, point, switched_folder
-from robot_rl.processes.locks import locked
+from robot_rl.processes.files import (
+    check_manifest,
+    locked,
+    newest_folder,
+    point,
+    replace_text,
+    switched_folder,
+)
 from robot_rl.processes.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
-from robot_rl.processes.folders import CheckpointError
+from robot_rl.processes.files import CheckpointError
 from robot_rl.run import RunDirectory, RunError
 
 LAST = "checkpoints/last"

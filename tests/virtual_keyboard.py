@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from robot_rl.bench._topics import BenchFailed
+from robot_rl.errors import RobotRLError
 
 _END_SECONDS = 20.0
 
@@ -69,14 +69,14 @@ def virtual_keyboard() -> Iterator[VirtualKeyboard]:
     """A display of this process and its children alone, and its keyboard.
 
     Raises:
-        BenchFailed: Xvfb or the extra keyboard is missing, or the display does not start.
+        RobotRLError: Xvfb or the extra keyboard is missing, or the display does not start.
     """
     if shutil.which("Xvfb") is None:
-        raise BenchFailed(
+        raise RobotRLError(
             "there is no virtual display", got="no Xvfb", hint="apt install xvfb (Debian)"
         )
     if importlib.util.find_spec("Xlib") is None:
-        raise BenchFailed(
+        raise RobotRLError(
             "nothing can strike a key",
             got="no python-xlib",
             hint="pip install 'robot_rl[keyboard]', with which it comes",
@@ -93,7 +93,7 @@ def virtual_keyboard() -> Iterator[VirtualKeyboard]:
         with os.fdopen(reader) as file:
             number = file.readline().strip()
         if not number:
-            raise BenchFailed("Xvfb has ended", got=f"exit code {server.wait()}")
+            raise RobotRLError("Xvfb has ended", got=f"exit code {server.wait()}")
         os.environ["DISPLAY"] = f":{number}"
         keyboard = VirtualKeyboard(os.environ["DISPLAY"])
         try:

@@ -7,9 +7,12 @@ its spool, and the loop must not notice.
 from __future__ import annotations
 
 import copy
+import subprocess
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +20,11 @@ import numpy.typing as npt
 from omegaconf import DictConfig
 
 from robot_rl.actor import act
-from robot_rl.bench._killed_server import KilledServer
 from robot_rl.commands.runs import save_resolved
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.group import ProcessGroup
+from robot_rl.processes.group import ProcessGroup, start_process
 from robot_rl.processes.signals import StopEvent
 from robot_rl.run import RunDirectory
 
@@ -124,23 +126,52 @@ def measure(
     config.clock = "realtime"
     save_resolved(config, run.path)
     place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]
+    kills: list[int] = []
+    decisions: list[float] = []
+    lateness: list[float] = []
     with ExitStack() as stack:
-        killer = None
         if kill_every is not None:
-            killer = stack.enter_context(KilledServer(["replay", *place], kill_every))
+            stack.enter_context(_killed_server(["replay", *place], kill_every, kills))
         group = stack.enter_context(ProcessGroup(run.path / "logs"))
-        if killer is None:
+        if kill_every is None:
             group.start("replay", ["replay", *place])
         group.start("learner", ["learner", *place])
         stack.enter_context(beside(run))
-        decisions: list[float] = []
-        lateness: list[float] = []
         for _, result in act(config, run, StopEvent()):
             decisions += result.decision_seconds
             lateness += result.lateness_seconds
             group.running("learner")
-        kills = 0 if killer is None else killer.kills
+        killed = len(kills)
     blocks = run.read_jsonl("learner")
     updates = int(blocks[-1]["gradient_updates"]) if blocks else 0
     settled = slice(_SETTLING_TICKS, None)
-    return Measured(np.array(decisions[settled]), np.array(lateness[settled]), updates, kills)
+    return Measured(np.array(decisions[settled]), np.array(lateness[settled]), updates, killed)
+
+
+@contextmanager
+def _killed_server(arguments: Sequence[str], every: float, kills: list[int]) -> Iterator[None]:
+    """Run a replay server, kill it every so many seconds and start it again at once.
+
+    Args:
+        arguments: Of the command line.
+        every: From a start to the kill that follows it [s].
+        kills: Gets the process id of each one that was killed.
+    """
+    ends = threading.Event()
+
+    def run_and_kill() -> None:
+        while not ends.is_set():
+            with start_process(arguments, stdout=subprocess.DEVNULL) as process:
+                if ends.wait(every):
+                    process.terminate()
+                else:
+                    process.kill()
+                    kills.append(process.pid)
+
+    with ThreadPoolExecutor(1) as executor:
+        killing = executor.submit(run_and_kill)
+        try:
+            yield
+        finally:
+            ends.set()
+    killing.result()

@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
 from robot_rl.config import ConfigError, check_missing, composed, flatten, group_choices, parse
-from robot_rl.processes.files import replace_text
-from robot_rl.processes.folders import point
+from robot_rl.processes.files import point, replace_text
 from robot_rl.processes.group import ProcessDied
 from robot_rl.run import CONFIG_FILE, LATEST, RunDirectory
 

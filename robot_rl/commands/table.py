@@ -298,7 +298,6 @@ COMMANDS: dict[str, Command] = {
         "Measure one part on this machine.",
         "Prints one JSON object as its last line: medians, and the machine they were measured on.",
         arguments=("NAME",),
-        keys="task robot policy algorithm observation seed device bench.ticks bench.frames"
-        " bench.kills bench.events bench.minutes",
+        keys="task robot policy algorithm observation seed device",
     ),
 }

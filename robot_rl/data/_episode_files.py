@@ -21,8 +21,7 @@ from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.folders import new_folder
-from robot_rl.processes.locks import locked
+from robot_rl.processes.files import locked, new_folder
 from robot_rl.processes.signals import deferred_signals
 
 _FORMAT: Final = "robot_rl episodes"

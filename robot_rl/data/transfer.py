@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
-from robot_rl.processes.folders import new_folder
+from robot_rl.processes.files import new_folder
 
 Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.folders import MANIFEST, new_folder, newest_folder
+from robot_rl.processes.files import MANIFEST, new_folder, newest_folder
 from robot_rl.processes.signals import StopEvent
 from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError
 

@@ -1,9 +1,36 @@
-"""Files that are there whole or not at all, and on the disk."""
+"""Files and folders that are there whole or not at all, how one proves that, and locks."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from robot_rl.errors import RobotRLError
+
+MANIFEST = "manifest.json"
+_HINT = "copy the run again, or use an older checkpoint of it (checkpoints/step_*)"
+
+
+class CheckpointError(RobotRLError):
+    """A checkpoint that is absent, cut short or changed since it was written."""
+
+
+def locked(descriptor: int) -> bool:
+    """Lock an open file or folder for its descriptor alone, if nobody else has; never waits.
+
+    The system drops the lock with the last process that holds it, however that ends.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
@@ -43,3 +70,140 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def new_folder(path: Path, partial: Path) -> Iterator[Path]:
+    """Make a folder under another name and rename it once it is filled; on an exception it goes.
+
+    Args:
+        path: What it is called in the end; nothing, or an empty folder, is there.
+        partial: What it is called until then, in the same file system.
+
+    Yields:
+        The folder to fill.
+    """
+    try:
+        partial.mkdir()
+        yield partial
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def switched_folder(link: Path) -> Iterator[Path]:
+    """Write a folder that is there whole or not at all, as the newest of its generations.
+
+    The caller fills the temporary folder that it is given. On leaving, sizes and SHA-256 sums of
+    all files are noted in `manifest.json`, everything is flushed to the disk, and `link`, a
+    symbolic link to the newest generation, is switched to it in one step: at each moment it is a
+    complete folder. The generation before stays, since another process may be reading it; older
+    ones are removed. On an exception the old folder stays as it is.
+
+    Args:
+        link: The folder's name.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written.
+    """
+    number = max(_generations(link), default=0) + 1
+    resolved_copy = link.is_dir() and not link.is_symlink()  # as scp -r makes of a run
+    if resolved_copy:
+        number += 1
+    generation = link.with_name(f".{link.name}-{number:08d}")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    for rest in link.parent.glob(f".{link.name}-*.partial"):
+        shutil.rmtree(rest)
+    with new_folder(generation, link.with_name(f"{generation.name}.partial")) as partial:
+        yield partial
+        write_manifest(partial)
+    if resolved_copy:
+        link.rename(link.with_name(f".{link.name}-{number - 1:08d}"))
+    point(link, Path(generation.name))
+    for old in sorted(_generations(link).items())[:-2]:
+        shutil.rmtree(old[1])
+
+
+def newest_folder(link: Path) -> Path:
+    """Where the newest generation of a folder is; nothing is there where there is none."""
+    if not link.exists():
+        generations = _generations(link)
+        # The link is missing only after a stop between the two renames of a resolved copy.
+        link = generations[max(generations)] if generations else link
+    return link.resolve()
+
+
+def point(link: Path, target: Path) -> None:
+    """Make or switch a symbolic link in one step."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.link")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+    flush_to_disk(link.parent)
+
+
+def _generations(link: Path) -> dict[int, Path]:
+    """Return the complete generations of a folder by number."""
+    found = link.parent.glob(f".{link.name}-" + "[0-9]" * 8)
+    return {int(path.name[-8:]): path for path in found}
+
+
+def write_manifest(folder: Path) -> None:
+    """Note size and SHA-256 of each file of a folder, and flush everything to the disk."""
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        files[path.relative_to(folder).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "sha256": _digest(path),
+        }
+        flush_to_disk(path)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
+    flush_to_disk(manifest)
+    for path in [p for p in folder.rglob("*") if p.is_dir()]:
+        flush_to_disk(path)
+    flush_to_disk(folder)
+
+
+def check_manifest(folder: Path) -> Path:
+    """Check each file against the folder's manifest and return the folder.
+
+    Raises:
+        CheckpointError: Names the first file that is missing, has another size or other content.
+    """
+    manifest = folder / MANIFEST
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        expected = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in files.items()}
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"there is no complete checkpoint {folder}",
+            got="no manifest.json" if folder.is_dir() else "no such folder",
+            hint="train first, or name another run",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{manifest} cannot be read", got=repr(error), hint=_HINT) from error
+    for name, (size, digest) in expected.items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            raise CheckpointError(
+                f"the checkpoint file {path} is {'missing' if found is None else 'cut or changed'}",
+                got=None if found is None else f"{found} bytes",
+                expected=f"{size} bytes",
+                hint=_HINT,
+            )
+        if _digest(path) != digest:
+            raise CheckpointError(
+                f"the checkpoint file {path} has changed since it was written",
+                got="another SHA-256 sum than its manifest's",
+                hint=_HINT,
+            )
+    return folder
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.processes.locks import locked
+from robot_rl.processes.files import locked
 from robot_rl.replay.errors import FileDamaged, ReplayError
 
 VERSION = 1

@@ -15,8 +15,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.processes.files import flush_to_disk
-from robot_rl.processes.locks import locked
+from robot_rl.processes.files import flush_to_disk, locked
 from robot_rl.replay.errors import CapacityRefused, StoreError, StoreFull, StoreInUse
 from robot_rl.replay.records import EpisodeRecord, SessionKey
 from robot_rl.replay.row_file import RowFile, disk_is_full, no_room

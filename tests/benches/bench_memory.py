@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from omegaconf import DictConfig
+from topics import own_domain, shared_memory
 from training_runs import processes, training_run
 
-from robot_rl.bench._topics import own_domain, shared_memory
 from robot_rl.processes.machine import resident_bytes
 
 _SETTLING_SECONDS = 60.0

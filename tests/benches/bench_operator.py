@@ -23,10 +23,9 @@ from stored_actions import (
     halt_of_operator,
     was_ignored,
 )
+from topics import NAMESPACE, BenchFailed, own_domain
 from training_runs import training
 from virtual_keyboard import virtual_keyboard
-
-from robot_rl.bench._topics import NAMESPACE, BenchFailed, own_domain
 
 if TYPE_CHECKING:
     from operator_topics import ArmStop

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from omegaconf import DictConfig
+from topics import BenchFailed, own_domain, shared_memory
 from training_runs import processes, training_run
-
-from robot_rl.bench._topics import BenchFailed, own_domain, shared_memory
 
 if TYPE_CHECKING:
     from arm_watch import ArmWatch

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from geometry_msgs.msg import PoseStamped, TwistStamped
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
+from topics import BenchFailed
 
-from robot_rl.bench._topics import BenchFailed
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from topics import BenchFailed
 from training_runs import START_SECONDS
 
-from robot_rl.bench._topics import BenchFailed
 from robot_rl.console.link import loop_folder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.robot import ARM_ACTIONS

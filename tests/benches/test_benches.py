@@ -6,8 +6,8 @@ import training_runs
 from stored_actions import first_of_operator, halt_of_operator, was_ignored
 from virtual_keyboard import virtual_keyboard
 
-from robot_rl.bench._topics import BenchFailed
 from robot_rl.config import compose
+from robot_rl.errors import RobotRLError
 from robot_rl.processes.group import ProcessDied
 
 MS = 1_000_000
@@ -83,7 +83,7 @@ def test_a_policy_that_went_on_has_ignored_the_operator():
 
 def test_without_a_virtual_display_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BenchFailed, match=r"no Xvfb.*apt install xvfb"), virtual_keyboard():
+    with pytest.raises(RobotRLError, match=r"no Xvfb.*apt install xvfb"), virtual_keyboard():
         pass
 
 

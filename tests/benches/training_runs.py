@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 from omegaconf import DictConfig
+from topics import NAMESPACE, BenchFailed, chosen, demonstrated
 
-from robot_rl.bench._topics import NAMESPACE, BenchFailed, chosen, demonstrated
 from robot_rl.processes.group import ProcessDied, ProcessGroup
 from robot_rl.processes.waiting import wait_until
 

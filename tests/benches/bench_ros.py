@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 
 from omegaconf import DictConfig
-
-from robot_rl.bench._topics import own_domain
+from topics import own_domain
 
 
 def run(config: DictConfig) -> dict[str, object]:
@@ -24,12 +23,12 @@ def run(config: DictConfig) -> dict[str, object]:
         `lateness_p99_ms`, and `tick_lateness_p99_ms`: how late the tick itself was;
         `command_to_node_and_back_…`: from publishing a command to hearing `applied_pose` of it,
         two ways and so more than the latency to the node; `interrupted_episodes`: by a topic that
-        was late. Then of the pictures: see `robot_rl.bench._picture_path`.
+        was late. Then of the pictures: see `picture_path`.
     """
     with own_domain(), tempfile.TemporaryDirectory() as folder:
         # ROS is loaded where it is known to be there.
-        from robot_rl.bench._acting import act_over_topics
-        from robot_rl.bench._picture_path import count_pictures
+        from acting import act_over_topics
+        from picture_path import count_pictures
 
         acted = act_over_topics(config, Path(folder))
         counted = count_pictures(config, Path(folder) / "pictures")

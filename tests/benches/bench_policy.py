@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import vla_plan
 from omegaconf import DictConfig
 
 from policies import checkpoint
@@ -17,7 +18,6 @@ from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.residual import ResidualPolicy
 from policies.runner import PolicyRunner
-from robot_rl.bench import _vla
 from robot_rl.learning.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
 
 # The widths of a 7-joint arm's state observations, and a 6-D motion.
@@ -40,13 +40,13 @@ def run(config: DictConfig) -> dict[str, float]:
         residual's step between two plans. `runner_overhead_ms`: the part of that step that is
         not network. `bc_update_ms`: one cloning update, batch 256. `policy_bytes`,
         `policy_to_bytes_ms`, `policy_from_bytes_ms`: the residual policy with its base. With
-        the extra `vla`, also what `robot_rl.bench._vla.measure` gives.
+        the extra `vla`, also what `vla_plan.measure` gives.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         seed = int(config.seed)
-        return _measure(_REPETITIONS, seed) | _vla.measure(_REPETITIONS, seed)
+        return _measure(_REPETITIONS, seed) | vla_plan.measure(_REPETITIONS, seed)
     finally:
         torch.set_num_threads(threads)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from sensor_msgs.msg import Image
+from topics import NAMESPACE, BenchFailed, over_topics
 
-from robot_rl.bench._topics import NAMESPACE, BenchFailed, over_topics
 from robot_rl.commands.nodes import robot_nodes
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient

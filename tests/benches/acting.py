@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from geometry_msgs.msg import PoseStamped
 from omegaconf import DictConfig
+from topics import NAMESPACE, demonstrated, over_topics
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.bench._topics import NAMESPACE, demonstrated, over_topics
 from robot_rl.commands.nodes import robot_nodes
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
@@ -42,7 +42,7 @@ def act_over_topics(config: DictConfig, folder: Path) -> dict[str, object]:
         folder: For the policy's run and the nodes' logs.
 
     Returns:
-        See `robot_rl.bench.ros.run`.
+        See `bench_ros.run`.
     """
     behaviour = _cloned(config, folder)
     settings = over_topics(config, "observation=pixels")
