@@ -13,11 +13,11 @@ import pytest
 from scripted_device import ScriptedDevice
 
 from robot_rl import cli
-from robot_rl.commands import _doctor_probes as probes
-from robot_rl.commands._teleop_probe import watch
+from robot_rl.commands import doctor_probes as probes
 from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run
+from robot_rl.commands.doctor_probes import watch
 
-LIGHT = [c for c in CHECKS if c.name in ("python", "mujoco", "hidraw", "disk", "memory")]
+LIGHT = {name: CHECKS[name] for name in ("python", "mujoco", "hidraw", "disk", "memory")}
 
 
 def check_report(text, checks):
@@ -25,10 +25,10 @@ def check_report(text, checks):
     report = json.loads(last)
     assert report["usable"]
     assert report["machine"]["cores"] > 0
-    assert list(report["checks"]) == [check.name for check in checks]
-    for check in checks:
-        finding = report["checks"][check.name]
-        (line,) = [line for line in lines if line.split()[0] == check.name]
+    assert list(report["checks"]) == list(checks)
+    for name, check in checks.items():
+        finding = report["checks"][name]
+        (line,) = [line for line in lines if line.split()[0] == name]
         assert line.split()[1] == ("ok" if finding["works"] else "missing")
         assert finding["found"] in line
         assert finding["works"] or any(finding["mend"] in line for line in lines)
@@ -57,10 +57,6 @@ def test_doctor_takes_no_path(capsys):
     assert "doctor takes key=value only; got: runs/latest" in capsys.readouterr().err
 
 
-def test_every_check_has_a_probe():
-    assert [check.name for check in CHECKS] == list(probes.PROBES)
-
-
 @pytest.mark.parametrize(
     ("code", "found"),
     [
@@ -86,7 +82,8 @@ def test_what_a_library_prints_does_not_disturb():
 def test_a_backend_without_its_library_is_named_with_the_command_that_installs_it():
     code = (
         f"import {probes.__name__} as p;"
-        "p.PROBES['x'] = lambda: p._rendered('nothing', 'NoLibrary', 'apt-get install it');"
+        "look = lambda: p._rendered('nothing', 'NoLibrary', 'apt-get install it');"
+        "p.CHECKS['x'] = p.Check(look, '');"
         "p.main('x')"
     )
     finding = ask([sys.executable, "-c", code], 20.0)
@@ -104,18 +101,20 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkey
         probes.keyboard()
 
 
-def test_devices_that_may_not_be_opened_are_told_from_none(tmp_path: Path):
-    def refused(path):
-        raise PermissionError(13, "no", str(path))
-
+def test_devices_that_may_not_be_opened_are_told_from_none(tmp_path: Path, monkeypatch):
     (tmp_path / "video0").touch()
+    (tmp_path / "video0.name").write_text("Webcam\n")
+
+    def look(pattern):
+        return probes._devices(f"{tmp_path}/{pattern}", f"{tmp_path}/{{}}.name", "video")
+
+    assert look("video0") == f"{tmp_path}/video0 (Webcam)"
+    with pytest.raises(probes.NotHere, match="no device among"):
+        look("js*")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(probes.NotHere, match=r"no permission.*video0") as caught:
-        probes._each(f"{tmp_path}/video*", refused, "video")
+        look("video0")
     assert "usermod -aG video" in caught.value.mend
-    assert probes._each(f"{tmp_path}/js*", refused, "input") == []
-    assert probes._each(f"{tmp_path}/video*", lambda path: "name", "video") == [
-        f"{tmp_path}/video0 (name)"
-    ]
 
 
 def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
@@ -126,7 +125,7 @@ def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
     finding = examine("torch")
     assert "torch cannot be imported: ImportError: libc10.so" in finding.found
     assert "pip install" in finding.mend
-    monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", [c for c in CHECKS if c.name == "torch"])
+    monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", {"torch": CHECKS["torch"]})
     with pytest.raises(Unusable, match=r"without torch; got: .*libc10.*next: pip install"):
         run(json="false")
     assert "missing" in capsys.readouterr().out
@@ -156,7 +155,7 @@ def test_the_axes_of_a_device_are_shown_on_a_terminal_and_read_once_elsewhere():
 
 
 def test_a_device_that_is_named_is_looked_at_and_may_be_missing(capsys, monkeypatch):
-    monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", LIGHT[:1])
+    monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", {"python": CHECKS["python"]})
     monkeypatch.delenv("DISPLAY", raising=False)
     run(json="true", teleop="keyboard")
     checks = json.loads(capsys.readouterr().out.splitlines()[-1])["checks"]

@@ -54,7 +54,6 @@ class LoadedPolicy:
     """
 
     def __init__(self, behaviour: Behaviour) -> None:
-        """See the class; `load_policy` makes one."""
         from policies.runner import PolicyRunner
 
         self.task = behaviour.interface.task

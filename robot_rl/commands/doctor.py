@@ -8,54 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from robot_rl.commands import doctor_probes
+from robot_rl.commands.doctor_probes import CHECKS, TELEOP, Check
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.machine import describe_machine
 
 _SECONDS = 60.0
-_PROBES = "robot_rl.commands._doctor_probes"
-_TELEOP_PROBE = "robot_rl.commands._teleop_probe"
-_WATCHED_SECONDS = 6.0
+_WIDTH = max(map(len, CHECKS))
 
 
 class Unusable(RobotRLError):
     """Something that everything here needs does not work."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report.
-
-    Attributes:
-        name: Name of the probe.
-        use: What it is for.
-        required: Whether nothing works without it.
-    """
-
-    name: str
-    use: str
-    required: bool = False
-
-
-CHECKS = (
-    Check("python", "interpreter", required=True),
-    Check("mujoco", "physics", required=True),
-    Check("torch", "networks", required=True),
-    Check("egl", "camera pictures, on a graphics card or in software"),
-    Check("osmesa", "camera pictures, in software"),
-    Check("gpu", "faster learning"),
-    Check("cameras", "Video4Linux cameras"),
-    Check("realsense", "RealSense cameras"),
-    Check("ros", "ROS 2"),
-    Check("keyboard", "teleoperation with keys"),
-    Check("hidraw", "teleoperation with a SpaceMouse"),
-    Check("gamepads", "teleoperation with a gamepad"),
-    Check("disk", "room for runs"),
-    Check("memory", "room for processes"),
-)
-
-
-# Only of the device that is asked for.
-_TELEOP = Check("teleop", "teleoperation with the device that was named")
 
 
 @dataclass(frozen=True)
@@ -73,16 +35,10 @@ class Finding:
     mend: str | None = None
 
 
-def examine(name: str, seconds: float = _SECONDS) -> Finding:
+def examine(name: str, *arguments: str) -> Finding:
     """Run a probe in a process of its own."""
-    return ask([sys.executable, "-m", _PROBES, name], seconds)
-
-
-def examine_teleop(device: str) -> Finding:
-    """Connect a teleoperation device; on a terminal its axes are shown live for some seconds."""
-    print(f"{'teleop':<{_width()}}  move {device} and press its buttons ...", flush=True)
-    command = [sys.executable, "-m", _TELEOP_PROBE, device, f"{_WATCHED_SECONDS:g}"]
-    return ask(command, _SECONDS, shown=sys.stderr.isatty())
+    command = [sys.executable, "-m", doctor_probes.__name__, name, *arguments]
+    return ask(command, _SECONDS, shown=bool(arguments) and sys.stderr.isatty())
 
 
 def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Finding:
@@ -138,14 +94,15 @@ def run(**options: str | None) -> None:
             print(asking.newest(str(options["topic"])), flush=True)
         return
     findings = {}
-    for check in CHECKS:
-        findings[check.name] = examine(check.name)
-        _tell(check, findings[check.name])
-    if options.get("teleop"):
-        findings[_TELEOP.name] = examine_teleop(str(options["teleop"]))
-        _tell(_TELEOP, findings[_TELEOP.name])
-    broken = [c.name for c in CHECKS if c.required and not findings[c.name].works]
+    for name, check in CHECKS.items():
+        findings[name] = _told(name, check, examine(name))
+    if device := options.get("teleop"):
+        print(f"{'teleop':<{_WIDTH}}  move {device} and press its buttons ...", flush=True)
+        findings["teleop"] = _told("teleop", TELEOP, examine("teleop", device))
+    broken = [name for name, c in CHECKS.items() if c.required and not findings[name].works]
     if options.get("json") == "true":
+        from robot_rl.processes.machine import describe_machine  # late: it needs psutil
+
         report = {name: asdict(finding) for name, finding in findings.items()}
         result = {"usable": not broken, "checks": report, "machine": describe_machine()}
         print(json.dumps(result), flush=True)
@@ -157,12 +114,9 @@ def run(**options: str | None) -> None:
         )
 
 
-def _tell(check: Check, finding: Finding) -> None:
+def _told(name: str, check: Check, finding: Finding) -> Finding:
     state = "ok" if finding.works else "missing"
-    print(f"{check.name:<{_width()}}  {state:<7}  {finding.found}", flush=True)
+    print(f"{name:<{_WIDTH}}  {state:<7}  {finding.found}", flush=True)
     if finding.mend is not None:
-        print(f"{'':<{_width()}}           for {check.use}: {finding.mend}", flush=True)
-
-
-def _width() -> int:
-    return max(len(check.name) for check in (*CHECKS, _TELEOP))
+        print(f"{'':<{_WIDTH}}           for {check.use}: {finding.mend}", flush=True)
+    return finding

@@ -105,7 +105,6 @@ class FinalEvaluation:
         return max(self.results, key=lambda result: (result.successes, result.cloned))
 
     def __str__(self) -> str:
-        """Say what is deployed, and why."""
         kind = CLONED_POLICY if self.deployed.cloned else LEARNED_POLICY
         return f"deployed: the {kind} policy ({self.deployed.count}) — {self._reason()}"
 

@@ -35,7 +35,6 @@ class NodeSupervisor:
     """
 
     def __init__(self, table: Sequence[NodeDescription], group: ProcessGroup, folder: Path) -> None:
-        """Start the nodes; see the class for the arguments."""
         self._group = group
         self._names = [node.process for node in table]
         self._problem: Exception | None = None

@@ -47,7 +47,6 @@ class LoopClient:
     """
 
     def __init__(self, folder: Path) -> None:
-        """See the class; `run` does the work."""
         self._folder = folder
         self._decoder = Decoder(Seen, Alive, Taken, Refused)
         self._context = zmq.asyncio.Context()

@@ -75,7 +75,6 @@ class EpisodeLibrary:
     """
 
     def __init__(self, run: RunDirectory, dataset: Path | None = None) -> None:
-        """See the class."""
         self._store = run.store
         self._demonstrations = dataset or run.demonstrations
 

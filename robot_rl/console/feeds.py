@@ -58,7 +58,6 @@ class Feeds:
         pages: Pages,
         scenes: dict[str, Scene],
     ) -> None:
-        """See the class."""
         self._run, self._client, self._player = run, client, player
         self._pages, self._scenes = pages, scenes
 

@@ -116,7 +116,6 @@ class Gate:
     """
 
     def __init__(self, token: str | None, *, secure: bool) -> None:
-        """See the class."""
         self._token, self._secure = token, secure
 
     @web.middleware

@@ -93,7 +93,6 @@ class ConsoleLink:
     """
 
     def __init__(self, run: RunDirectory, inbox: OperatorInbox, actor: int = 1) -> None:
-        """Listen; see the class."""
         self._inbox = inbox
         self._newest: Snapshot | None = None
         self._sent: Snapshot | None = None

@@ -25,7 +25,6 @@ class Page:
     """
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
-        """See the class."""
         self._socket = socket
         self._pending: dict[str, Message] = {}
         self._filled = asyncio.Event()
@@ -60,16 +59,13 @@ class Pages:
     """All open pages. One that is opened or reloaded is told everything that the others know."""
 
     def __init__(self) -> None:
-        """Without a page."""
         self._open: set[Page] = set()
         self._last: dict[str, Message] = {}
 
     def __len__(self) -> int:
-        """Return how many are open."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[Page]:
-        """Iterate over the open ones."""
         return iter(self._open)
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ class EpisodePlayer:
     """Plays one recording at its own rate, which can be slowed down and speeded up."""
 
     def __init__(self) -> None:
-        """Without a recording; see `load`."""
         self._moved = asyncio.Event()
         self._recording: Recording | None = None
         self._changed = asyncio.Event()

@@ -33,7 +33,6 @@ class Requests:
     def __init__(
         self, client: LoopClient, library: EpisodeLibrary, player: EpisodePlayer, pages: Pages
     ) -> None:
-        """See the class."""
         self._client, self._library = client, library
         self._player, self._pages = player, pages
         self._jogging: set[Page] = set()

@@ -43,7 +43,6 @@ class RobotScene:
     """
 
     def __init__(self, server: viser.ViserServer, model_path: Path, task: SimTask | None) -> None:
-        """Draw the robot with its joints in the middle; see the class."""
         self._server = server
         spec = mujoco.MjSpec.from_file(str(model_path))
         if task is not None:

@@ -58,7 +58,6 @@ class ConsoleServer:
         scenes: dict[str, Scene],
         gate: Gate,
     ) -> None:
-        """See the class."""
         self._scenes, self._gate = scenes, gate
         self._pages = Pages()
         self._client = LoopClient(loop_folder)

@@ -41,7 +41,6 @@ class TelemetryEnv(RobotEnvWrapper):
         link: ConsoleLink,
         episodes: int = 0,
     ) -> None:
-        """See the class."""
         super().__init__(env)
         self._operated, self._link = operated, link
         self._episode = episodes

@@ -38,7 +38,6 @@ class ViewerProxy:
     """
 
     def __init__(self, port: int) -> None:
-        """See the class."""
         self._address = f"http://{LOOPBACK}:{port}"
         self._session: aiohttp.ClientSession | None = None
 

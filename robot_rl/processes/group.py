@@ -74,7 +74,6 @@ class ProcessGroup:
         note: Callable[[str], None] = print,
         end_seconds: float = _END_SECONDS,
     ) -> None:
-        """See the class."""
         self._logs = logs
         self._end_seconds = end_seconds
         self._note = note
@@ -219,11 +218,9 @@ class ProcessGroup:
         return None
 
     def __enter__(self) -> Self:
-        """Return the group."""
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """End all children."""
         if isinstance(error, KeyboardInterrupt) and self._children:
             names = ", ".join(self._children)
             self._note(f"ending {names}; Ctrl-C again kills them at once")

@@ -63,18 +63,15 @@ class MemorySampler:
     """
 
     def __init__(self) -> None:
-        """Prepare the thread; entering the context starts it."""
         self.peak_bytes = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start to sample."""
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the thread."""
         self._stop.set()
         self._thread.join()
 

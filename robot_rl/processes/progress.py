@@ -41,7 +41,6 @@ class WorkProgress:
         log_interval_s: float = LOG_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the display; entering the context shows it."""
         self._total = total
         self._label = label
         self._console = console or Console(highlight=False)
@@ -61,13 +60,11 @@ class WorkProgress:
             )
 
     def __enter__(self) -> Self:
-        """Start the display."""
         if self._live is not None:
             self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the last state on the screen, also when the work was stopped."""
         if self._live is not None:
             self._live.stop()
         else:

@@ -33,7 +33,6 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        """Make one that has heard nothing."""
         self._heard_at = -math.inf
 
     @property
@@ -58,7 +57,6 @@ class StopEvent:
     """
 
     def __init__(self) -> None:
-        """Make an event that is not set."""
         self._set = False
         self._wake: SimpleQueue[None] = SimpleQueue()
 

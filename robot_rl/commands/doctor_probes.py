@@ -1,6 +1,6 @@
 """The probes of `robot-rl doctor`; each runs in a process of its own, which may crash or hang.
 
-    python -m robot_rl.commands._doctor_probes NAME
+    python -m robot_rl.commands.doctor_probes NAME [ARGUMENT]
 
 prints the answer as JSON in its last line, after whatever a library has to say. A probe returns
 what it found, and raises `NotHere` with the way to mend it.
@@ -9,26 +9,27 @@ what it found, and raises `NotHere` with the way to mend it.
 from __future__ import annotations
 
 import ctypes.util
-import fcntl
 import importlib.util
 import json
 import os
 import platform
 import shutil
-import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from robot_rl.env.device_attendant import Device
 
 _GIBIBYTE = 2**30
 _ENOUGH_DISK = 4 * _GIBIBYTE  # a long run on states with its store, several times over
 _ENOUGH_MEMORY = 2 * _GIBIBYTE  # a whole `robot-rl train` takes 1.2 GiB
-_QUERY_CAPABILITIES = 0x80685600  # VIDIOC_QUERYCAP of linux/videodev2.h
-_VIDEO_CAPTURE = 0x1001  # with one plane or with several
-_JOYSTICK_NAME = 0x80806A13  # JSIOCGNAME(128) of linux/joystick.h
+_WATCHED_SECONDS, _WATCHED_PERIOD = 6.0, 0.05
+_AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
+_INSTALL = "pip install -c constraints.txt -e ."
 _SCENE = """<mujoco>
   <visual><quality shadowsize="0" offsamples="0"/></visual>
   <worldbody>
@@ -41,15 +42,9 @@ _SCENE = """<mujoco>
 
 
 class NotHere(Exception):
-    """Something that does not work here.
-
-    Args:
-        problem: What is missing.
-        mend: Commands, or what else helps.
-    """
+    """Something that does not work here, and the commands, or what else, that mend it."""
 
     def __init__(self, problem: str, mend: str) -> None:
-        """See the class."""
         super().__init__(problem)
         self.mend = mend
 
@@ -66,7 +61,7 @@ def python() -> str:
 
 def mujoco() -> str:
     """The physics: one simulated second of a falling box."""
-    module = _imported("mujoco", "pip install -c constraints.txt -e .")
+    module = _imported("mujoco", _INSTALL)
     model = module.MjModel.from_xml_string(_SCENE)
     data = module.MjData(model)
     while data.time < 1.0:
@@ -76,7 +71,7 @@ def mujoco() -> str:
 
 def torch() -> str:
     """The networks: one product and its gradient."""
-    module = _imported("torch", "pip install -c constraints.txt -e .")
+    module = _imported("torch", _INSTALL)
     x = module.ones(8, 8, requires_grad=True)
     (x @ x).sum().backward()
     threads = module.get_num_threads()
@@ -95,7 +90,7 @@ def osmesa() -> str:
 
 def gpu() -> str:
     """A graphics card for the networks."""
-    module = _imported("torch", "pip install -c constraints.txt -e .")
+    module = _imported("torch", _INSTALL)
     if not module.cuda.is_available():
         card = shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()
         if module.version.cuda is None:
@@ -119,10 +114,7 @@ def gpu() -> str:
 
 def cameras() -> str:
     """Video4Linux cameras."""
-    found = _each("/dev/video*", _camera_name, "video")
-    if not found:
-        raise NotHere("no camera among /dev/video*", "plug one in; then: ls -l /dev/video*")
-    return ", ".join(found)
+    return _devices("/dev/video*", "/sys/class/video4linux/{}/name", "video")
 
 
 def realsense() -> str:
@@ -165,18 +157,12 @@ def keyboard() -> str:
 
 def hidraw() -> str:
     """Raw input devices, such as a SpaceMouse."""
-    found = _each("/dev/hidraw*", _hidraw_name, "plugdev")
-    if not found:
-        raise NotHere("no device among /dev/hidraw*", "plug one in, for example a SpaceMouse")
-    return ", ".join(found)
+    return _devices("/dev/hidraw*", "/sys/class/hidraw/{}/device/uevent", "plugdev")
 
 
 def gamepads() -> str:
     """Gamepads and joysticks."""
-    found = _each("/dev/input/js*", _gamepad_name, "input")
-    if not found:
-        raise NotHere("no gamepad among /dev/input/js*", "plug one in; if need be: modprobe joydev")
-    return ", ".join(found)
+    return _devices("/dev/input/js*", "/sys/class/input/{}/device/name", "input")
 
 
 def disk() -> str:
@@ -190,12 +176,64 @@ def disk() -> str:
 
 def memory() -> str:
     """Memory for the processes of a run."""
-    psutil = _imported("psutil", "pip install -c constraints.txt -e .")
+    psutil = _imported("psutil", _INSTALL)
     available = psutil.virtual_memory().available
     text = f"{available / _GIBIBYTE:.1f} GiB available"
     if available < _ENOUGH_MEMORY:
         raise NotHere(text, "end other programs; a whole `robot-rl train` takes 1.2 GiB")
     return text
+
+
+def teleop(choice: str) -> str:
+    """The device of a choice of `configs/teleop`; on a terminal its axes are shown live."""
+    from policies import registry
+    from robot_rl.config import compose
+    from robot_rl.errors import RobotRLError
+
+    try:
+        configured = compose([f"teleop={choice}"]).teleop.device
+        if configured is None:
+            raise RobotRLError(f"teleop={choice} is no device", hint="name one: teleop=keyboard")
+        device: Device = registry.make(configured)
+        device.connect()
+        try:
+            return f"{choice}, {watch(device, _WATCHED_SECONDS, sys.stderr)}"
+        finally:
+            device.close()
+    except RobotRLError as error:
+        problem, _, mend = str(error).partition("; next: ")
+        raise NotHere(problem, mend or f"see configs/teleop/{choice}") from error
+
+
+def watch(device: Device, seconds: float, live: TextIO) -> str:
+    """Read a connected device and say what it did.
+
+    Args:
+        device: The device.
+        seconds: How long, where `live` is a terminal; elsewhere it is read only once.
+        live: Where each reading is shown.
+
+    Raises:
+        RobotRLError: The device has failed.
+    """
+    from robot_rl.safety import rotations
+
+    largest, buttons = 0.0, set[str]()
+    until = time.monotonic() + (seconds if live.isatty() else 0.0)
+    while True:
+        state = device.read(rotations.DOWNWARD)
+        largest = max(largest, *(abs(float(axis)) for axis in state.motion))
+        buttons |= state.buttons
+        if time.monotonic() >= until:
+            break
+        shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(_AXES, state.motion, strict=True))
+        live.write(f"\r{shown}  {' '.join(sorted(buttons))}\x1b[K")
+        live.flush()
+        time.sleep(_WATCHED_PERIOD)
+    if live.isatty():
+        live.write("\n")
+    pressed = f", buttons {', '.join(sorted(buttons))}" if buttons else ""
+    return f"connected; largest motion {largest:.2f} of 1{pressed}"
 
 
 def _imported(name: str, mend: str) -> ModuleType:
@@ -230,68 +268,35 @@ def _rendered(backend: str, library: str, mend: str) -> str:
     return f"MUJOCO_GL={backend}: one 128×128 frame in {seconds * 1e3:.1f} ms"
 
 
-def _each(pattern: str, describe: Callable[[Path], str | None], group: str) -> list[str]:
-    """Describe the device files of a pattern, leaving out those that are something else.
+def _devices(pattern: str, name_file: str, group: str) -> str:
+    """Name the devices of a pattern.
+
+    Args:
+        pattern: Of the device files.
+        name_file: Where the system says what a device is called, with its file's name for `{}`.
+        group: Of the users who may open them.
 
     Raises:
-        NotHere: There are some, and none of them may be opened.
+        NotHere: There are none, or they may not be opened.
     """
     root, _, name = pattern.rpartition("/")
-    found, refused = [], []
-    for path in sorted(Path(root).glob(name)):
-        try:
-            text = describe(path)
-        except PermissionError:
-            refused.append(str(path))
-            continue
-        except OSError as error:
-            text = _line(error)
-        if text is not None:
-            found.append(f"{path} ({text})")
-    if refused and not found:
+    found = sorted(Path(root).glob(name))
+    if not found:
+        raise NotHere(f"no device among {pattern}", f"plug one in; then: ls -l {pattern}")
+    if not any(os.access(path, os.R_OK) for path in found):
         raise NotHere(
-            f"no permission to open {', '.join(refused)}",
+            f"no permission to open {', '.join(map(str, found))}",
             f"sudo usermod -aG {group} $USER, then log in again",
         )
-    return found
+    return ", ".join(f"{path} ({_name_in(Path(name_file.format(path.name)))})" for path in found)
 
 
-def _camera_name(path: Path) -> str | None:
-    """The name of a camera; None of a node that gives no pictures, as most cameras have too."""
-    reply = bytearray(104)
-    with _opened(path) as descriptor:
-        fcntl.ioctl(descriptor, _QUERY_CAPABILITIES, reply)
-    (capabilities,) = struct.unpack_from("<I", reply, 88)  # those of this very node
-    return _text(reply[16:48]) if capabilities & _VIDEO_CAPTURE else None
-
-
-def _gamepad_name(path: Path) -> str:
-    reply = bytearray(128)
-    with _opened(path) as descriptor:
-        fcntl.ioctl(descriptor, _JOYSTICK_NAME, reply)
-    return _text(reply)
-
-
-def _hidraw_name(path: Path) -> str:
-    with _opened(path):
-        pass
-    facts = Path(f"/sys/class/hidraw/{path.name}/device/uevent").read_text(encoding="utf-8")
-    names = [line for line in facts.splitlines() if line.startswith("HID_NAME=")]
-    return names[0].partition("=")[2] if names else "unnamed"
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open a device file to ask it, not to wait for it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def _name_in(file: Path) -> str:
     try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _text(reply: bytes | bytearray) -> str:
-    return bytes(reply).partition(b"\0")[0].decode("utf-8", "replace")
+        text = file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "unnamed"
+    return text.partition("HID_NAME=")[2].partition("\n")[0] or text
 
 
 def _line(error: BaseException) -> str:
@@ -299,35 +304,43 @@ def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
-PROBES: dict[str, Callable[[], str]] = {
-    probe.__name__: probe
-    for probe in (
-        python,
-        mujoco,
-        torch,
-        egl,
-        osmesa,
-        gpu,
-        cameras,
-        realsense,
-        ros,
-        keyboard,
-        hidraw,
-        gamepads,
-        disk,
-        memory,
-    )
+class Check(NamedTuple):
+    """A line of the report: what looks, what for, and whether nothing works without it."""
+
+    probe: Callable[..., str]
+    use: str
+    required: bool = False
+
+
+CHECKS = {
+    "python": Check(python, "interpreter", required=True),
+    "mujoco": Check(mujoco, "physics", required=True),
+    "torch": Check(torch, "networks", required=True),
+    "egl": Check(egl, "camera pictures, on a graphics card or in software"),
+    "osmesa": Check(osmesa, "camera pictures, in software"),
+    "gpu": Check(gpu, "faster learning"),
+    "cameras": Check(cameras, "Video4Linux cameras"),
+    "realsense": Check(realsense, "RealSense cameras"),
+    "ros": Check(ros, "ROS 2"),
+    "keyboard": Check(keyboard, "teleoperation with keys"),
+    "hidraw": Check(hidraw, "teleoperation with a SpaceMouse"),
+    "gamepads": Check(gamepads, "teleoperation with a gamepad"),
+    "disk": Check(disk, "room for runs"),
+    "memory": Check(memory, "room for processes"),
 }
+# Only of the device that is asked for.
+TELEOP = Check(teleop, "teleoperation with the device that was named")
 
 
-def main(name: str) -> None:
+def main(name: str, *arguments: str) -> None:
     """Run one probe and print its answer."""
+    probe = {**CHECKS, "teleop": TELEOP}[name].probe
     try:
-        answer = {"works": True, "found": PROBES[name]()}
+        answer = {"works": True, "found": probe(*arguments)}
     except NotHere as problem:
         answer = {"works": False, "found": str(problem), "mend": problem.mend}
     print("\n" + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
