@@ -1,20 +1,20 @@
-"""The stored episodes of a run, for the console: listed, and read whole for a replay.
+"""The stored episodes of a run, for the console: listed, read whole, and replayed.
 
 Everything is read while the replay server may be writing; nothing is changed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from robot_rl.console.link import ConsoleError
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, RowSchema
+from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
+from robot_rl.data.transfer import Rows
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.export import episode_source
 from robot_rl.replay.reader import StoreReader
@@ -22,6 +22,8 @@ from robot_rl.replay.records import EpisodeRecord
 from robot_rl.run import RunDirectory
 
 STORE, DEMONSTRATIONS = "store", "demonstrations"
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_MOST_FRAMES_HZ = 15.0
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,11 @@ class ListedEpisode:
 
 @dataclass(frozen=True)
 class Recording:
-    """An episode to be replayed.
-
-    Attributes:
-        listed: What the list says of it.
-        schema: Columns of its rows.
-        rows: Structured array (T + 1,), or fewer of an episode that goes on.
-    """
+    """An episode to be replayed: (T + 1,) rows, or fewer of an episode that goes on."""
 
     listed: ListedEpisode
     schema: RowSchema
-    rows: npt.NDArray[Any]
+    rows: Rows
 
 
 class EpisodeLibrary:
@@ -92,9 +88,7 @@ class EpisodeLibrary:
         """
         readers = {STORE: self._in_store, DEMONSTRATIONS: self._in_dataset}
         if place not in readers:
-            raise ConsoleError(
-                "episodes are in no such place", got=place, expected=[STORE, DEMONSTRATIONS]
-            )
+            raise ConsoleError("episodes are in no such place", got=place, expected=list(readers))
         listed = [e for e in readers[place]() if before is None or e.number < before]
         return listed[::-1][:most]
 
@@ -105,28 +99,26 @@ class EpisodeLibrary:
             ConsoleError: There is none of this number, or it was evicted.
             RobotRLError: It cannot be read.
         """
+        listed = next((e for e in self.newest(place, 1, number + 1) if e.number == number), None)
+        if listed is None:
+            raise ConsoleError(
+                "there is no such episode, or it has been evicted",
+                got=f"{place} {number}",
+                hint="take one from the list",
+            )
         if place == DEMONSTRATIONS:
-            return self._read_demonstration(number)
-        reader = StoreReader(self._store)
-        try:
-            for name in reader.tables():
-                for record in reader.episodes(name):
-                    if record.identifier == number:
-                        rows = reader.read_episode(name, record)
-                        schema = reader.table(name).schema
-                        return Recording(_of_record(name, record), schema, rows)
-        finally:
-            reader.close()
-        raise _unknown(place, number)
+            dataset = EpisodeDataset(self._demonstrations)
+            return Recording(listed, dataset.schema, dataset.rows(number))
+        with StoreReader(self._store) as reader:
+            record = next(r for r in reader.episodes(listed.table) if r.identifier == number)
+            rows = reader.read_episode(listed.table, record)
+            return Recording(listed, reader.table(listed.table).schema, rows)
 
     def _in_store(self) -> list[ListedEpisode]:
         if not is_store(self._store):
             return []
-        reader = StoreReader(self._store)
-        try:
+        with StoreReader(self._store) as reader:
             tables = {name: reader.episodes(name) for name in reader.tables()}
-        finally:
-            reader.close()
         found = [_of_record(name, record) for name, of in tables.items() for record in of]
         return sorted(found, key=lambda episode: episode.number)
 
@@ -135,18 +127,6 @@ class EpisodeLibrary:
             return []
         dataset = EpisodeDataset(self._demonstrations)
         return [_of_dataset(dataset, index) for index in range(len(dataset))]
-
-    def _read_demonstration(self, number: int) -> Recording:
-        if not self._demonstrations.exists():
-            raise _unknown(DEMONSTRATIONS, number)
-        dataset = EpisodeDataset(self._demonstrations)
-        if not 0 <= number < len(dataset):
-            raise _unknown(DEMONSTRATIONS, number)
-        columns = dataset.episode(number)
-        rows = np.empty(len(columns["is_last"]), dataset.schema.dtype)
-        for name, column in columns.items():
-            rows[name] = column
-        return Recording(_of_dataset(dataset, number), dataset.schema, rows)
 
 
 def _of_record(table: str, record: EpisodeRecord) -> ListedEpisode:
@@ -178,9 +158,99 @@ def _of_dataset(dataset: EpisodeDataset, index: int) -> ListedEpisode:
     )
 
 
-def _unknown(place: str, number: int) -> ConsoleError:
-    return ConsoleError(
-        "there is no such episode, or it has been evicted",
-        got=f"{place} {number}",
-        hint="take one from the list",
-    )
+class EpisodePlayer:
+    """Plays one recording at its own rate, which can be slowed down and speeded up.
+
+    It plays beside the live view and does not disturb it.
+    """
+
+    def __init__(self) -> None:
+        self._moved, self._changed = asyncio.Event(), asyncio.Event()
+        self._recording: Recording | None = None
+        self._position = 0.0
+        self._playing = False
+        self._speed = 1.0
+
+    def load(self, recording: Recording) -> None:
+        """Begin a recording, playing."""
+        self._recording, self._position = recording, 0.0
+        self.control(playing=True)
+
+    def control(
+        self, *, playing: bool | None = None, row: int | None = None, speed: float | None = None
+    ) -> None:
+        """Change what is given.
+
+        Args:
+            playing: Whether it goes on; at the end it begins anew.
+            row: Where to go, counted from 0; beyond the ends to the nearest one.
+            speed: Multiple of the recording's rate.
+
+        Raises:
+            ConsoleError: The speed is not one of `SPEEDS`.
+        """
+        if speed is not None:
+            if speed not in SPEEDS:
+                raise ConsoleError("the replay has no such speed", got=speed, expected=SPEEDS)
+            self._speed = speed
+        if playing is not None:
+            if playing and self.row == self._last:
+                self._position = 0.0
+            self._playing = playing
+        if row is not None:
+            self._position = float(min(max(row, 0), self._last))
+        self._changed.set()
+        self._moved.set()
+
+    @property
+    def row(self) -> int:
+        """The row that is shown."""
+        return min(int(self._position), self._last)
+
+    def observation(self) -> Observation:
+        """What was observed in the row that is shown; empty without a recording."""
+        if self._recording is None:
+            return {}
+        row = self._recording.rows[self.row]
+        return {name: row[name] for name in self._recording.schema.observation_names}
+
+    def describe(self) -> dict[str, Any]:
+        """What the page needs of the whole recording, once."""
+        assert self._recording is not None
+        rows, schema = self._recording.rows, self._recording.schema
+        return {
+            "episode": asdict(self._recording.listed),
+            "rate": schema.control_rate_hz,
+            "rows": len(rows),
+            "actions": list(schema.action_names),
+            **{name: rows[name].tolist() for name in ("action", "reward", "intervened")},
+        }
+
+    def progress(self) -> dict[str, Any]:
+        """Where it is."""
+        return {"row": self.row, "playing": self._playing, "speed": self._speed}
+
+    async def moved(self) -> None:
+        """Wait until something else is to be seen."""
+        await self._moved.wait()
+        self._moved.clear()
+
+    async def run(self) -> None:
+        """Play until cancelled."""
+        while True:
+            self._changed.clear()
+            if not self._playing or self._recording is None:
+                await self._changed.wait()
+                continue
+            before = time.monotonic()
+            await asyncio.sleep(1.0 / _MOST_FRAMES_HZ)
+            if self._playing and not self._changed.is_set():
+                rate = self._recording.schema.control_rate_hz * self._speed
+                seconds = time.monotonic() - before
+                self._position = min(self._position + seconds * rate, float(self._last))
+                self._playing = self._position < self._last
+            self._moved.set()
+
+    @property
+    def _last(self) -> int:
+        return len(self._recording.rows) - 1 if self._recording else 0

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from robot_rl.console import pictures
+import numpy as np
+from PIL import Image
+
 from robot_rl.console.client import LoopClient
-from robot_rl.console.curves import read_curves
+from robot_rl.console.episodes import EpisodePlayer
 from robot_rl.console.pages import Pages
-from robot_rl.console.player import EpisodePlayer
-from robot_rl.console.snapshot import Snapshot
-from robot_rl.data.schema import Observation
+from robot_rl.data.schema import Array, Observation
 from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.records import read_run
+from robot_rl.processes.progress import RECENT_EPISODES
 from robot_rl.run import RunDirectory
 
 LIVE, REPLAY = "live", "replay"
@@ -22,20 +25,18 @@ _CURVES_SECONDS = 2.0
 _STATUS_SECONDS = 0.25
 # Numbers of the observation that a page shows.
 _SHOWN = ("state/tcp_pose", "state/tcp_velocity", "state/tcp_wrench")
-
-ShowScene = Callable[[Observation], None]
+_IMAGES = "images/"
+_JPEG_QUALITY = 80
+# A page shows images no larger; a bigger one is sent at a whole fraction of its size.
+_MOST_PIXELS_WIDE = 640
+_MOST_POINTS = 400
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A 3-D scene.
+    """A 3-D scene: what moves it to an observation, and its viewer's port on loopback."""
 
-    Attributes:
-        show: Moves it to an observation.
-        port: Where its viewer listens on loopback.
-    """
-
-    show: ShowScene
+    show: Callable[[Observation], None]
     port: int
 
 
@@ -72,7 +73,9 @@ class Feeds:
         while True:
             snapshot = await self._client.next_snapshot()
             await self._picture(LIVE, snapshot.observation)
-            self._pages.tell(LIVE, _describe(snapshot))
+            seen = snapshot.observation
+            shown = {name: seen[name].astype(float).tolist() for name in _SHOWN if name in seen}
+            self._pages.tell(LIVE, {**asdict(snapshot.situation), "states": shown})
 
     async def _tell_status(self) -> None:
         while True:
@@ -92,7 +95,7 @@ class Feeds:
 
     async def _tell_curves(self) -> None:
         while True:
-            if len(self._pages):
+            if self._pages:
                 try:
                     curves = await asyncio.to_thread(read_curves, self._run)
                     self._pages.tell("curves", curves)
@@ -102,16 +105,64 @@ class Feeds:
 
     async def _picture(self, view: str, observation: Observation) -> None:
         """Show what was observed: in the 3-D scene and as camera images."""
-        if not len(self._pages):
+        if not self._pages:
             return
         if view in self._scenes:
             self._scenes[view].show(observation)
-        encoded = await asyncio.to_thread(pictures.encode, observation)
+        encoded = await asyncio.to_thread(_jpegs, observation)
         for camera, jpeg in encoded.items():
-            self._pages.tell_bytes(f"{view}/{camera}", pictures.message(view, camera, jpeg))
+            head = f"{view}/{camera}".encode()
+            # The length of the head, the head, the JPEG.
+            self._pages.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
 
 
-def _describe(snapshot: Snapshot) -> dict[str, Any]:
-    seen = snapshot.observation
-    shown = {name: seen[name].astype(float).tolist() for name in _SHOWN if name in seen}
-    return {**asdict(snapshot.situation), "states": shown}
+def _jpegs(observation: Observation) -> dict[str, bytes]:
+    """Encode the colour images of an observation: camera name → JPEG."""
+    return {
+        name.removeprefix(_IMAGES): _jpeg(image)
+        for name, image in observation.items()
+        if name.startswith(_IMAGES) and image.dtype == np.uint8 and image.shape[-1] == 3
+    }
+
+
+def _jpeg(image: Array) -> bytes:
+    every = -(-image.shape[1] // _MOST_PIXELS_WIDE)
+    buffer = io.BytesIO()
+    picture = Image.fromarray(np.ascontiguousarray(image[::every, ::every]))
+    picture.save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+def read_curves(run: RunDirectory) -> dict[str, Any]:
+    """Read what the console draws.
+
+    Returns:
+        `evaluations`: [environment steps, success rate, its 95 % interval's ends] of each;
+        `success` and `interventions`: [environment steps, mean over the last `window` training
+        episodes] of whether an episode succeeded and of the share of its steps that the operator
+        took; `episodes`: how many training episodes there are.
+    """
+    records = read_run(run.path)
+    steps = [float(record["environment_steps"]) for record in records.episodes]
+    success = [float(record["success"]) for record in records.episodes]
+    shares = [r["intervened_steps"] / max(1, int(r["length"])) for r in records.episodes]
+    return {
+        "evaluations": [
+            [e.environment_steps, e.success_rate, e.confidence_low, e.confidence_high]
+            for e in records.periodic()
+        ],
+        "success": running_mean(steps, success),
+        "interventions": running_mean(steps, shares),
+        "episodes": len(records.episodes),
+        "window": RECENT_EPISODES,
+    }
+
+
+def running_mean(x: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
+    """The mean of the last episodes at each x, at no more points than a chart shows."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - RECENT_EPISODES, 0)
+    means = (sums[ends] - sums[begins]) / (ends - begins)
+    every = max(1, -(-len(values) // _MOST_POINTS))
+    return list(zip(x, means.tolist(), strict=True))[::-1][::every][::-1]

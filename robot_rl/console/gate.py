@@ -162,18 +162,11 @@ def _make_certificate(host: str, path: Path) -> None:
     """Make a self-signed certificate and its key, in one file that only this user reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
-    subject = ["-subj", "/CN=robot_rl console", "-days", _CERTIFICATE_DAYS]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(path)]
+    subject = ["-subj", "/CN=robot_rl console", "-days", _CERTIFICATE_DAYS, "-out", str(path)]
     try:
-        subprocess.run(
-            [*command, "-nodes", *subject, "-keyout", str(path), "-out", f"{path}.public"],
-            check=True,
-            capture_output=True,
-        )
-        public = Path(f"{path}.public")
-        with path.open("a", encoding="ascii") as file:
-            file.write(public.read_text(encoding="ascii"))
-        public.unlink()
+        command = ["openssl", "req", "-x509", *key, *subject]
+        subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         path.unlink(missing_ok=True)
         raise ConsoleError(

@@ -1,17 +1,68 @@
-"""The open browser pages of a console, each at its own pace."""
+"""The open browser pages of a console, each at its own pace, and what they ask for."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-Message = str | bytes
+from robot_rl.console.client import LoopClient
+from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
+from robot_rl.errors import RobotRLError
+
 # Ends what a page is sent at once; the page answers that it has shown it.
 _MARK = json.dumps({"type": "mark"})
+_LISTED_EPISODES = 100
+
+
+class Request(msgspec.Struct, tag_field="do", tag=str.lower):
+    """What a page asks for; each kind is named like its class."""
+
+
+class Shown(Request):
+    """The page has shown what it was sent."""
+
+
+class Event(Request):
+    """An operator event for the control loop."""
+
+    event: str
+
+
+class Jog(Request):
+    """A motion of the operator's, for a moment."""
+
+    motion: list[float]
+    gripper: float | None = None
+
+
+class Episodes(Request):
+    """The newest episodes of a place, or those before a number."""
+
+    place: str
+    before: int | None = None
+
+
+class Replay(Request):
+    """An episode, to be replayed."""
+
+    place: str
+    number: int
+
+
+class Control(Request):
+    """What is to change in the replay."""
+
+    playing: bool | None = None
+    row: int | None = None
+    speed: float | None = None
+
+
+_REQUESTS = msgspec.json.Decoder(Shown | Event | Jog | Episodes | Replay | Control)
 
 
 class Page:
@@ -26,11 +77,11 @@ class Page:
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
         self._socket = socket
-        self._pending: dict[str, Message] = {}
+        self._pending: dict[str, str | bytes] = {}
         self._filled = asyncio.Event()
-        self._shown = asyncio.Event()
+        self.shown = asyncio.Event()
 
-    def put(self, key: str, message: Message) -> None:
+    def put(self, key: str, message: str | bytes) -> None:
         """Send a message as soon as the page takes one, unless a newer one of this key comes."""
         self._pending[key] = message
         self._filled.set()
@@ -41,48 +92,48 @@ class Page:
             await self._filled.wait()
             self._filled.clear()
             messages, self._pending = list(self._pending.values()), {}
-            self._shown.clear()
-            for message in messages:
+            self.shown.clear()
+            for message in (*messages, _MARK):
                 if isinstance(message, str):
                     await self._socket.send_str(message)
                 else:
                     await self._socket.send_bytes(message)
-            await self._socket.send_str(_MARK)
-            await self._shown.wait()
-
-    def note_shown(self) -> None:
-        """The page has shown what was sent."""
-        self._shown.set()
+            await self.shown.wait()
 
 
 class Pages:
-    """All open pages. One that is opened or reloaded is told everything that the others know."""
+    """All open pages. One that is opened or reloaded is told everything that the others know.
 
-    def __init__(self) -> None:
+    What they ask for is done beside one another: a stop does not wait for a list of episodes.
+
+    Args:
+        client: The end of the link to the control loop.
+        library: The stored episodes.
+        player: The replay.
+    """
+
+    def __init__(self, client: LoopClient, library: EpisodeLibrary, player: EpisodePlayer) -> None:
+        self._client, self._library, self._player = client, library, player
         self._open: set[Page] = set()
-        self._last: dict[str, Message] = {}
+        self._last: dict[str, str | bytes] = {}
+        self._jogging: set[Page] = set()
+        self._replays_asked = 0
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[Page]:
-        return iter(self._open)
+    def __bool__(self) -> bool:
+        """Whether one is open."""
+        return bool(self._open)
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
         """Tell all pages, and those that are opened later, until there is something newer."""
-        message = packed(kind, content)
+        message = _packed(kind, content)
         if self._last.get(kind) != message:
             self.tell_bytes(kind, message)
 
-    def tell_bytes(self, key: str, message: Message) -> None:
+    def tell_bytes(self, key: str, message: str | bytes) -> None:
         """The same for a message that is packed already."""
         self._last[key] = message
         for page in self._open:
             page.put(key, message)
-
-    def forget(self, prefix: str) -> None:
-        """Do not tell later pages what begins with this key."""
-        self._last = {k: m for k, m in self._last.items() if not k.startswith(prefix)}
 
     def add(self, page: Page) -> None:
         """Open a page."""
@@ -91,10 +142,54 @@ class Pages:
             page.put(key, message)
 
     def remove(self, page: Page) -> None:
-        """Close a page."""
+        """Close a page: if it was jogging, the robot stops moving."""
         self._open.discard(page)
+        if page in self._jogging:
+            self._jogging.discard(page)
+            self._client.jog([0.0] * 6, None)
+
+    async def answer(self, page: Page, text: str) -> None:
+        """Do what one message of a page asks for, or say to it what could not be done."""
+        try:
+            await self._do(page, _REQUESTS.decode(text))
+        except (RobotRLError, msgspec.MsgspecError) as error:
+            page.put("problem", _packed("problem", {"text": str(error)}))
+
+    async def _do(self, page: Page, request: Request) -> None:
+        match request:
+            case Shown():
+                page.shown.set()
+            case Event(event):
+                await self._client.post(event)
+                seconds = self._client.round_trip_seconds or 0.0
+                page.put("said", _packed("said", {"event": event, "ms": round(1e3 * seconds, 1)}))
+            case Jog(motion, gripper):
+                self._client.jog(motion, gripper)
+                (self._jogging.add if any(motion) else self._jogging.discard)(page)
+                self._client.check_jogged()
+            case Episodes(place, before):
+                found = await asyncio.to_thread(
+                    self._library.newest, place, _LISTED_EPISODES, before
+                )
+                content = {"place": place, "before": before, "episodes": list(map(asdict, found))}
+                page.put(f"episodes/{before}", _packed("episodes", content))
+            case Replay(place, number):
+                await self._replay(place, number)
+            case Control(playing, row, speed):
+                self._player.control(playing=playing, row=row, speed=speed)
+
+    async def _replay(self, place: str, number: int) -> None:
+        self._replays_asked += 1
+        mine = self._replays_asked
+        recording = await asyncio.to_thread(self._library.read, place, number)
+        if mine != self._replays_asked:
+            return  # another one was chosen while this one was read
+        # Pictures of the recording before are not for later pages.
+        self._last = {k: m for k, m in self._last.items() if not k.startswith("replay")}
+        self._player.load(recording)
+        self.tell("recording", self._player.describe())
 
 
-def packed(kind: str, content: dict[str, Any]) -> str:
+def _packed(kind: str, content: dict[str, Any]) -> str:
     """A text message of a page."""
     return json.dumps({"type": kind, **content})

@@ -1,14 +1,13 @@
 """The console's web server: one page, its websocket, and the 3-D viewers behind it.
 
 Text messages are JSON, those to a page with a `type` and those from it with a `do`; binary ones are
-camera images, see `pictures.message`. A page keeps nothing itself: when it is reloaded, it is told
+camera images, see `Feeds`. A page keeps nothing itself: when it is reloaded, it is told
 everything again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from robot_rl.console.client import LoopClient
-from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.episodes import SPEEDS, EpisodeLibrary, EpisodePlayer
 from robot_rl.console.feeds import Feeds, Scene
 from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Page, Pages
-from robot_rl.console.player import SPEEDS, EpisodePlayer
-from robot_rl.console.requests import Requests
 from robot_rl.console.viewer import ViewerProxy
 from robot_rl.run import RunDirectory
 
@@ -59,11 +56,10 @@ class ConsoleServer:
         gate: Gate,
     ) -> None:
         self._scenes, self._gate = scenes, gate
-        self._pages = Pages()
         self._client = LoopClient(loop_folder)
         self._player = EpisodePlayer()
+        self._pages = Pages(self._client, library, self._player)
         self._feeds = Feeds(run, self._client, self._player, self._pages, scenes)
-        self._requests = Requests(self._client, library, self._player, self._pages)
         self._pages.tell("facts", {**facts, "scenes": sorted(scenes), "speeds": SPEEDS})
 
     async def serve(
@@ -136,24 +132,14 @@ class ConsoleServer:
             async for message in socket:
                 if message.type != WSMsgType.TEXT:
                     continue
-                # Beside one another: a stop does not wait for the list of episodes before it.
-                task = asyncio.create_task(self._requests.answer(page, _parsed(message.data)))
+                task = asyncio.create_task(self._pages.answer(page, message.data))
                 asking.add(task)
                 task.add_done_callback(asking.discard)
         finally:
             self._pages.remove(page)
-            self._requests.left(page)
             writing.cancel()
             await asyncio.gather(writing, *asking, return_exceptions=True)
         return socket
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _secured(

@@ -15,12 +15,10 @@ import pytest
 from console_links import make_run
 
 from robot_rl.config import compose
-from robot_rl.console.curves import read_curves, running_mean
-from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
+from robot_rl.console.feeds import read_curves, running_mean
 from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Pages
-from robot_rl.console.player import EpisodePlayer
-from robot_rl.console.requests import Requests
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.client import ReplayClient
@@ -105,20 +103,19 @@ def test_a_replay_goes_from_first_to_last_row_and_obeys(run):
         player = EpisodePlayer()
         task = asyncio.create_task(player.run())
         player.load(recording)
-        player.set_speed(4.0)
+        player.control(speed=4.0)
         while player.progress()["playing"]:
             await asyncio.wait_for(player.moved(), 30)
         assert player.row == last
-        player.play(True)
+        player.control(playing=True)
         assert player.row == 0
-        player.play(False)
-        player.seek(5)
+        player.control(playing=False, row=5)
         seen = player.observation()
         np.testing.assert_array_equal(seen["state/tcp_pose"], recording.rows["state/tcp_pose"][5])
-        player.seek(10_000)
+        player.control(row=10_000)
         assert player.row == last
         with pytest.raises(ConsoleError, match="no such speed"):
-            player.set_speed(3.0)
+            player.control(speed=3.0)
         task.cancel()
 
     asyncio.run(main())
@@ -136,11 +133,11 @@ def test_of_two_replays_that_are_asked_for_the_later_is_shown(run, monkeypatch):
     monkeypatch.setattr(library, "read", slow_for_the_first)
 
     async def main() -> None:
-        asked = Requests(None, library, player, Pages())
-        replay = {"do": "replay", "place": "demonstrations"}
-        slow = asyncio.create_task(asked.answer(None, {**replay, "number": 0}))
+        pages = Pages(None, library, player)
+        replay = '{"do": "replay", "place": "demonstrations", "number": %d}'
+        slow = asyncio.create_task(pages.answer(None, replay % 0))
         await asyncio.sleep(0)
-        await asked.answer(None, {**replay, "number": 1})
+        await pages.answer(None, replay % 1)
         may_go_on.set()
         await slow
 
