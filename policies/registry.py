@@ -276,7 +276,12 @@ def _made(value: Any) -> Any:
 
 
 def _called(name: str, target: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call it, but name the arguments that do not fit before the call hides them in a traceback."""
+    """Call it, but say what does not fit before the call hides that in a traceback."""
+    missing = sorted(getattr(target, "__abstractmethods__", ()))
+    if missing:
+        raise RegistryError(
+            f"the class {name} is not complete", hint=f"give it a method {', '.join(missing)}"
+        )
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):

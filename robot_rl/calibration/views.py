@@ -32,7 +32,6 @@ class ViewFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        """See the class."""
         self.path = path
 
     def pictures(self) -> list[Path]:

@@ -53,7 +53,6 @@ class ExpertController:
     """
 
     def __init__(self, expert: Expert, action_dimension: int) -> None:
-        """See the class."""
         self._expert = expert
         self._rng = np.random.default_rng(0)
         self._zero = np.zeros((1, action_dimension), np.float32)
@@ -85,7 +84,6 @@ class IdleController:
     """
 
     def __init__(self, action_names: Sequence[str]) -> None:
-        """See the class."""
         self._names = tuple(action_names)
         self._gripper_columns = gripper_columns(self._names)
 
@@ -115,7 +113,6 @@ class ControllerWrapper(Generic[_Wrapped]):
     """
 
     def __init__(self, controller: _Wrapped) -> None:
-        """See the class."""
         self._controller = controller
 
     def reset(

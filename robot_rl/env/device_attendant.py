@@ -50,7 +50,6 @@ class DeviceAttendant:
     """
 
     def __init__(self, device: Device, inbox: OperatorInbox) -> None:
-        """See the class."""
         self._device = device
         self._inbox = inbox
         self._lost = False

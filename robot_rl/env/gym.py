@@ -48,7 +48,6 @@ class GymTask:
     observation_fields: tuple[Field, ...] = ()
 
     def __init__(self, name: str, instruction: str, time_limit_steps: int | None) -> None:
-        """See the class."""
         self.name = name
         self.instruction = instruction
         self.time_limit_steps = time_limit_steps or 0
@@ -136,7 +135,6 @@ class GymRobot:
         action_scale: Sequence[float] | None,
         success_key: str | None,
     ) -> None:
-        """See the class."""
         if not isinstance(task, GymTask):
             raise GymError(
                 f"a Gymnasium environment cannot do the task {task.name!r}",

@@ -39,7 +39,6 @@ class GymHilPickExpert:
         align: float,
         close_steps: int,
     ) -> None:
-        """See the class."""
         self._task = task
         self._offset = offset
         self._action_noise = action_noise

@@ -105,7 +105,6 @@ class Intervention(RobotEnvWrapper):
         hand_back_s: float,
         attendants: Sequence[Attendant] = (),
     ) -> None:
-        """See the class."""
         super().__init__(env)
         self._inbox = inbox
         self._attendants = tuple(attendants)

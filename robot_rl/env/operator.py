@@ -105,7 +105,6 @@ class OperatorInbox:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """See the class."""
         self._timeout = jog_timeout_s
         self._clock = clock
         # Single operations on deques and dicts are atomic in Python.

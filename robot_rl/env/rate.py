@@ -43,7 +43,6 @@ class SteppedClock:
     """
 
     def __init__(self, control_rate_hz: float) -> None:
-        """See the class."""
         self.period = 1.0 / control_rate_hz
         self._ticks = 0
 
@@ -76,7 +75,6 @@ class RealtimeClock:
     """
 
     def __init__(self, control_rate_hz: float) -> None:
-        """See the class."""
         self.period = 1.0 / control_rate_hz
         self._due = time.monotonic()
         self._next = self._due

@@ -30,7 +30,6 @@ class HumanReset(RobotEnvWrapper):
     """
 
     def __init__(self, env: Intervention) -> None:
-        """See the class."""
         super().__init__(env)
         self._operated = env
 
@@ -61,7 +60,6 @@ class NoReset(RobotEnvWrapper):
     """
 
     def __init__(self, env: Intervention) -> None:
-        """See the class."""
         super().__init__(env)
         self._begun = False
 
@@ -101,7 +99,6 @@ class BackwardReset(RobotEnvWrapper):
         attempts: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """See the class."""
         super().__init__(env)
         self._operated = env
         self._task = task

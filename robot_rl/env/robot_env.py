@@ -62,7 +62,6 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     """
 
     def __init__(self, robot: Robot, task: Task, clock: Clock, *, task_state: bool = True) -> None:
-        """See the class."""
         self.robot = robot
         self.task = task
         self.clock = clock
@@ -197,7 +196,6 @@ class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action
     """
 
     def __init__(self, env: RobotEnv | RobotEnvWrapper) -> None:
-        """See the class."""
         super().__init__(env)
         self._inner = env
 

@@ -137,7 +137,6 @@ class Seeds:
     """
 
     def __init__(self, seeds: Iterable[int]) -> None:
-        """See the class."""
         self._left = deque(seeds)
 
     def __iter__(self) -> Seeds:

@@ -27,7 +27,6 @@ class SeveralArms:
     """
 
     def __init__(self, arms: Mapping[str, Robot], task: SeveralTasks) -> None:
-        """See the class."""
         self.task = task
         self.arms = dict(arms)
         self.observation_fields = tuple(
@@ -147,7 +146,6 @@ class SeveralTasks:
     """
 
     def __init__(self, name: str, tasks: Mapping[str, Task]) -> None:
-        """See the class."""
         self.name = name
         self.tasks = dict(tasks)
         self.instruction = "; ".join(f"{arm}: {task.instruction}" for arm, task in tasks.items())

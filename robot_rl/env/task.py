@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import Action
 from robot_rl.errors import RobotRLError
+
+Vector = npt.NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
@@ -43,7 +46,7 @@ class Task(Protocol):
     time_limit_steps: int
     observation_fields: tuple[Field, ...]
 
-    def reset(self, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    def reset(self, rng: np.random.Generator) -> Vector:
         """Randomise the scene; returns the TCP pose (7,) to start from, in the base frame."""
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -64,22 +67,30 @@ class TaskView(Protocol):
     """What a policy sees of a task, worked out from where its objects are: simulated or tracked.
 
     Attributes:
-        observation_fields: What `observe` gives.
+        name: See `Task`, as the two below.
+        observation_fields: `state/object_poses` (k, 7), and what `see` gives.
         action_names: Columns of the action.
     """
 
+    name: str
+    instruction: str
+    time_limit_steps: int
     observation_fields: tuple[Field, ...]
     action_names: tuple[str, ...]
 
-    def observe(
-        self, object_poses: npt.NDArray[np.float64], tcp_pose: npt.NDArray[np.float64]
-    ) -> Observation:
-        """The task's part of the observation.
+    def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
+        """What is seen beside the objects' poses themselves.
 
         Args:
             object_poses: Poses (k, 7) of the objects as seen, base frame.
             tcp_pose: Pose (7,) of the TCP, base frame.
         """
+
+
+def seen(view: TaskView, object_poses: Vector, tcp_pose: Vector) -> Observation:
+    """The task's part of the observation; see `TaskView.see`."""
+    values = {"state/object_poses": object_poses, **view.see(object_poses, tcp_pose)}
+    return {name: value.astype(np.float32) for name, value in values.items()}
 
 
 class Expert(Protocol):
@@ -102,3 +113,83 @@ def refuse_resume(name: str) -> NoReturn:
         f"the task {name!r} cannot begin where its last episode ended",
         hint="take reset=scripted, which puts robot and scene back",
     )
+
+
+class Tracker(Protocol):
+    """A robot that knows more than its own state."""
+
+    @property
+    def tracked(self) -> Mapping[str, Any]:
+        """What the newest observation says of the task.
+
+        `tcp_pose` (7,), and where known `object_poses` (k, 7), base frame, and `success`.
+        """
+
+
+class Tracked:
+    """A task whose objects are tracked from outside: by cameras and markers, or by a simulation.
+
+    Observations and actions are those of the simulated task, so that a policy that was trained on
+    one runs on the other.
+
+    Args:
+        task: What is seen, and done; a simulated one, which needs no world for this.
+        start_pose: TCP pose (7,) = position [m], quaternion xyzw, about which episodes start.
+        start_noise: Half range of the start position per axis [m].
+        reports_success: Whether something tells when the goal is reached (`task/success`); if not,
+            episodes end by their time limit or by a person.
+    """
+
+    def __init__(
+        self,
+        task: TaskView,
+        start_pose: Sequence[float],
+        start_noise: float,
+        reports_success: bool,
+    ) -> None:
+        self.name = task.name
+        self.instruction = task.instruction
+        self.time_limit_steps = task.time_limit_steps
+        self.observation_fields = task.observation_fields
+        self.action_names = task.action_names
+        self.reports_success = reports_success
+        self._view = task
+        self._start_pose = np.array(start_pose, np.float64)
+        if self._start_pose.shape != (7,):
+            raise RobotRLError(
+                "task.tracked.start_pose is no pose", got=list(start_pose), expected="7 numbers"
+            )
+        self._start_noise = start_noise
+        self._tracker: Tracker | None = None
+
+    @property
+    def objects(self) -> int:
+        """How many objects are tracked."""
+        poses = (f for f in self.observation_fields if f.name == "state/object_poses")
+        return next((field.shape[0] for field in poses), 0)
+
+    def attach(self, tracker: Tracker) -> None:
+        """Take the robot that reports."""
+        self._tracker = tracker
+
+    def reset(self, rng: np.random.Generator) -> Vector:
+        """Draw where the episode starts; the objects lie where they lie."""
+        shift = rng.uniform(-self._start_noise, self._start_noise, 3)
+        return np.concatenate([self._start_pose[:3] + shift, self._start_pose[3:]])
+
+    def resume(self, rng: np.random.Generator) -> None:
+        """Nothing is drawn: the objects are seen where they are."""
+
+    def observe(self) -> Observation:
+        """The task's part of the observation."""
+        tracked = self._tracked()
+        return seen(self._view, tracked["object_poses"], tracked["tcp_pose"])
+
+    def outcome(self) -> Outcome:
+        """The sparse reward: 1 and the end of the episode at success, 0 before."""
+        success = bool(self._tracked().get("success", False))
+        return Outcome(float(success), terminated=success, truncated=False, success=success)
+
+    def _tracked(self) -> Mapping[str, Any]:
+        assert self._tracker is not None, "attach the task to its robot first"
+        return self._tracker.tracked

@@ -9,8 +9,7 @@ from typing import Any
 
 from robot_rl.env.rate import ClockError
 from robot_rl.env.several import SeveralArms, SeveralTasks
-from robot_rl.env.task import Task
-from robot_rl.env.tracked import Tracked
+from robot_rl.env.task import Task, Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.environment import prepare_environment
@@ -41,7 +40,7 @@ def make_ros_robot(
     """Make a robot on topics.
 
     Args:
-        task: A `robot_rl.env.tracked.Tracked`.
+        task: A `robot_rl.env.task.Tracked`.
         clock: Must be `realtime`: a robot does not wait for a simulated clock.
         discovery_range: See `robot_rl.ros.environment`.
         control_rate_hz: Actions per second.
@@ -72,7 +71,7 @@ def make_ros_robot(
         raise RobotRLError(
             f"a robot on ROS topics cannot do the task {task.name!r}",
             got=type(task).__name__,
-            expected="robot_rl.env.tracked.Tracked",
+            expected="robot_rl.env.task.Tracked",
             hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
     if not wrench:

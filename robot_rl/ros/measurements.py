@@ -103,7 +103,7 @@ class Measurements:
     Attributes:
         all_sensors: Each of the topics.
         stamps_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
-        tracked: What the newest observation says of the task; see `robot_rl.env.tracked`.
+        tracked: What the newest observation says of the task; see `robot_rl.env.task`.
     """
 
     def __init__(

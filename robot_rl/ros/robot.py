@@ -20,7 +20,7 @@ from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.tracked import Tracked
+from robot_rl.env.task import Tracked
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.applied_target import AppliedTarget
@@ -238,7 +238,7 @@ class RosRobot:
 
     @property
     def tracked(self) -> dict[str, Any]:
-        """What the newest observation says of the task; see `robot_rl.env.tracked`."""
+        """What the newest observation says of the task; see `robot_rl.env.task`."""
         return self.measurements.tracked
 
     @property

@@ -35,7 +35,6 @@ class CommandRefused(RobotRLError):
         expected: object = None,
         hint: str | None = None,
     ) -> None:
-        """See the class."""
         super().__init__(problem, got=got, expected=expected, hint=hint)
         self.reason = reason
 
@@ -61,7 +60,6 @@ class ClientCommands:
     """
 
     def __init__(self, max_age: float) -> None:
-        """See the class."""
         self._max_age = max_age
         self._stamp_ns: int | None = None
 

@@ -47,7 +47,6 @@ class ArmGuard:
     """
 
     def __init__(self, limits: ArmLimits) -> None:
-        """See the class."""
         self.limits = limits
         self.mode = Mode.HOLD
         self.reason = "no command yet"

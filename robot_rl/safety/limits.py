@@ -220,7 +220,6 @@ class CartesianLimiter:
     """
 
     def __init__(self, limits: CartesianLimits) -> None:
-        """See the class."""
         self.limits = limits
         self.counts = {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
         middle = 0.5 * (np.array(limits.workspace_low) + np.array(limits.workspace_high))

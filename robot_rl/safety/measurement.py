@@ -59,7 +59,6 @@ class Plausibility:
     """
 
     def __init__(self, limits: PoseLimits) -> None:
-        """See the class."""
         self._max_speed, self._max_turning = limits.max_arm_speed, limits.max_arm_turning
         self._pose: Vector | None = None
         self._stamp_ns = 0

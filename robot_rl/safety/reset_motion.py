@@ -74,7 +74,6 @@ class ResetMotion:
     def __init__(
         self, pose: Vector, options: ResetOptions, guard: ArmGuard, pause: float = 0.0
     ) -> None:
-        """See the class."""
         self.speed_translation = options.speed_translation
         self.speed_rotation = options.speed_rotation
         self.arrived = False
@@ -151,7 +150,6 @@ class Resets:
     """
 
     def __init__(self, guard: ArmGuard, options: ResetOptions) -> None:
-        """See the class."""
         self._guard = guard
         self._options = options
         self._motion: ResetMotion | None = None

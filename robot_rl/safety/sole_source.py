@@ -27,7 +27,6 @@ class SoleSource:
     """
 
     def __init__(self, silence: float, settle: float = 0.5) -> None:
-        """See the class."""
         self._silence = silence
         self._settle = settle
         self._sequence: int | None = None

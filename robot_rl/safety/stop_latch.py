@@ -28,7 +28,6 @@ class StopLatch:
     """
 
     def __init__(self, folder: Path, node: str) -> None:
-        """See the class."""
         self._path = _file(folder, node)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,6 @@ class WayBack:
     """
 
     def __init__(self, reach: float) -> None:
-        """See the class."""
         self._reach = reach
         self._points: deque[Vector] = deque(maxlen=_POINTS)
 

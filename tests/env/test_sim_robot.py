@@ -201,4 +201,4 @@ def test_a_pose_out_of_reach_says_so():
 def test_a_task_without_a_world_says_what_to_do():
     task = registry.make(configuration("task=reach").task.environment)
     with pytest.raises(RobotRLError, match=r"'reach'.*next: .*make_env"):
-        task.observe()
+        _ = task.world

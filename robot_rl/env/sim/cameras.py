@@ -74,7 +74,6 @@ class SimCamera:
     """
 
     def __init__(self, world: World, options: CameraOptions) -> None:
-        """See the class."""
         known = [world.model.camera(i).name for i in range(world.model.ncam)]
         if options.name not in known:
             raise CameraError(
@@ -131,7 +130,6 @@ class SceneRenderer:
     """
 
     def __init__(self, world: World, width: int, height: int) -> None:
-        """See the class."""
         self._model, self._data = world.model, world.data
         try:
             self._renderer = mujoco.Renderer(world.model, height, width)

@@ -106,7 +106,6 @@ class SimulatedOperator:
     def __init__(
         self, inbox: OperatorInbox, hand: ScriptedExpert, habits: Habits, control_rate_hz: float
     ) -> None:
-        """See the class."""
         self._inbox = inbox
         self._hand = hand
         self._habits = habits

@@ -56,7 +56,6 @@ class SimRobot:
         action_delay_steps: int = 0,
         cameras: Sequence[SimCamera] = (),
     ) -> None:
-        """See the class."""
         self.world = world
         self.cameras = tuple(cameras)
         self._bystander: SceneRenderer | None = None

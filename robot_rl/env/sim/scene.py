@@ -63,7 +63,6 @@ class SceneState:
     """
 
     def __init__(self, world: World) -> None:
-        """See the class."""
         self._world = world
         model = world.model
         bodies = range(1, model.nbody)

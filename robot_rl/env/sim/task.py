@@ -1,56 +1,57 @@
-"""The base class of simulated tasks and of their scripted experts."""
+"""The base classes of simulated tasks and of their scripted experts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Observation
+from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.env.sim.world import World
-from robot_rl.env.task import Outcome, TaskView, refuse_resume
+from robot_rl.env.task import Outcome, refuse_resume, seen
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 
+# Fingers that come closer than this have nothing between them [m].
+_EMPTY = 0.01
+# How much higher or lower than meant an object may be held, and how much narrower or wider [m].
+_OFF_GRASP = 0.03
+_OFF_WIDTH = 0.006
 
+
+@dataclass(kw_only=True, eq=False)
 class SimTask(ABC):
     """A simulated task: one file that adds bodies, randomises them, observes and judges them.
 
-    Args:
-        name: Name of the task, recorded with every episode.
-        instruction: What the robot is to do, in words.
-        time_limit_steps: Control steps after which an episode is truncated.
-        view: What is seen of the task.
+    A subclass is a dataclass too: its fields are the keys of its configuration.
 
     Attributes:
-        observation_fields: What `observe` returns.
+        observation_fields: What `observe` returns: `state/object_poses`, and what `see` does.
         action_names: Columns of the action: some of `ARM_ACTIONS` in their order (the target does
             not move along the others), then `GRIPPER_ACTION` where the task uses the gripper.
             Without that column the fingers stay `finger_opening` apart.
         finger_opening: Distance between the fingers at the start of an episode [m].
         observed_objects: Names of the bodies, or of sites on them, whose poses are the rows of
             `state/object_poses`; for those who draw the scene.
+        name: Name of the task, recorded with every episode.
+        instruction: What the robot is to do, in words.
+        time_limit_steps: Control steps after which an episode is truncated.
     """
 
-    finger_opening: ClassVar[float] = 0.0
-    observed_objects: tuple[str, ...] = ()
-
-    def __init__(self, name: str, instruction: str, time_limit_steps: int, view: TaskView) -> None:
-        """See the class."""
-        self._view = view
-        self.observation_fields = view.observation_fields
-        self.action_names = view.action_names
-        self.name = name
-        self.instruction = instruction
-        self.time_limit_steps = time_limit_steps
-        self._world: World | None = None
+    observation_fields: tuple[Field, ...] = field(default=(), init=False)
+    action_names: tuple[str, ...] = field(default=ARM_ACTIONS, init=False)
+    finger_opening: float = field(default=0.0, init=False)
+    observed_objects: tuple[str, ...] = field(default=(), init=False)
+    name: str
+    instruction: str
+    time_limit_steps: int
+    _world: World | None = field(default=None, init=False)
 
     def attach(self, world: World) -> None:
         """Take the world that was compiled with `build`."""
@@ -86,9 +87,13 @@ class SimTask(ABC):
     def seen_poses(self) -> Vector:
         """Poses (k, 7) of the objects, with the noise that they are seen with; base frame."""
 
+    @abstractmethod
+    def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
+        """See `TaskView`."""
+
     def observe(self) -> Observation:
         """The task's part of the observation, with its noise."""
-        return self._view.observe(self.seen_poses(), self.world.tcp_pose())
+        return seen(self, self.seen_poses(), self.world.tcp_pose())
 
     @abstractmethod
     def succeeded(self) -> bool:
@@ -103,64 +108,59 @@ class SimTask(ABC):
     def goal_pose(self) -> Vector:
         """The true TCP pose (7,) at which the task is done: for experts, never observed."""
 
+    def is_at(self, pose: Vector, tolerance: float, angle_tolerance: float) -> bool:
+        """Whether the TCP is within both tolerances [m, rad] of a pose (7,)."""
+        way = rotations.between(self.world.tcp_pose(), pose)
+        near = np.linalg.norm(way[:3]) <= tolerance
+        return bool(near and np.linalg.norm(way[3:]) <= angle_tolerance)
+
+
+def observed(**shapes: tuple[int, ...]) -> tuple[Field, ...]:
+    """Fields `state/<name>`, float32, of these shapes."""
+    return tuple(Field(f"state/{name}", "float32", shape) for name, shape in shapes.items())
+
+
+def downward(position: Vector) -> Vector:
+    """The TCP pose (7,) at a position (3,) at which the tool points down."""
+    return np.concatenate([position, rotations.DOWNWARD])
+
+
+def displaced(pose: Vector, shift: Vector, turn: Vector) -> Vector:
+    """A pose (7,), moved by `shift` (3,) and turned where it is by the quaternion `turn` (4,)."""
+    return np.concatenate([pose[:3] + shift, rotations.multiply(turn, pose[3:])])
+
 
 @dataclass(frozen=True)
 class Imperfections:
-    """How a scripted expert falls short of a perfect one, like a person at a SpaceMouse.
+    """How a scripted expert falls short of a perfect one, like a person at a SpaceMouse."""
 
-    Attributes:
-        offset: Standard deviation of its error about the goal's position, per axis [m].
-        yaw_offset: Standard deviation of its error about the goal's yaw [rad].
-        correction: Share of the error that remains after each time that it notices being stuck.
-        action_noise: Standard deviation of noise on each action column.
-        hesitation: Probability per step of beginning a pause.
-        hesitation_steps: Length of a pause [control steps].
-        speed_low: Slowest pace of an episode, as a share of the largest action.
-        speed_high: Fastest pace.
-    """
-
-    offset: float
-    yaw_offset: float
-    correction: float
-    action_noise: float
-    hesitation: float
-    hesitation_steps: int
-    speed_low: float
-    speed_high: float
+    offset: float  # standard deviation of its error about the goal's position, per axis [m]
+    yaw_offset: float  # standard deviation of its error about the goal's yaw [rad]
+    correction: float  # share of the error that remains each time that it notices being stuck
+    action_noise: float  # standard deviation of noise on each action column
+    hesitation: float  # probability per step of beginning a pause
+    hesitation_steps: int  # length of a pause [control steps]
+    speed_low: float  # slowest pace of an episode, as a share of the largest action
+    speed_high: float  # fastest pace
 
 
-class ScriptedExpert(ABC):
+@dataclass(kw_only=True, eq=False)
+class ScriptedExpert:
     """Demonstrates a task from the true state, imperfectly.
 
-    Args:
-        task: The task, attached to its world.
-        imperfections: See `Imperfections`.
-        translation_step: Metres that an action of 1 moves the target.
-        rotation_step: Radians that an action of 1 turns the target.
-
-    Attributes:
-        error: The present error about the goal's position (3,), base frame [m].
-        yaw_error: The present error about the goal's yaw [rad].
-        speed: The episode's pace, as a share of the largest action.
-        gripper: What the gripper is told, -1 open to +1 closed.
+    This one goes straight to where it believes the goal is; a subclass says where else to.
     """
 
-    def __init__(
-        self,
-        task: SimTask,
-        imperfections: Imperfections,
-        translation_step: float,
-        rotation_step: float,
-    ) -> None:
-        """See the class."""
-        self.task = task
-        self.imperfections = imperfections
-        self._steps = (translation_step, rotation_step)
-        self._pause = 0
-        self.error = np.zeros(3)
-        self.yaw_error = 0.0
-        self.speed = 1.0
-        self.gripper = -1.0
+    task: SimTask  # attached to its world
+    imperfections: Imperfections
+    translation_step: float  # metres that an action of 1 moves the target
+    rotation_step: float  # radians that an action of 1 turns the target
+    # Its present error about the goal's position (3,), base frame [m], and yaw [rad].
+    error: Vector = field(default_factory=lambda: np.zeros(3), init=False)
+    yaw_error: float = field(default=0.0, init=False)
+    speed: float = field(default=1.0, init=False)  # of the episode, share of the largest action
+    gripper: float = field(default=-1.0, init=False)  # what it is told, -1 open to +1 closed
+    _pause: int = field(default=0, init=False)
 
     def reset(self, rng: np.random.Generator) -> None:
         """Draw this episode's error and pace."""
@@ -181,13 +181,26 @@ class ScriptedExpert(ABC):
             motion = np.zeros(6)
         else:
             motion = self.motion(self.waypoint(rng))
-        wanted = self._columns(motion)
+        values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
+        values[GRIPPER_ACTION] = self.gripper
+        wanted = np.array([values[name] for name in self.task.action_names])
         noisy = wanted + rng.normal(0.0, flaws.action_noise, wanted.shape)
         return np.clip(noisy, -1.0, 1.0).astype(np.float32)
 
-    @abstractmethod
     def waypoint(self, rng: np.random.Generator) -> Vector:
         """Where the TCP should be next: a pose (7,) in the base frame."""
+        return self.straight_to(self.task.goal_pose())
+
+    def straight_to(self, goal: Vector) -> Vector:
+        """Where it believes that a TCP pose (7,) is; it corrects itself when it has stopped."""
+        believed = self.believed(goal)
+        if np.abs(self.motion(believed)).max() < 0.2:
+            self.correct()
+        return believed
+
+    def believed(self, pose: Vector) -> Vector:
+        """A pose (7,) with the expert's error."""
+        return displaced(pose, self.error, rotations.about_z(self.yaw_error))
 
     def motion(self, waypoint: Vector) -> Vector:
         """The motion (6,) towards a TCP pose (7,), at the episode's pace, in action units."""
@@ -197,9 +210,8 @@ class ScriptedExpert(ABC):
 
     def motion_between(self, start: Vector, end: Vector) -> Vector:
         """The motion (6,) from one TCP pose (7,) to another, in action units, however large."""
-        turn = rotations.multiply(end[3:], rotations.conjugate(start[3:]))
-        translation = (end[:3] - start[:3]) / self._steps[0]
-        return np.concatenate([translation, rotations.to_rotation_vector(turn) / self._steps[1]])
+        way = rotations.between(start, end)
+        return np.concatenate([way[:3] / self.translation_step, way[3:] / self.rotation_step])
 
     def destination(self) -> Vector | None:
         """Where the TCP should come by whatever way: a pose (7,); None where the way counts.
@@ -217,13 +229,68 @@ class ScriptedExpert(ABC):
         self.error = self.error * self.imperfections.correction
         self.yaw_error *= self.imperfections.correction
 
-    def _columns(self, motion: Vector) -> Vector:
-        """The task's action columns (d,) of a motion (6,) and the gripper."""
-        values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
-        values[GRIPPER_ACTION] = self.gripper
-        return np.array([values[name] for name in self.task.action_names])
-
 
 def _shortened(vector: Vector, length: float) -> Vector:
     norm = float(np.sqrt(vector @ vector))
     return vector if norm <= length else vector * (length / norm)
+
+
+@dataclass
+class TopGrasp:
+    """Leads an expert's gripper to an object from above and closes it."""
+
+    hover: float  # height over the object until the fingers are above it [m]
+    align: float  # horizontal distance at which they begin to go down [m]
+    close_steps: int  # control steps that they are given to close
+    patience: int  # control steps of going down after which the expert looks again
+    # Whether the fingers have closed on something, as far as the expert knows.
+    held: bool = field(default=False, init=False)
+    _descending: int = field(default=0, init=False)
+    _closing: int = field(default=0, init=False)
+
+    def reset(self) -> None:
+        """Begin again with nothing in the hand."""
+        self.held = False
+        self._descending = self._closing = 0
+
+    def waypoint(self, expert: ScriptedExpert, grasp: Vector) -> Vector:
+        """Where the TCP should be next to close the fingers at `grasp` (7,), base frame.
+
+        Also sets the expert's gripper.
+        """
+        offset = grasp[:3] - expert.task.world.tcp_pose()[:3]
+        if self._descending or float(np.hypot(offset[0], offset[1])) < self.align:
+            self._descending += 1
+        if self._closing or (self._descending and abs(float(offset[2])) < self.align):
+            self._closing += 1
+        elif self._descending > self.patience:  # the fingers stand on something
+            expert.correct()
+            self.reset()
+        expert.gripper = 1.0 if self._closing else -1.0
+        self.held = self._closing > self.close_steps
+        lift = 0.0 if self._descending else self.hover
+        return np.concatenate([grasp[:3] + np.array([0.0, 0.0, lift]), grasp[3:]])
+
+    def see(self, expert: ScriptedExpert, grasp: Vector, width: float) -> None:
+        """Look at what the fingers have, which somebody else may have closed or opened.
+
+        Args:
+            expert: Who looks.
+            grasp: The pose (7,) at which the object is in the fingers, base frame.
+            width: Of the object [m].
+        """
+        world = expert.task.world
+        beside = float(np.linalg.norm(grasp[:3] - world.tcp_pose()[:3])) > _OFF_GRASP
+        has_it = not beside and abs(world.finger_opening() - width) < _OFF_WIDTH
+        if has_it and not self._closing:
+            self._closing, self.held, expert.gripper = self.close_steps + 1, True, 1.0
+        elif self.held and not has_it:
+            self.reset()
+
+    def lost(self, expert: ScriptedExpert) -> bool:
+        """Whether the fingers are closed on nothing; the expert then looks again."""
+        if not self.held or expert.task.world.finger_opening() > _EMPTY:
+            return False
+        expert.correct()
+        self.reset()
+        return True

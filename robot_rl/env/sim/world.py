@@ -49,7 +49,6 @@ class World:
         model_path: Path,
         build: Callable[[mujoco.MjSpec], None],
     ) -> None:
-        """See the class."""
         spec = mujoco.MjSpec.from_file(str(model_path))
         build(spec)
         self.model = spec.compile()

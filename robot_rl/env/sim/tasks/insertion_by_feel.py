@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
 from robot_rl.env.sim.task import Vector
-from robot_rl.env.sim.tasks.peg_insert import PEG_WIDTH, PegInsert, TipExpert
+from robot_rl.env.sim.tasks.peg_insert import PEG_WIDTH, TipExpert
 from robot_rl.env.sim.tasks.pick_insert import PickFirst
 from robot_rl.safety import rotations
 
@@ -31,40 +30,24 @@ class _Phase(Enum):
 
 @dataclass
 class InsertionByFeel:
-    """The skill; positions are of the peg's tip in the frame of the socket as seen, z up.
+    """The skill; positions are of the peg's tip in the frame of the socket as seen, z up."""
 
-    Attributes:
-        offset: How far from the hole, back along x and y, the peg is set down [m].
-        tilt: By how much the corner that comes first is lower, about each axis [rad].
-        hover: Height from which it is lowered [m].
-        near: Distance from the place above which it is lowered [m].
-        touch_force: Upward force that says that it stands on something [N].
-        slide: Motion of the target per step along an axis that nothing holds back [m].
-        creep: The same along one that a wall holds back [m].
-        press: How far below the tip the target is held [m].
-        wall_force: Least sideways force of a wall [N]; also more than `wall_ratio` times the
-            upward one, since friction alone gives some.
-        wall_ratio: See `wall_force`.
-        overshoot: Position beyond the hole at which the slide has missed it [m].
-        yielding: Sideways motion per step for a force [m/N].
-        turning: Rotation per step about the vertical for a torque [rad/Nm].
-        patience: Steps of pushing at something that is no hole, before it is tried anew.
-    """
-
-    offset: float
-    tilt: float
-    hover: float
-    near: float
-    touch_force: float
-    slide: float
-    creep: float
-    press: float
+    offset: float  # how far from the hole, back along x and y, the peg is set down [m]
+    tilt: float  # by how much the corner that comes first is lower, about each axis [rad]
+    hover: float  # height from which it is lowered [m]
+    near: float  # distance from the place above which it is lowered [m]
+    touch_force: float  # upward force that says that it stands on something [N]
+    slide: float  # motion of the target per step along an axis that nothing holds back [m]
+    creep: float  # the same along one that a wall holds back [m]
+    press: float  # how far below the tip the target is held [m]
+    # Least sideways force of a wall [N]; also more than `wall_ratio` times the upward one, since
+    # friction alone gives some.
     wall_force: float
     wall_ratio: float
-    overshoot: float
-    yielding: float
-    turning: float
-    patience: int
+    overshoot: float  # position beyond the hole at which the slide has missed it [m]
+    yielding: float  # sideways motion per step for a force [m/N]
+    turning: float  # rotation per step about the vertical for a torque [rad/Nm]
+    patience: int  # steps of pushing at something that is no hole, before it is tried anew
     _pushed: int = field(default=0, init=False)
     _phase: _Phase = field(default=_Phase.APPROACH, init=False)
     _caught_at: Vector = field(default_factory=lambda: np.zeros(3), init=False)
@@ -120,37 +103,26 @@ class InsertionByFeel:
             self._phase = _Phase.LOWER
 
 
+@dataclass(kw_only=True, eq=False)
 class PegInsertByFeel(TipExpert):
-    """Inserts by feel, and knows of socket and peg what the policy sees of them.
+    """Inserts by feel, and knows of socket and peg what the policy sees of them."""
 
-    Args:
-        task: The task.
-        insertion: The skill.
-        visible_depth: Depth from which anyone sees that the peg is in the hole, and not beside it
-            or over its edge [m].
-        **arguments: See `TipExpert`.
-    """
-
-    def __init__(
-        self, task: PegInsert, insertion: InsertionByFeel, visible_depth: float, **arguments: Any
-    ) -> None:
-        """See the class."""
-        super().__init__(task, **arguments)
-        self._insertion = insertion
-        self._visible_depth = visible_depth
+    insertion: InsertionByFeel
+    # Depth from which anyone sees that the peg is in the hole, not beside it or over its edge [m].
+    visible_depth: float
 
     def reset(self, rng: np.random.Generator) -> None:
         """Draw this episode's error and pace."""
         super().reset(rng)
-        self._insertion.reset()
+        self.insertion.reset()
 
     def tip(self) -> Vector:
         """The tip (7,) as the policy knows it."""
-        return self._peg_task.seen_tip()
+        return self.task.seen_tip()
 
     def socket(self) -> Vector:
         """The socket (7,) as the policy sees it."""
-        return np.asarray(self._peg_task.seen_poses()[0])
+        return np.asarray(self.task.seen_poses()[0])
 
     def tip_goal(self) -> Vector:
         """Where the skill wants the tip (7,), base frame."""
@@ -158,7 +130,7 @@ class PegInsertByFeel(TipExpert):
         measured = self.task.world.tcp_wrench()
         into_frame = rotations.conjugate(socket[3:])
         wrench = [rotations.rotate(into_frame, part) for part in (measured[:3], measured[3:])]
-        goal = self._insertion.next_tip(
+        goal = self.insertion.next_tip(
             rotations.relative(socket, self.tip()),
             np.concatenate(wrench),
             inside=self._is_inside(),
@@ -167,11 +139,12 @@ class PegInsertByFeel(TipExpert):
 
     def _is_inside(self) -> bool:
         """Whether the tip truly is in the hole, as anyone would see."""
-        task = self._peg_task
+        task = self.task
         x, y, z = rotations.relative(task.socket_pose(), task.tip_pose())[:3]
-        return bool(z < -self._visible_depth and max(abs(x), abs(y)) < PEG_WIDTH / 4)
+        return bool(z < -self.visible_depth and max(abs(x), abs(y)) < PEG_WIDTH / 4)
 
 
+@dataclass(kw_only=True, eq=False)
 class PickInsertByFeel(PickFirst, PegInsertByFeel):
     """Takes the peg, carries it over the socket, and inserts it by feel.
 
@@ -180,7 +153,7 @@ class PickInsertByFeel(PickFirst, PegInsertByFeel):
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
         """Where the TCP should be next, whoever has brought it where it is."""
-        self._grasp.see(self, self.grasp_pose(), PEG_WIDTH)
+        self.grasp.see(self, self.grasp_pose(), PEG_WIDTH)
         return super().waypoint(rng)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import mujoco
 import numpy as np
 
-from robot_rl.data.schema import Field, Observation
-from robot_rl.env.sim.task import Imperfections, ScriptedExpert, SimTask, Vector
+from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector, displaced, downward, observed
 from robot_rl.safety import rotations
 
 BAR = (0.03, 0.12)
@@ -24,108 +25,40 @@ GOAL = np.array([0.54, 0.0, HEIGHT / 2])
 _START = np.array([0.33, 0.0, PUSHER_CLEARANCE + PUSHER_BELOW_TCP])
 
 
-class PushTView:
-    """The T as seen.
-
-    `relative_pose` is its x, y [m] and yaw [rad] from the target, `pusher_position` the pusher's
-    x and y [m] in the frame of the T.
-
-    Args:
-        fine_scale: Distance d of the fine observations tanh(position / d) [m].
-        angle_scale: Angle of the fine observation tanh(yaw / angle) [rad].
-    """
-
-    observation_fields: tuple[Field, ...] = (
-        Field("state/object_poses", "float32", (1, 7)),
-        Field("state/relative_pose", "float32", (3,)),
-        Field("state/relative_pose_fine", "float32", (3,)),
-        Field("state/pusher_position", "float32", (2,)),
-        Field("state/pusher_position_fine", "float32", (2,)),
-    )
-    action_names: tuple[str, ...] = ("x", "y")
-
-    def __init__(self, fine_scale: float, angle_scale: float) -> None:
-        """See the class."""
-        self._scale = np.array([fine_scale, fine_scale, angle_scale])
-
-    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
-        """See `TaskView`; the one object is the T."""
-        pose = _from_goal(object_poses[0])
-        pusher = rotations.relative(object_poses[0], tcp_pose)[:2]
-        face = np.array([REAR_X - PUSHER_RADIUS, 0.0])  # fine where the pusher touches the bar
-        return {
-            "state/object_poses": object_poses.astype(np.float32),
-            "state/relative_pose": pose.astype(np.float32),
-            "state/relative_pose_fine": np.tanh(pose / self._scale).astype(np.float32),
-            "state/pusher_position": pusher.astype(np.float32),
-            "state/pusher_position_fine": np.tanh((pusher - face) / self._scale[:2]).astype(
-                np.float32
-            ),
-        }
-
-
+@dataclass(kw_only=True, eq=False)
 class PushT(SimTask):
     """Push a T flat on the table, with a round pusher in the gripper, to a fixed target pose.
 
-    The action is planar: x and y of the pusher. Success is a pose within `tolerance` and
-    `angle_tolerance` of the target. The T starts in front of the target with its bar towards the
-    pusher; pushing it too far cannot be mended from behind.
-
-    Args:
-        name: See `SimTask`.
-        instruction: See `SimTask`.
-        time_limit_steps: See `SimTask`.
-        distance_low: Least distance of the T from the target along x at the start [m].
-        distance_high: Largest such distance [m].
-        lateral_range: Half range of the T's start along y [m].
-        yaw_range: Half range of the T's yaw at the start [rad].
-        position_noise: Half range of the observation error per axis, fixed per episode [m].
-        yaw_noise: Half range of the observed yaw's error [rad].
-        fine_scale: See `PushTView`.
-        angle_scale: See `PushTView`.
-        start_noise: Half range of the pusher's start position per axis [m].
-        tolerance: Distance from the target that counts as reached [m].
-        angle_tolerance: Angle that counts as reached [rad].
-        mass: Of the T [kg].
-        friction: Sliding friction between T and pusher; on the table it is 1.
+    The action is planar: x and y of the pusher. Success is a pose within both tolerances of the
+    target. The T starts in front of the target with its bar towards the pusher; pushing it too far
+    cannot be mended from behind. Of what is seen, `relative_pose` is the T's x, y [m] and yaw [rad]
+    from the target, `pusher_position` the pusher's x and y [m] in the frame of the T.
     """
 
+    observation_fields = observed(
+        object_poses=(1, 7),
+        relative_pose=(3,),
+        relative_pose_fine=(3,),
+        pusher_position=(2,),
+        pusher_position_fine=(2,),
+    )
+    action_names = ("x", "y")
     finger_opening = 2 * PUSHER_RADIUS
-    observed_objects: tuple[str, ...] = ("t_block",)
+    observed_objects = ("t_block",)
 
-    def __init__(
-        self,
-        name: str,
-        instruction: str,
-        time_limit_steps: int,
-        distance_low: float,
-        distance_high: float,
-        lateral_range: float,
-        yaw_range: float,
-        position_noise: float,
-        yaw_noise: float,
-        fine_scale: float,
-        angle_scale: float,
-        start_noise: float,
-        tolerance: float,
-        angle_tolerance: float,
-        mass: float,
-        friction: float,
-    ) -> None:
-        """See the class."""
-        super().__init__(name, instruction, time_limit_steps, PushTView(fine_scale, angle_scale))
-        self._distances = (distance_low, distance_high)
-        self._lateral_range = lateral_range
-        self._yaw_range = yaw_range
-        self._position_noise = position_noise
-        self._yaw_noise = yaw_noise
-        self._start_noise = start_noise
-        self._tolerance = tolerance
-        self._angle_tolerance = angle_tolerance
-        self._mass = mass
-        self._friction = friction
-        self._position_error = np.zeros(3)
-        self._yaw_error = rotations.about_z(0.0)
+    distance_low: float  # least distance of the T from the target along x at the start [m]
+    distance_high: float  # largest such distance [m]
+    lateral_range: float  # half range of the T's start along y [m]
+    yaw_range: float  # half range of the T's yaw at the start [rad]
+    position_noise: float  # half range of the observation error per axis, fixed per episode [m]
+    yaw_noise: float  # half range of the observed yaw's error [rad]
+    fine_scale: float  # distance d of the fine observations tanh(position / d) [m]
+    angle_scale: float  # angle of the fine observation tanh(yaw / angle) [rad]
+    start_noise: float  # half range of the pusher's start position per axis [m]
+    tolerance: float  # distance from the target that counts as reached [m]
+    angle_tolerance: float  # angle from the target that counts as reached [rad]
+    mass: float  # of the T [kg]
+    friction: float  # sliding friction between T and pusher; on the table it is 1
 
     def build(self, spec: mujoco.MjSpec) -> None:
         """Add the pusher to the hand, the T, and a marker of the target."""
@@ -141,7 +74,7 @@ class PushT(SimTask):
             rgba=[0.85, 0.45, 0.1, 1],
             contype=1,
             conaffinity=2,
-            friction=[self._friction, 0.005, 0.0001],
+            friction=[self.friction, 0.005, 0.0001],
         )
         block = spec.worldbody.add_body(name="t_block", pos=GOAL)
         block.add_freejoint(name="t_block")
@@ -154,11 +87,11 @@ class PushT(SimTask):
                 type=mujoco.mjtGeom.mjGEOM_BOX,
                 pos=[x, 0, 0],
                 size=[size[0] / 2, size[1] / 2, HEIGHT / 2],
-                mass=self._mass * size[0] * size[1] / area,
+                mass=self.mass * size[0] * size[1] / area,
                 rgba=[0.3, 0.45, 0.65, 1],
                 contype=3,
                 conaffinity=3,
-                friction=[self._friction, 0.005, 0.0001],
+                friction=[self.friction, 0.005, 0.0001],
             )
             marker.add_geom(
                 type=mujoco.mjtGeom.mjGEOM_BOX,
@@ -171,15 +104,15 @@ class PushT(SimTask):
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw the T's start pose, the error it is seen with, and the pusher's start."""
-        away = np.array([-rng.uniform(*self._distances), 0.0, 0.0])
-        away[1] = rng.uniform(-self._lateral_range, self._lateral_range)
-        yaw = rng.uniform(-self._yaw_range, self._yaw_range)
+        away = np.array([-rng.uniform(self.distance_low, self.distance_high), 0.0, 0.0])
+        away[1] = rng.uniform(-self.lateral_range, self.lateral_range)
+        yaw = rng.uniform(-self.yaw_range, self.yaw_range)
         self.world.set_start_pose("t_block", np.concatenate([GOAL + away, rotations.about_z(yaw)]))
-        noise = self._position_noise
+        noise = self.position_noise
         self._position_error = np.array([*rng.uniform(-noise, noise, 2), 0.0])
-        self._yaw_error = rotations.about_z(rng.uniform(-self._yaw_noise, self._yaw_noise))
-        start = _START + np.array([*rng.uniform(-self._start_noise, self._start_noise, 2), 0.0])
-        return np.concatenate([start, rotations.DOWNWARD])
+        self._yaw_error = rotations.about_z(rng.uniform(-self.yaw_noise, self.yaw_noise))
+        start = _START + np.array([*rng.uniform(-self.start_noise, self.start_noise, 2), 0.0])
+        return downward(start)
 
     def block_pose(self) -> Vector:
         """The true pose (7,) of the T: for experts and tests, never observed."""
@@ -188,7 +121,7 @@ class PushT(SimTask):
     def goal_pose(self) -> Vector:
         """TCP pose (7,) with the pusher at the middle of the bar of a T that is on target."""
         x = GOAL[0] + REAR_X - PUSHER_RADIUS
-        return np.concatenate([[x, GOAL[1], _START[2]], rotations.DOWNWARD])
+        return downward(np.array([x, GOAL[1], _START[2]]))
 
     def remaining(self) -> Vector:
         """The T's true pose from the target: x, y [m], yaw [rad] (3,), base frame."""
@@ -196,65 +129,54 @@ class PushT(SimTask):
 
     def seen_poses(self) -> Vector:
         """The T (1, 7) with the error with which it is seen."""
-        block = self.block_pose()
-        return np.concatenate(
-            [block[:3] + self._position_error, rotations.multiply(self._yaw_error, block[3:])]
-        )[None]
+        return displaced(self.block_pose(), self._position_error, self._yaw_error)[None]
+
+    def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
+        """See `TaskView`; the one object is the T."""
+        pose = _from_goal(object_poses[0])
+        pusher = rotations.relative(object_poses[0], tcp_pose)[:2]
+        face = np.array([REAR_X - PUSHER_RADIUS, 0.0])  # fine where the pusher touches the bar
+        scale = np.array([self.fine_scale, self.fine_scale, self.angle_scale])
+        return {
+            "state/relative_pose": pose,
+            "state/relative_pose_fine": np.tanh(pose / scale),
+            "state/pusher_position": pusher,
+            "state/pusher_position_fine": np.tanh((pusher - face) / scale[:2]),
+        }
 
     def succeeded(self) -> bool:
         """Within both tolerances of the target."""
         x, y, yaw = self.remaining()
-        return bool(np.hypot(x, y) <= self._tolerance and abs(yaw) <= self._angle_tolerance)
+        return bool(np.hypot(x, y) <= self.tolerance and abs(yaw) <= self.angle_tolerance)
 
 
+@dataclass(kw_only=True, eq=False)
 class PushTExpert(ScriptedExpert):
     """Pushes the bar from behind and steers with the point where it touches.
 
     Pushing at a distance c to the left of the centroid turns the T to the right, about c/r² per
     metre (r: the T's radius of friction), so that the T's path can be steered like a car's. The
     expert's error is one about where the target is.
-
-    Args:
-        task: The task.
-        imperfections: See `Imperfections`.
-        translation_step: See `ScriptedExpert`.
-        rotation_step: See `ScriptedExpert`.
-        lateral_gain: Distance from the centroid for each metre beside the target's axis.
-        yaw_gain: The same for each radian of yaw [m/rad].
-        reach: Largest distance from the centroid at which it pushes [m].
-        gap: How far it goes back to move along the bar [m].
     """
 
-    def __init__(
-        self,
-        task: PushT,
-        imperfections: Imperfections,
-        translation_step: float,
-        rotation_step: float,
-        lateral_gain: float,
-        yaw_gain: float,
-        reach: float,
-        gap: float,
-    ) -> None:
-        """See the class."""
-        super().__init__(task, imperfections, translation_step, rotation_step)
-        self._t_task = task
-        self._gains = (lateral_gain, yaw_gain)
-        self._reach = reach
-        self._gap = gap
+    task: PushT
+    lateral_gain: float  # distance from the centroid for each metre beside the target's axis
+    yaw_gain: float  # the same for each radian of yaw [m/rad]
+    reach: float  # largest distance from the centroid at which it pushes [m]
+    gap: float  # how far it goes back to move along the bar [m]
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
         """Behind the bar where the push should be, or forward when the pusher is there."""
-        x, y, yaw = self._t_task.remaining() - np.array([*self.error[:2], self.yaw_error])
-        wanted = self._gains[0] * y + self._gains[1] * yaw
-        wanted = float(np.clip(wanted, -self._reach, self._reach))
-        block = self._t_task.block_pose()
+        x, y, yaw = self.task.remaining() - np.array([*self.error[:2], self.yaw_error])
+        wanted = self.lateral_gain * y + self.yaw_gain * yaw
+        wanted = float(np.clip(wanted, -self.reach, self.reach))
+        block = self.task.block_pose()
         pusher = rotations.relative(block, self.task.world.tcp_pose())
         touching = REAR_X - PUSHER_RADIUS
-        if abs(pusher[1] - wanted) > self._gap:
-            place = np.array([touching - self._gap, wanted])
+        if abs(pusher[1] - wanted) > self.gap:
+            place = np.array([touching - self.gap, wanted])
         else:
-            place = np.array([touching + min(self._gap, max(-x, 0.0)), wanted])
+            place = np.array([touching + min(self.gap, max(-x, 0.0)), wanted])
         target = rotations.compose(block, np.array([*place, 0.0, 0.0, 0.0, 0.0, 1.0]))
         return np.concatenate([target[:2], self.task.goal_pose()[2:]])
 

@@ -1,86 +1,52 @@
-"""`reach`: bring the TCP to a target pose that changes every episode."""
+"""`reach`: bring the TCP to a pose that changes every episode; and to the one that words name."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
-from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import ARM_ACTIONS
-from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector
+from robot_rl.env.sim.task import SimTask, Vector, downward, observed
+from robot_rl.env.task import Outcome
+from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
-HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
+HOME = downward(np.array([0.45, 0.0, 0.2]))
+_MARKERS = 2
 
 
-class ReachView:
-    """The target pose, and the motion (m, rad; base frame) that is left to it."""
-
-    observation_fields: tuple[Field, ...] = (
-        Field("state/object_poses", "float32", (1, 7)),
-        Field("state/relative_pose", "float32", (6,)),
-    )
-    action_names: tuple[str, ...] = ARM_ACTIONS
-
-    def observe(self, object_poses: Vector, tcp_pose: Vector) -> Observation:
-        """See `TaskView`; the one object is the target."""
-        return {
-            "state/object_poses": object_poses.astype(np.float32),
-            "state/relative_pose": rotations.between(tcp_pose, object_poses[0]).astype(np.float32),
-        }
+def _add_marker(spec: mujoco.MjSpec, name: str, radius: float, rgba: Sequence[float]) -> None:
+    """Add a ball that nothing collides with."""
+    marker = spec.worldbody.add_body(name=name)
+    size = [radius, 0, 0]
+    ball = mujoco.mjtGeom.mjGEOM_SPHERE
+    marker.add_geom(type=ball, size=size, rgba=rgba, contype=0, conaffinity=0)
 
 
+@dataclass(kw_only=True, eq=False)
 class Reach(SimTask):
-    """Reach a pose within `tolerance` [m] and `angle_tolerance` [rad].
+    """Reach a pose; `relative_pose` is the motion (m, rad; base frame) that is left to it."""
 
-    Args:
-        name: See `SimTask`.
-        instruction: See `SimTask`.
-        time_limit_steps: See `SimTask`.
-        position_range: Half width of the cube of targets about the home position [m].
-        yaw_range: Largest yaw of a target [rad].
-        tolerance: Distance that counts as reached [m].
-        angle_tolerance: Angle that counts as reached [rad].
-    """
+    observation_fields = observed(object_poses=(1, 7), relative_pose=(6,))
+    observed_objects = ("goal",)
 
-    observed_objects: tuple[str, ...] = ("goal",)
-
-    def __init__(
-        self,
-        name: str,
-        instruction: str,
-        time_limit_steps: int,
-        position_range: float,
-        yaw_range: float,
-        tolerance: float,
-        angle_tolerance: float,
-    ) -> None:
-        """See the class."""
-        super().__init__(name, instruction, time_limit_steps, ReachView())
-        self._position_range = position_range
-        self._yaw_range = yaw_range
-        self._tolerance = tolerance
-        self._angle_tolerance = angle_tolerance
-        self._goal = HOME
+    position_range: float  # half width of the cube of targets about the home position [m]
+    yaw_range: float  # largest yaw of a target [rad]
+    tolerance: float  # distance that counts as reached [m]
+    angle_tolerance: float  # angle that counts as reached [rad]
 
     def build(self, spec: mujoco.MjSpec) -> None:
-        """Add a marker that nothing collides with."""
-        goal = spec.worldbody.add_body(name="goal")
-        goal.add_geom(
-            type=mujoco.mjtGeom.mjGEOM_SPHERE,
-            size=[self._tolerance, 0, 0],
-            rgba=[0.2, 0.7, 0.3, 0.6],
-            contype=0,
-            conaffinity=0,
-        )
+        """Add a marker of the target."""
+        _add_marker(spec, "goal", self.tolerance, [0.2, 0.7, 0.3, 0.6])
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw a target; the arm starts at home."""
-        offset = rng.uniform(-self._position_range, self._position_range, 3)
-        yaw = rotations.about_z(rng.uniform(-self._yaw_range, self._yaw_range))
-        self._goal = np.concatenate(
-            [HOME[:3] + offset, rotations.multiply(yaw, rotations.DOWNWARD)]
-        )
+        offset = rng.uniform(-self.position_range, self.position_range, 3)
+        yaw = rotations.about_z(rng.uniform(-self.yaw_range, self.yaw_range))
+        turned = rotations.multiply(yaw, rotations.DOWNWARD)
+        self._goal = np.concatenate([HOME[:3] + offset, turned])
         self.world.set_body_pose("goal", self._goal)
         return HOME
 
@@ -96,22 +62,97 @@ class Reach(SimTask):
         """The target (1, 7), seen without noise."""
         return self._goal[None]
 
+    def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
+        """See `TaskView`; the one object is the target."""
+        return {"state/relative_pose": rotations.between(tcp_pose, object_poses[0])}
+
     def succeeded(self) -> bool:
         """Within both tolerances."""
-        remaining = rotations.between(self.world.tcp_pose(), self._goal)
-        distance = np.linalg.norm(remaining[:3])
-        angle = np.linalg.norm(remaining[3:])
-        return bool(distance <= self._tolerance and angle <= self._angle_tolerance)
+        return self.is_at(self._goal, self.tolerance, self.angle_tolerance)
 
 
-class ReachExpert(ScriptedExpert):
-    """Goes straight to where it believes the target is; corrects itself when it has stopped."""
+@dataclass(kw_only=True, eq=False)
+class ReachInstructed(SimTask):
+    """Reach the one of two markers that the instruction names, in any orientation.
 
-    def waypoint(self, rng: np.random.Generator) -> Vector:
-        """The believed target."""
-        goal = self.task.goal_pose()
-        turn = rotations.about_z(self.yaw_error)
-        believed = np.concatenate([goal[:3] + self.error, rotations.multiply(turn, goal[3:])])
-        if np.abs(self.motion(believed)).max() < 0.2:
-            self.correct()
-        return believed
+    Both markers are observed, always in the order of `colours`, with the ways (m, base frame) to
+    them; which one is wanted is drawn with the episode, and nothing but `instruction` tells it. Who
+    comes to the other one has failed: the episode ends, so that trying both does not pass for
+    following the instruction.
+
+    Raises:
+        RobotRLError: Not two colours, or an instruction without `{colour}`, where the name belongs.
+    """
+
+    observation_fields = observed(object_poses=(_MARKERS, 7), relative_positions=(_MARKERS, 3))
+
+    colours: Mapping[str, Sequence[float]]  # name → RGB in 0 ... 1 of each of the two markers
+    position_range: float  # half width of the cube of markers about the home position [m]
+    separation: float  # smallest distance between the markers [m]
+    clearance: float  # smallest distance of a marker from the straight way to the other [m]
+    tolerance: float  # distance that counts as reached [m]
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        if len(self.colours) != _MARKERS or "{colour}" not in self.instruction:
+            raise RobotRLError(
+                "the task needs two colours and an instruction that names one",
+                got=f"colours {list(self.colours)}, instruction {self.instruction!r}",
+                expected="two colours, and {colour} in the instruction",
+            )
+        self.observed_objects = tuple(self.colours)
+        self._instructions = [self.instruction.format(colour=colour) for colour in self.colours]
+        self.instruction = self._instructions[0]
+
+    def build(self, spec: mujoco.MjSpec) -> None:
+        """Add both markers."""
+        for colour, rgb in self.colours.items():
+            _add_marker(spec, colour, 0.012, [*rgb, 1.0])
+
+    def reset(self, rng: np.random.Generator) -> Vector:
+        """Draw both markers and which is wanted; the arm starts at home."""
+        span = self.position_range
+        while True:
+            offsets = rng.uniform(-span, span, (_MARKERS, 3))
+            apart = np.linalg.norm(offsets[0] - offsets[1]) >= self.separation
+            if apart and _distance_from_way(offsets) >= self.clearance:
+                break
+        self._poses = np.stack([downward(HOME[:3] + offset) for offset in offsets])
+        for colour, pose in zip(self.colours, self._poses, strict=True):
+            self.world.set_body_pose(colour, pose)
+        self._wanted = int(rng.integers(_MARKERS))
+        self.instruction = self._instructions[self._wanted]
+        return HOME
+
+    def goal_pose(self) -> Vector:
+        """The named marker (7,), the hand pointing down."""
+        return np.asarray(self._poses[self._wanted])
+
+    def seen_poses(self) -> Vector:
+        """Both markers (2, 7), seen without noise."""
+        return self._poses
+
+    def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
+        """See `TaskView`; the objects are the markers, in the order of their colours."""
+        return {"state/relative_positions": object_poses[:, :3] - tcp_pose[:3]}
+
+    def succeeded(self) -> bool:
+        """Within the tolerance of the named marker."""
+        return self._reached(self._wanted)
+
+    def outcome(self) -> Outcome:
+        """Reward 1 at the named marker; the other one ends the episode without."""
+        missed = any(self._reached(marker) for marker in range(_MARKERS) if marker != self._wanted)
+        outcome = super().outcome()
+        return outcome._replace(terminated=outcome.terminated or missed)
+
+    def _reached(self, marker: int) -> bool:
+        way = self._poses[marker, :3] - self.world.tcp_pose()[:3]
+        return bool(np.linalg.norm(way) <= self.tolerance)
+
+
+def _distance_from_way(ends: Vector) -> float:
+    """The least distance [m] of one of two points (2, 3) from the line from 0 to the other."""
+    squares = np.einsum("ij,ij->i", ends, ends)
+    along = np.clip((ends[0] @ ends[1]) / squares, 0.0, 1.0)
+    return float(np.linalg.norm(ends[::-1] - along[:, None] * ends, axis=1).min())
