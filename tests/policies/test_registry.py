@@ -31,7 +31,7 @@ def test_make_builds_nested_targets_and_takes_further_arguments():
         ({"_target_": "robot_rl.run.RunDirektory"}, "did you mean 'RunDirectory'?"),
         ({"_target_": "robot_rl.run.RunDirectory", "pth": 1}, "did you mean 'path'?"),
         ({"_target_": "robot_rl.run.RunDirectory"}, "missing a required argument: 'path'"),
-        ({"_target_": "robot_rl.env.sim.task.SimTask"}, "next: give it a method build, goal_pose, "),
+        ({"_target_": "robot_rl.env.sim.task.SimTask"}, "give it a method build, goal_pose"),
         ({"_target_": "os.system", "command": "true"}, "'os.system' is not in the registry"),
         ({"_target_": "robot_rl.run.shutil"}, "no class or function 'shutil'"),
         ({"_target_": "robot_rl.run.datetime"}, "no class or function 'datetime'"),
