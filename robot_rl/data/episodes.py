@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ __all__ = [
     "NotADataset",
     "StorageFull",
 ]
+
+
+Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode.
+
+    Attributes:
+        rows: (T + 1,) structured; the last row and no other has `is_last`.
+        seed: Seed of its reset.
+        instruction: What the robot was told to do.
+        success: Whether it reached its goal.
+        source: SOURCE code: 0 demo, 1 policy, 2 intervention.
+    """
+
+    rows: Rows
+    seed: int
+    instruction: str
+    success: bool
+    source: int
 
 
 class EpisodeWriter:
@@ -130,29 +153,43 @@ class EpisodeWriter:
             StorageFull: No space is left. Make room and append the same rows again.
             DatasetWriteFailed: The episode could not be written for another reason.
         """
+        episode = Episode(self._records(rows), seed, instruction, success, source)
+        return self.extend([episode])
+
+    def extend(self, episodes: Sequence[Episode]) -> int:
+        """Add finished episodes at once, which is many times quicker than one at a time.
+
+        Returns:
+            Index of the first.
+
+        Raises:
+            DatasetError: As `append`.
+        """
         if self._lock is None:
             raise DatasetWriteFailed(
                 f"the writer of {self.path} is closed", hint="open a new EpisodeWriter"
             )
-        records = self._validated(rows)
-        description = self._description(seed, instruction, success, source)
+        for episode in episodes:
+            self._validate(episode)
+        records = np.concatenate([episode.rows for episode in episodes])
+        description = self._description(episodes)
         if self._columns is None:
             self._open_columns()
         columns = self._columns
         assert columns is not None
-        episode, start = len(self._ends), int(self._ends[-1]) if len(self._ends) else 0
-        stop = start + len(records)
-        with deferred_signals():  # a whole episode or none
+        first, start = len(self._ends), int(self._ends[-1]) if len(self._ends) else 0
+        ends = start + np.cumsum([len(episode.rows) for episode in episodes], dtype=np.int64)
+        with deferred_signals():  # whole episodes or none
             # Until the last statement succeeds, the arrays in memory may disagree with the files.
             self._columns = None
             for field in self.schema.fields:
                 self._put(columns, f"data/{field.name}", start, records[field.name])
             for name, value in description.items():
-                self._put(columns, name, episode, value)
-            self._put(columns, ENDS, episode, np.array([stop], np.int64))
+                self._put(columns, name, first, value)
+            self._put(columns, ENDS, first, ends)
             self._columns = columns
-            self._ends = np.append(self._ends, np.int64(stop))
-        return episode
+            self._ends = np.append(self._ends, ends)
+        return first
 
     def close(self) -> None:
         """Release the dataset for other writers; a second call does nothing."""
@@ -189,50 +226,49 @@ class EpisodeWriter:
             array.resize((stop, *values.shape[1:]))
             array[start:stop] = values
 
-    def _validated(self, rows: Sequence[Row]) -> npt.NDArray[Any]:
-        if len(rows) < 2:
+    def _records(self, rows: Sequence[Row]) -> Rows:
+        if not rows:
+            return np.empty(0, self.schema.dtype)
+        return self.schema.unpack(b"".join(self.schema.pack(row) for row in rows))
+
+    def _validate(self, episode: Episode) -> None:
+        rows, last = episode.rows, np.flatnonzero(episode.rows["is_last"])
+        if len(rows) < 2 or last.tolist() != [len(rows) - 1]:
             raise InvalidEpisode(
-                "an episode needs at least one action and its final observation",
-                got=f"{len(rows)} rows",
+                "an episode needs at least one action and its final observation: 'is_last' must"
+                " mark the final row and no other",
+                got=f"is_last at rows {last.tolist()} of {len(rows)}",
                 expected="T + 1 rows with T >= 1",
             )
-        records = self.schema.unpack(b"".join(self.schema.pack(row) for row in rows))
-        last = np.flatnonzero(records["is_last"])
-        if last.tolist() != [len(rows) - 1]:
-            raise InvalidEpisode(
-                "field 'is_last' must mark the final row and no other",
-                got=f"is_last at rows {last.tolist()} of {len(rows)}",
-                expected=f"[{len(rows) - 1}]",
-            )
-        if records["action"][-1].any():
+        if rows["action"][-1].any():
             raise InvalidEpisode(
                 "the final row carries only the observation: its 'action' must be zero",
-                got=records["action"][-1],
+                got=rows["action"][-1],
             )
-        return records
-
-    def _description(
-        self, seed: int, instruction: str, success: bool, source: int
-    ) -> dict[str, Array]:
-        if not -(2**63) <= seed < 2**63:
-            raise InvalidEpisode("the seed is out of range", got=seed, expected="a 64-bit integer")
-        if not 0 <= source < len(SOURCE_NAMES):
+        if not -(2**63) <= episode.seed < 2**63:
             raise InvalidEpisode(
-                "unknown source code", got=source, expected=dict(enumerate(SOURCE_NAMES))
+                "the seed is out of range", got=episode.seed, expected="a 64-bit integer"
             )
+        if not 0 <= episode.source < len(SOURCE_NAMES):
+            raise InvalidEpisode(
+                "unknown source code", got=episode.source, expected=dict(enumerate(SOURCE_NAMES))
+            )
+
+    def _description(self, episodes: Sequence[Episode]) -> dict[str, Array]:
+        text = np.dtypes.StringDType()
         return {
-            "meta/seed": np.array([seed], np.int64),
-            "meta/success": np.array([success], np.bool_),
-            "meta/source": np.array([source], np.uint8),
-            "meta/task": np.array([self.schema.task], np.dtypes.StringDType()),
-            "meta/instruction": np.array([instruction], np.dtypes.StringDType()),
+            "meta/seed": np.array([e.seed for e in episodes], np.int64),
+            "meta/success": np.array([e.success for e in episodes], np.bool_),
+            "meta/source": np.array([e.source for e in episodes], np.uint8),
+            "meta/task": np.array([self.schema.task] * len(episodes), text),
+            "meta/instruction": np.array([e.instruction for e in episodes], text),
         }
 
 
 class EpisodeDataset:
     """Reads the committed episodes of a dataset, also while a writer adds to it.
 
-    The view is fixed when the dataset is opened; `refresh` takes in what was added since.
+    The view is fixed when the dataset is opened.
 
     Attributes:
         schema: Columns of the rows as they were recorded.
@@ -242,7 +278,6 @@ class EpisodeDataset:
         seeds: (n,) int64.
         successes: (n,) bool.
         sources: (n,) uint8 SOURCE codes.
-        tasks: n names.
         instructions: n texts.
 
     Args:
@@ -260,7 +295,9 @@ class EpisodeDataset:
         self.stored_schema, self.metadata = files.read_attributes(self.path)
         self.schema = self.stored_schema.without_annotations
         self._store = LocalStore(self.path, read_only=True)
-        self.refresh()
+        # The ends come first: what is committed then has its other columns complete.
+        ends = files.open_array(self._store, ENDS, self.path)
+        self._show(files.committed_ends(ends, self.path))
 
     def __len__(self) -> int:
         """Return the number of episodes in view."""
@@ -271,13 +308,6 @@ class EpisodeDataset:
         """Number of rows in view, final observations included."""
         return int(self.episode_ends[-1]) if len(self) else 0
 
-    def refresh(self) -> int:
-        """Take in the episodes that were committed since; return the number of all."""
-        # The ends come first: what is committed then has its other columns complete.
-        ends = files.committed_ends(files.open_array(self._store, ENDS, self.path), self.path)
-        self._show(ends)
-        return len(ends)
-
     def first(self, count: int) -> EpisodeDataset:
         """Leave only the first `count` episodes in view, and return the dataset."""
         self._show(self.episode_ends[:count])
@@ -285,12 +315,11 @@ class EpisodeDataset:
 
     def _show(self, ends: npt.NDArray[np.int64]) -> None:
         count = len(ends)
-        columns = {name: self._rows(name, 0, count) for name, _ in META[1:]}
+        columns = {name: self._rows(name, 0, count) for name, _ in META if name != ENDS}
         self.episode_ends = ends
         self.seeds: npt.NDArray[np.int64] = columns["meta/seed"]
         self.successes: npt.NDArray[np.bool_] = columns["meta/success"]
         self.sources: npt.NDArray[np.uint8] = columns["meta/source"]
-        self.tasks = [str(text) for text in columns["meta/task"]]
         self.instructions = [str(text) for text in columns["meta/instruction"]]
 
     def expect(self, schema: RowSchema) -> EpisodeDataset:
@@ -309,13 +338,14 @@ class EpisodeDataset:
             DatasetError: The schema has no such field; the message lists the fields.
             DatasetDamaged: Rows are missing or fail their checksum.
         """
-        self._check_field(field)
+        names = [f.name for f in self.stored_schema.fields]
+        if field not in names:
+            raise DatasetError(f"{self.path} has no field {field!r}", expected=names)
         return self._rows(f"data/{field}", 0, self.rows_total)
 
-    def arrays(self, fields: Iterable[str] | None = None) -> dict[str, Array]:
-        """Read several columns (default: all) of all episodes in view, by field name."""
-        names = [f.name for f in self.schema.fields] if fields is None else list(fields)
-        return {name: self.read(name) for name in names}
+    def arrays(self, fields: Iterable[str]) -> dict[str, Array]:
+        """Read several columns of all episodes in view, by field name."""
+        return {name: self.read(name) for name in fields}
 
     def episode(self, index: int) -> dict[str, Array]:
         """Read every recorded column of one episode, each of shape (T + 1, ...).
@@ -330,8 +360,7 @@ class EpisodeDataset:
         """Read one episode with its annotations, shape (T + 1,) of `stored_schema`'s dtype.
 
         Raises:
-            IndexError: There is no such episode in view.
-            DatasetDamaged: Rows are missing or fail their checksum.
+            IndexError, DatasetDamaged: As `episode`.
         """
         columns = self._columns(index, self.stored_schema)
         rows = np.empty(len(columns["is_last"]), self.stored_schema.dtype)
@@ -345,11 +374,6 @@ class EpisodeDataset:
         start = int(self.episode_ends[index - 1]) if index else 0
         stop = int(self.episode_ends[index])
         return {f.name: self._rows(f"data/{f.name}", start, stop) for f in schema.fields}
-
-    def _check_field(self, field: str) -> None:
-        names = [f.name for f in self.stored_schema.fields]
-        if field not in names:
-            raise DatasetError(f"{self.path} has no field {field!r}", expected=names)
 
     def _rows(self, name: str, start: int, stop: int) -> Array:
         array = files.open_array(self._store, name, self.path)

@@ -1,8 +1,7 @@
 """The row: the one place that says which fields a transition has, with shape and dtype.
 
-A row is the observation *before* an action, then the action and the reward, terminated and
-truncated *it caused*. An episode of T actions has T + 1 rows; the last one has ``is_last``,
-a zero action, and is never sampled as the start of a transition.
+A row is the observation *before* an action, then the action and what *it caused*. An episode of T
+actions has T + 1 rows; the last has ``is_last``, a zero action, and starts no transition.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data._packed_layout import Field as Field
-from robot_rl.data._packed_layout import Packed, PackedLayout
 from robot_rl.errors import RobotRLError
 
 SCHEMA_VERSION = 2
@@ -26,7 +23,12 @@ SCHEMA_VERSION = 2
 # NumPy sees it: for some texts NumPy would call Python's parser.
 DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
+# Arrays of so many bytes are packed without a copy.
+_LARGE_BYTES = 2048
+_ZERO = np.zeros(1, np.float16)
+
 Array = npt.NDArray[Any]
+Packed = bytes | memoryview
 Observation = dict[str, Array]
 Row = dict[str, Any]  # arrays, and NumPy scalars where the shape is ()
 
@@ -38,6 +40,15 @@ SOURCE_NAMES = ("demo", "policy", "intervention")
 
 class SchemaMismatch(RobotRLError):
     """Data whose task, fields, shapes, rate or schema version are not the expected ones."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named column: ``shape`` without the time axis, ``dtype`` as NumPy's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
 
 
 # The same for every robot and task. `RowBuilder` (robot_rl/data/rows.py) writes them, for actors
@@ -116,7 +127,8 @@ class RowSchema:
     @cached_property
     def recorded(self) -> RowSchema:
         """The same schema without columns that were derived from others."""
-        return replace(self, fields=tuple(f for f in self.fields if not _is_derived(f.name)))
+        derived = ("features/", "encoder_id")
+        return replace(self, fields=tuple(f for f in self.fields if not f.name.startswith(derived)))
 
     def with_annotations(self, annotations: Iterable[Field]) -> RowSchema:
         """The same schema with what was said of rows later, for a copy of a recording.
@@ -165,9 +177,22 @@ class RowSchema:
         return len(self.action_names)
 
     @cached_property
-    def _layout(self) -> PackedLayout:
-        """What `pack` needs of the columns, worked out once."""
-        return PackedLayout(self.fields, ACTION_FIELDS)
+    def _columns(self) -> list[tuple[Field, np.dtype[Any]]]:
+        return [(f, np.dtype(f.dtype)) for f in self.fields]
+
+    @cached_property
+    def _floats(self) -> list[str]:
+        return [f.name for f, dtype in self._columns if dtype.kind == "f"]
+
+    def _check(self, values: Mapping[str, Array] | Array) -> None:
+        """Check the values of all columns, quickly where none is wrong."""
+        floats = [values[name].reshape(-1) for name in self._floats]
+        actions = [values[name].reshape(-1) for name in ACTION_FIELDS if name in self._floats]
+        finite = np.isfinite(np.concatenate([_ZERO, *floats])).all()
+        if finite and (np.abs(np.concatenate([_ZERO, *actions])) <= 1.0).all():
+            return
+        for column in self.fields:
+            _check_values(column, values[column.name])
 
     def pack(self, row: Mapping[str, Any]) -> bytes:
         """Check a row and turn it into the bytes that go over the wire and into the store.
@@ -184,42 +209,37 @@ class RowSchema:
         Raises:
             SchemaMismatch: As `pack`.
         """
-        layout = self._layout
-        if row.keys() != layout.names:
+        if len(row) != len(self.fields):
             raise _wrong_names(self.fields, row)
-        values = []
-        for name, dtype, shape in layout.columns:
-            value = row[name]
-            if not (isinstance(value, _NUMPY) and value.dtype == dtype and value.shape == shape):
-                value = _converted(Field(name, dtype.name, shape), value)
-            values.append(value)
-        parts = layout.parts(values)
-        if parts is None:  # rare: find out which field it is
-            for column, value in zip(self.fields, values, strict=True):
-                _check_values(column, value)
-            raise SchemaMismatch("a value of the row is not valid", got=row)
-        return parts
+        values: dict[str, Array] = {}
+        parts: list[Packed] = []
+        small: list[bytes] = []
+        for column, dtype in self._columns:
+            if column.name not in row:
+                raise _wrong_names(self.fields, row)
+            value = row[column.name]
+            typed = isinstance(value, _NUMPY) and value.dtype == dtype
+            if not typed or value.shape != column.shape:
+                value = _converted(column, value)
+            values[column.name] = value
+            if value.nbytes < _LARGE_BYTES:
+                small.append(value.tobytes())
+                continue
+            parts += [b"".join(small), value.reshape(-1).view(np.uint8).data]
+            small = []
+        self._check(values)
+        return [*parts, b"".join(small)]
 
     def check_packed(self, packed: Packed) -> None:
-        """Check the values of packed rows, as `pack` does.
-
-        Args:
-            packed: The bytes of one or more rows.
+        """Check the values of one or more packed rows, as `pack` does.
 
         Raises:
-            SchemaMismatch: The length is not a whole number of rows, or a value is not finite, or
-                an action outside [-1, 1]; names the field.
+            SchemaMismatch: The length is not a whole number of rows, or as `pack`.
         """
-        if not self._layout.values_hold(packed):  # rare: find out which field it is
-            for row in self.unpack(packed):
-                for column in self.fields:
-                    _check_values(column, np.asarray(row[column.name]))
+        self._check(self.unpack(packed))
 
     def unpack(self, buffer: Packed) -> npt.NDArray[Any]:
         """View the bytes of n rows as a structured array of shape (n,), without a copy.
-
-        Args:
-            buffer: The rows.
 
         Raises:
             SchemaMismatch: The length is not a whole number of rows.
@@ -260,10 +280,7 @@ class RowSchema:
                 task=str(content["task"]),
                 control_rate_hz=float(content["control_rate_hz"]),
                 action_names=tuple(str(name) for name in content["action_names"]),
-                fields=tuple(
-                    Field(_field_name(name), _dtype_name(dtype), tuple(int(n) for n in shape))
-                    for name, dtype, shape in content["fields"]
-                ),
+                fields=tuple(_read_field(*field) for field in content["fields"]),
                 version=version,
             )
             _ = schema.dtype  # NumPy's limits on names and shapes
@@ -328,20 +345,12 @@ def row_schema(
     return RowSchema(task, float(control_rate_hz), names, fields)
 
 
-def _is_derived(name: str) -> bool:
-    return name.startswith("features/") or name == "encoder_id"
-
-
-def _field_name(name: object) -> str:
+def _read_field(name: object, dtype: object, shape: Iterable[object]) -> Field:
     if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
         raise ValueError(f"a column cannot have the name {str(name)[:40]!r}")
-    return name
-
-
-def _dtype_name(text: object) -> str:
-    if text not in DTYPES:
-        raise ValueError(f"a column cannot have the dtype {str(text)[:40]}")
-    return str(text)
+    if dtype not in DTYPES:
+        raise ValueError(f"a column cannot have the dtype {str(dtype)[:40]}")
+    return Field(name, str(dtype), tuple(int(str(n)) for n in shape))
 
 
 def _describe(column: Field | None) -> str:
@@ -351,12 +360,10 @@ def _describe(column: Field | None) -> str:
 def _wrong_names(fields: tuple[Field, ...], row: Mapping[str, Any]) -> SchemaMismatch:
     names = [f.name for f in fields]
     unknown = sorted(row.keys() - set(names))
-    if unknown:
-        return SchemaMismatch(
-            "the row has fields that the schema does not know", got=unknown, expected=names
-        )
-    missing = next(name for name in names if name not in row)
-    return SchemaMismatch(f"the row lacks the field {missing!r}", got=sorted(row), expected=names)
+    missing = next((name for name in names if name not in row), None)
+    problem = "has fields that the schema does not know"
+    problem = problem if unknown else f"lacks the field {missing!r}"
+    return SchemaMismatch(f"the row {problem}", got=unknown or sorted(row), expected=names)
 
 
 def _converted(column: Field, content: object) -> Array:

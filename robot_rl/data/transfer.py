@@ -10,20 +10,19 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter
+from robot_rl.data.episodes import DatasetError, Episode, EpisodeDataset, EpisodeWriter, Rows
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.processes.files import new_folder
 
-Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
-
+# Episodes are gathered until they are so many rows, or so many bytes.
+_BLOCK_ROWS, _BLOCK_BYTES = 1 << 13, 1 << 26
 # What a row keeps when it becomes an episode's final row; all else is zero there.
 _FINAL_ROW_FIELDS = ("source", "episode_step", "stamp_observation", "base_action")
 
@@ -34,25 +33,6 @@ class DatasetExists(DatasetError):
 
 class NothingToWrite(DatasetError):
     """No episode is left to write."""
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One whole episode.
-
-    Attributes:
-        rows: (T + 1,) structured; the last row and no other has `is_last`.
-        seed: Seed of its reset.
-        instruction: What the robot was told to do.
-        success: Whether it reached its goal.
-        source: SOURCE code: 0 demo, 1 policy, 2 intervention.
-    """
-
-    rows: Rows
-    seed: int
-    instruction: str
-    success: bool
-    source: int
 
 
 @dataclass(frozen=True)
@@ -146,7 +126,7 @@ class DatasetEpisodes:
 
 
 class DatasetSink:
-    """Writes an episode dataset, see `robot_rl.data.episodes`.
+    """Writes an episode dataset in large blocks, see `robot_rl.data.episodes`.
 
     Args:
         path: A directory that is empty or does not exist.
@@ -157,29 +137,34 @@ class DatasetSink:
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
         """See the class."""
         self._writer = EpisodeWriter(path, schema, metadata)
+        self._waiting: list[Episode] = []
 
     def add(self, episode: Episode) -> None:
-        """Write one episode.
+        """Write one episode, together with those that come after it.
 
         Raises:
-            DatasetError: It is not valid, or could not be written.
+            DatasetError: One of them is not valid, or could not be written.
         """
-        names = episode.rows.dtype.names or ()
-        self._writer.append(
-            [{name: row[name] for name in names} for row in episode.rows],
-            seed=episode.seed,
-            instruction=episode.instruction,
-            success=episode.success,
-            source=episode.source,
-        )
+        self._waiting.append(episode)
+        if sum(len(waiting.rows) for waiting in self._waiting) >= _BLOCK_ROWS or (
+            sum(waiting.rows.nbytes for waiting in self._waiting) >= _BLOCK_BYTES
+        ):
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._writer.extend(waiting)
 
     def __enter__(self) -> DatasetSink:
         """Return the sink."""
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        """Release the dataset."""
-        self._writer.close()
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Write what waits, unless after an error, and release the dataset."""
+        with closing(self._writer):
+            if kind is None:
+                self._flush()
 
 
 def write_episodes(

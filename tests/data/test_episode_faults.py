@@ -115,7 +115,8 @@ def test_readers_see_only_whole_episodes_while_one_is_written(tmp_path):
         process = start(program, path)
         while len(dataset) < 10:
             seen = len(dataset)
-            counts.append(dataset.refresh())
+            dataset = EpisodeDataset(path)
+            counts.append(len(dataset))
             check_content(dataset, first=seen - 1)
         stop(program, process)
     assert counts == sorted(counts)

@@ -103,7 +103,7 @@ def slow_down(path: Path) -> None:
         (DATA, drop_column, [DATA, "'next.reward'"]),
         (DATA, change_shape, [DATA, "'action'", "expected: 3 numbers"]),
         (DATA, reorder, [DATA, "frames"]),
-        (FRONT, Path.unlink, [FRONT, "missing"]),
+        (FRONT, Path.unlink, [FRONT, "cannot be read"]),
         (FRONT, cut_file, [FRONT]),
         (FRONT, cut_video_behind_its_index, [FRONT]),
         (FRONT, slow_down, [FRONT, "another rate", "expected: 25/2"]),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from av.video.stream import VideoStream
 
 from robot_rl.data._episode_files import DatasetDamaged, DatasetError, NotADataset
 from robot_rl.data.lerobot import layout
-from robot_rl.data.lerobot.features import Feature, check_features, features_of, frame_rate
-from robot_rl.data.lerobot.layout import Place
-from robot_rl.data.lerobot.tables import TableReader, read_columns
-from robot_rl.data.lerobot.video import VideoReader
+from robot_rl.data.lerobot.layout import Feature, check_features, features_of, frame_rate
 from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
 from robot_rl.data.transfer import Episode, Rows, close_episode
 
@@ -80,67 +83,60 @@ class LeRobotEpisodes:
         Raises:
             DatasetDamaged: A file of frames or pictures is missing, cut or of another shape.
         """
-        tables = TableReader()
-        videos = {feature: VideoReader() for feature in self._features if feature.is_video}
-        first_of_file: dict[Path, int] = {}
-        try:
+        tabular = [feature for feature in self._features if not feature.is_video]
+        data, table, first = Path(), pa.table({}), 0
+        with ExitStack() as opened:
+            videos = {
+                f: opened.enter_context(_Video(self._rate)) for f in self._features if f.is_video
+            }
             for record in self._records:
                 path = self._file("data", "data", record)
-                first = first_of_file.setdefault(path, record["dataset_from_index"])
-                frames = self._read_frames(tables, path, first, record)
+                if path != data:
+                    table = _read_table(path, [feature.key for feature in tabular])
+                    data, first = path, record["dataset_from_index"]
+                rows = self._frames(path, table, first, record)
                 for feature, video in videos.items():
-                    self._read_pictures(video, feature, record, frames)
-                rows = close_episode(frames, self.schema.observation_names)
-                if rows is not None:
+                    prefix = f"videos/{feature.key}"
+                    start = float(record[f"{prefix}/from_timestamp"])
+                    pictures: Array = np.empty((len(rows), *feature.shape), np.uint8)
+                    video.read(self._file("videos", prefix, record, feature.key), start, pictures)
+                    feature.put(pictures, rows)
+                closed = close_episode(rows, self.schema.observation_names)
+                if closed is not None:
                     yield Episode(
-                        rows,
+                        closed,
                         int(record["robot_rl/seed"]),
                         str(record["robot_rl/instruction"]),
                         bool(record["robot_rl/success"]),
                         int(record["robot_rl/source"]),
                     )
-        finally:
-            tables.close()
-            for video in videos.values():
-                video.close()
 
-    def _read_frames(
-        self, tables: TableReader, path: Path, first: int, record: dict[str, Any]
-    ) -> Rows:
-        """Read the frames of an episode, all but the pictures."""
+    def _frames(self, path: Path, table: pa.Table, first: int, record: dict[str, Any]) -> Rows:
+        """Take the frames of an episode out of its file, all but the pictures."""
         start, stop = record["dataset_from_index"], record["dataset_to_index"]
-        wanted = [feature for feature in self._features if not feature.is_video]
-        columns = tables.read(path, start - first, stop - first, wanted)
-        found = {feature.key: values for feature, values in columns.items()}
-        index, episode = found["index"][:, 0], found["episode_index"][:, 0]
-        if (index != np.arange(start, stop)).any() or (episode != record["episode_index"]).any():
+        part = table.slice(start - first, stop - start)
+        found = {
+            f.key: (f, _values(path, f, part[f.key])) for f in self._features if not f.is_video
+        }
+        index, episode = found["index"][1][:, 0], found["episode_index"][1][:, 0]
+        expected = np.arange(start, stop)
+        if not np.array_equal(index, expected) or (episode != record["episode_index"]).any():
             raise DatasetDamaged(
                 f"{path} does not hold the frames that meta/episodes names",
-                got=f"episodes {np.unique(episode).tolist()}, frames {index[0]} to {index[-1]}",
+                got=f"{len(index)} frames of episodes {np.unique(episode).tolist()}",
                 expected=f"episode {record['episode_index']}, frames {start} to {stop - 1}",
                 hint=_COPY,
             )
         rows = np.zeros(len(index), self.schema.dtype)
-        for feature, values in columns.items():
+        for feature, values in found.values():
             if feature.fields:
                 feature.put(values, rows)
         return rows
 
-    def _read_pictures(
-        self, video: VideoReader, feature: Feature, record: dict[str, Any], rows: Rows
-    ) -> None:
-        path = self._file("videos", f"videos/{feature.key}", record, feature.key)
-        if not path.is_file():
-            raise DatasetDamaged(f"the video {path} is missing", hint=_COPY)
-        start = float(record[f"videos/{feature.key}/from_timestamp"])
-        pictures: Array = np.empty((len(rows), *feature.shape), np.uint8)
-        video.read(path, start, self._rate, pictures)
-        feature.put(pictures, rows)
-
     def _file(self, kind: str, prefix: str, record: dict[str, Any], key: str = "") -> Path:
-        place = Place(record[f"{prefix}/chunk_index"], record[f"{prefix}/file_index"])
+        place = {name: record[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
         try:
-            return self._path / place.path(self._templates[kind], video_key=key)
+            return self._path / self._templates[kind].format(video_key=key, **place)
         except (KeyError, ValueError, IndexError) as error:
             raise DatasetDamaged(
                 f"{self._path / layout.INFO_PATH} has a path template that cannot be filled in",
@@ -163,9 +159,7 @@ class LeRobotEpisodes:
                 names += [f"{prefix}/{n}" for n in ("chunk_index", "file_index", "from_timestamp")]
         records: list[dict[str, Any]] = []
         for file in sorted((self._path / "meta/episodes").glob("*/*.parquet")):
-            columns = read_columns(file, names)
-            count = len(columns["episode_index"])
-            records += [{n: columns[n][row] for n in names} for row in range(count)]
+            records += _read_table(file, names).to_pylist()
         if len(records) != total:
             raise DatasetDamaged(
                 f"episodes are missing from {self._path / 'meta/episodes'}",
@@ -189,6 +183,100 @@ def _check_record(path: Path, number: int, record: dict[str, Any]) -> None:
         raise DatasetDamaged(
             f"{path / 'meta/episodes'}: the record of episode {number} is not valid", got=record
         )
+
+
+class _Video:
+    """Reads the pictures of one camera in their order, keeping the file open that it read last."""
+
+    def __init__(self, rate: Fraction) -> None:
+        self._rate = rate
+        self._path: Path | None = None
+        self._container: Any = None
+        self._pictures: Iterator[av.VideoFrame] = iter(())
+
+    def read(self, path: Path, start: float, out: Array) -> None:
+        """Fill `out` with the next pictures.
+
+        Args:
+            path: The file.
+            start: Time of the first picture in it [s].
+            out: (frames, height, width, 3) uint8 RGB.
+
+        Raises:
+            DatasetDamaged: The file is missing, cut, of another rate or size.
+        """
+        first, found = round(start * self._rate), 0
+        with _read_errors(path):
+            if path != self._path:
+                self._open(path, out.shape)
+            while found < len(out):
+                frame = next(self._pictures, None)
+                seconds = None if frame is None else frame.time
+                if frame is None or seconds is None or round(seconds * self._rate) != first + found:
+                    break
+                out[found] = frame.to_ndarray(format="rgb24")
+                found += 1
+        if found < len(out):
+            raise DatasetDamaged(
+                f"the video {path} is cut short or has gaps",
+                got=f"{found} pictures from {start:g} s on",
+                expected=len(out),
+                hint=_COPY,
+            )
+
+    def _open(self, path: Path, shape: tuple[int, ...]) -> None:
+        self.__exit__()
+        self._container, self._path = av.open(str(path)), path
+        stream: VideoStream = self._container.streams.video[0]
+        rate, size = stream.average_rate, (stream.height, stream.width)
+        if rate is None or abs(rate - self._rate) > self._rate / 1000:
+            raise DatasetDamaged(
+                f"the video {path} has another rate", got=rate, expected=self._rate
+            )
+        if size != shape[1:3]:
+            raise DatasetDamaged(
+                f"the pictures of {path} have another size", got=size, expected=shape[1:3]
+            )
+        self._pictures = self._container.decode(stream)
+
+    def __enter__(self) -> _Video:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._container is not None:
+            self._container.close()
+
+
+def _read_table(path: Path, names: Sequence[str]) -> pa.Table:
+    with _read_errors(path), pq.ParquetFile(path) as file:
+        missing = sorted(set(names) - set(file.schema_arrow.names))
+        if not missing:
+            return file.read(columns=list(names))
+    raise DatasetDamaged(f"{path} lacks the column {missing[0]!r}", expected=list(names))
+
+
+def _values(path: Path, feature: Feature, column: Any) -> Array:
+    """The values (rows, n) of a feature in a table."""
+    array = column.combine_chunks()
+    (width,) = feature.shape
+    flat = array if width == 1 and not pa.types.is_nested(array.type) else array.flatten()
+    fits = flat.type == pa.from_numpy_dtype(np.dtype(feature.dtype))
+    if array.null_count or not fits or len(flat) != len(array) * width:
+        raise DatasetDamaged(
+            f"{path}: the feature {feature.key!r} has another dtype or shape, or gaps",
+            got=f"{array.type}, {array.null_count} missing",
+            expected=f"{width} numbers a row, {feature.dtype}",
+        )
+    values: Array = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(len(array), width)
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, IndexError, pa.ArrowException, av.FFmpegError) as error:
+        raise DatasetDamaged(f"{path} cannot be read", got=repr(error)[:500], hint=_COPY) from error
 
 
 def _check_rate(path: Path, information: dict[str, Any], schema: RowSchema) -> None:

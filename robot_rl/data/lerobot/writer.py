@@ -3,76 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
 
+import av
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from av.container import OutputContainer
+from av.video.frame import PictureType
+from av.video.stream import VideoStream
 
-from robot_rl.data._episode_files import write_errors
+from robot_rl.data._episode_files import DatasetWriteFailed, write_errors
 from robot_rl.data.lerobot import layout
-from robot_rl.data.lerobot.features import DONE, Feature, features_of, frame_rate
-from robot_rl.data.lerobot.layout import Place
-from robot_rl.data.lerobot.statistics import ColumnStatistics, PictureStatistics, Statistics
-from robot_rl.data.lerobot.tables import TableFiles, frames_table, write_tasks
-from robot_rl.data.lerobot.video import VideoFiles, video_information
+from robot_rl.data.lerobot.layout import Feature, features_of, frame_rate
 from robot_rl.data.schema import Array, RowSchema
 from robot_rl.data.transfer import Episode
 
-_MEGABYTE = 1 << 20
-# Episode records wait in memory until so many make a row group.
-_EPISODES_PER_GROUP = 100
+Statistics = dict[str, Array]
+
+_CODEC = "libx264"
+# Every second picture stands alone, as in LeRobot's own files: a training step decodes one or two
+# pictures and not a whole second of them. The tuning keeps pictures in the order of time, so that
+# the first one of a file is at time 0, and lets the encoder hold none back.
+_OPTIONS = {"crf": "18", "preset": "veryfast", "tune": "zerolatency", "g": "2"}
+_QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+# As LeRobot does, statistics of pictures are taken of some of them, and of some of their pixels.
+_SAMPLED_PICTURES, _SAMPLED_SIDE = 100, 150
+# Which sizes LeRobot's own files have.
+_DATA_MEGABYTES, _VIDEO_MEGABYTES = 100, 200
 
 
 class LeRobotSink:
     """Writes episodes; a context manager whose end without an error completes the dataset.
 
-    Holds one episode and some records in memory.
+    Holds the episodes of one file in memory, all but their pictures.
 
     Args:
         path: An empty directory.
         schema: Columns of the rows.
         metadata: JSON values that describe the recording; ``robot`` becomes the robot type.
-        data_file_bytes: Largest Parquet file; only one episode alone may be larger.
-        video_file_bytes: Largest video file, likewise.
 
     Raises:
         SchemaMismatch: A field has no place in the layout.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        schema: RowSchema,
-        metadata: Mapping[str, Any],
-        *,
-        data_file_bytes: int = layout.DATA_FILE_MEGABYTES * _MEGABYTE,
-        video_file_bytes: int = layout.VIDEO_FILE_MEGABYTES * _MEGABYTE,
-    ) -> None:
+    def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
         """Begin the dataset; see the class."""
         self._path, self._schema, self._metadata = path, schema, dict(metadata)
         self._features = features_of(schema)
         self._rate = frame_rate(schema)
-        self._data = TableFiles(path, layout.DATA_PATH, data_file_bytes)
-        self._records = TableFiles(path, layout.EPISODES_PATH, data_file_bytes)
-        self._videos = {
-            feature: VideoFiles(path, feature.key, self._rate, video_file_bytes)
-            for feature in self._features
-            if feature.is_video
-        }
-        self._files: list[TableFiles | VideoFiles] = [
-            self._data,
-            self._records,
-            *self._videos.values(),
-        ]
-        self._statistics = {
-            feature.key: PictureStatistics() if feature.is_video else ColumnStatistics()
-            for feature in self._features
-        }
+        self._videos = {f: VideoFile(self._rate) for f in self._features if f.is_video}
+        self._statistics: dict[str, list[Statistics]] = {f.key: [] for f in self._features}
         self._tasks: dict[str, int] = {}
-        self._waiting: list[dict[str, Any]] = []
-        self._episodes = self._frames = 0
+        self._tables: list[pa.Table] = []
+        self._records: list[dict[str, Any]] = []
+        self._episodes = self._frames = self._file = 0
 
     def add(self, episode: Episode) -> None:
         """Write one episode, without its final row.
@@ -81,32 +70,38 @@ class LeRobotSink:
             DatasetWriteFailed: It cannot be written.
         """
         rows = episode.rows[:-1]
+        task = episode.instruction or self._schema.task
+        self._tasks.setdefault(task, len(self._tasks))
+        record = {
+            "episode_index": self._episodes,
+            "tasks": [task],
+            "length": len(rows),
+            "dataset_from_index": self._frames,
+            "dataset_to_index": self._frames + len(rows),
+            **self._place("data"),
+            **self._place("meta/episodes"),
+            "robot_rl/seed": episode.seed,
+            "robot_rl/success": episode.success,
+            "robot_rl/source": episode.source,
+            "robot_rl/instruction": episode.instruction,
+        }
         columns: dict[Feature, Array] = {}
-        statistics: dict[str, Statistics] = {}
-        record = self._record(episode, len(rows))
+        made = self._numbering(len(rows), self._tasks[task])
         for feature in self._features:
+            values = feature.values(rows) if feature.fields else made[feature.key][:, None]
             if feature.is_video:
-                values = feature.values(rows)
-                place, start, end = self._videos[feature].add(values)
-                record |= _file_columns(f"videos/{feature.key}", place)
-                record |= {
-                    f"videos/{feature.key}/from_timestamp": start,
-                    f"videos/{feature.key}/to_timestamp": end,
-                }
+                record |= self._add_pictures(feature, values)
             else:
-                values = self._values(feature, episode, len(rows))
                 columns[feature] = values
-            statistics[feature.key] = self._statistics[feature.key].add(values)
-        table = frames_table(columns)
-        record |= _file_columns("data", self._data.place_for(table.nbytes))
-        self._data.write(table)
-        for key, found in statistics.items():
-            record |= {f"stats/{key}/{name}": value.tolist() for name, value in found.items()}
-        self._waiting.append(record)
+            found = statistics_of(values)
+            self._statistics[feature.key].append(found)
+            record |= {f"stats/{feature.key}/{n}": value.tolist() for n, value in found.items()}
+        self._tables.append(_frames_table(columns))
+        self._records.append(record)
         self._episodes += 1
         self._frames += len(rows)
-        if len(self._waiting) == _EPISODES_PER_GROUP:
-            self._write_records()
+        if len(self._records) == layout.EPISODES_PER_FILE:
+            self._write_file()
 
     def __enter__(self) -> Self:
         """Return the sink."""
@@ -118,59 +113,55 @@ class LeRobotSink:
             if kind is None:
                 self._complete()
         finally:
-            for files in self._files:
-                files.release()
+            for video in self._videos.values():
+                video.release()
 
-    def _values(self, feature: Feature, episode: Episode, frames: int) -> Array:
-        """Return the (frames, n) values of a feature that is no camera."""
-        if feature.fields:
-            return feature.values(episode.rows[:-1])
+    def _add_pictures(self, feature: Feature, pictures: Array) -> dict[str, Any]:
+        prefix = f"videos/{feature.key}"
+        path = self._target(layout.VIDEO_PATH, video_key=feature.key)
+        start, end = self._videos[feature].add(path, pictures)
+        return {
+            **self._place(prefix),
+            f"{prefix}/from_timestamp": start,
+            f"{prefix}/to_timestamp": end,
+        }
+
+    def _numbering(self, frames: int, task: int) -> dict[str, Array]:
+        """Values (frames,) of the features that hold no field of a row."""
         numbers = np.arange(frames)
-        made: dict[str, Array] = {
-            DONE: numbers == frames - 1,
+        return {
+            layout.DONE: numbers == frames - 1,
             "timestamp": numbers / float(self._rate),
             "frame_index": numbers,
             "episode_index": np.full(frames, self._episodes),
             "index": self._frames + numbers,
-            "task_index": np.full(frames, self._task(episode)),
-        }
-        return made[feature.key][:, None]
-
-    def _record(self, episode: Episode, frames: int) -> dict[str, Any]:
-        """What is known of an episode before its files are written."""
-        self._task(episode)
-        return {
-            "episode_index": self._episodes,
-            "tasks": [self._task_name(episode)],
-            "length": frames,
-            "dataset_from_index": self._frames,
-            "dataset_to_index": self._frames + frames,
-            "robot_rl/seed": episode.seed,
-            "robot_rl/success": episode.success,
-            "robot_rl/source": episode.source,
-            "robot_rl/instruction": episode.instruction,
+            "task_index": np.full(frames, task),
         }
 
-    def _task_name(self, episode: Episode) -> str:
-        return episode.instruction or self._schema.task
+    def _place(self, prefix: str) -> dict[str, int]:
+        chunk, file = divmod(self._file, layout.FILES_PER_CHUNK)
+        return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
 
-    def _task(self, episode: Episode) -> int:
-        return self._tasks.setdefault(self._task_name(episode), len(self._tasks))
+    def _target(self, template: str, **values: str) -> Path:
+        chunk, file = divmod(self._file, layout.FILES_PER_CHUNK)
+        path = self._path / template.format(chunk_index=chunk, file_index=file, **values)
+        with write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
-    def _write_records(self) -> None:
-        """Write the episode records that wait."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        size = pa.Table.from_pylist(waiting).nbytes
-        place = _file_columns("meta/episodes", self._records.place_for(size))
-        self._records.write(pa.Table.from_pylist([record | place for record in waiting]))
+    def _write_file(self) -> None:
+        """Complete the file of every kind that is open; the next episode begins another."""
+        _write_table(self._target(layout.DATA_PATH), pa.concat_tables(self._tables))
+        _write_table(self._target(layout.EPISODES_PATH), pa.Table.from_pylist(self._records))
+        for video in self._videos.values():
+            video.close()
+        self._tables, self._records = [], []
+        self._file += 1
 
     def _complete(self) -> None:
-        self._write_records()
-        for files in self._files:
-            files.close()
-        totals = {key: found.total() for key, found in self._statistics.items()}
+        if self._records:
+            self._write_file()
+        totals = {key: _combined(parts) for key, parts in self._statistics.items()}
         self._write_json(
             layout.STATISTICS_PATH,
             {
@@ -178,16 +169,27 @@ class LeRobotSink:
                 for key, found in totals.items()
             },
         )
-        write_tasks(self._path / layout.TASKS_PATH, list(self._tasks))
+        _write_table(self._path / layout.TASKS_PATH, _tasks_table(list(self._tasks)))
         own = {"schema": json.loads(self._schema.to_json()), "metadata": self._metadata}
         self._write_json(layout.OWN_PATH, own)
         self._write_json(layout.INFO_PATH, self._information())
 
     def _information(self) -> dict[str, Any]:
         features = {feature.key: feature.describe() for feature in self._features}
-        for feature in self._videos:
-            features[feature.key]["info"] = video_information(feature.shape, self._rate)
         rate = self._schema.control_rate_hz
+        fps = int(rate) if rate.is_integer() else rate
+        for feature in self._videos:
+            height, width, channels = feature.shape
+            features[feature.key]["info"] = {
+                "video.height": height,
+                "video.width": width,
+                "video.codec": "h264",
+                "video.pix_fmt": _pixel_format(width, height),
+                "video.fps": fps,
+                "video.channels": channels,
+                "has_audio": False,
+                "is_depth_map": False,
+            }
         robot = self._metadata.get("robot")
         return {
             "codebase_version": layout.VERSION,
@@ -196,9 +198,9 @@ class LeRobotSink:
             "total_frames": self._frames,
             "total_tasks": len(self._tasks),
             "chunks_size": layout.FILES_PER_CHUNK,
-            "data_files_size_in_mb": layout.DATA_FILE_MEGABYTES,
-            "video_files_size_in_mb": layout.VIDEO_FILE_MEGABYTES,
-            "fps": int(rate) if rate.is_integer() else rate,
+            "data_files_size_in_mb": _DATA_MEGABYTES,
+            "video_files_size_in_mb": _VIDEO_MEGABYTES,
+            "fps": fps,
             "splits": {"train": f"0:{self._episodes}"},
             "data_path": layout.DATA_PATH,
             "video_path": layout.VIDEO_PATH if self._videos else None,
@@ -208,9 +210,164 @@ class LeRobotSink:
     def _write_json(self, name: str, content: object) -> None:
         path = self._path / name
         with write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _file_columns(prefix: str, place: Place) -> dict[str, int]:
-    return {f"{prefix}/chunk_index": place.chunk, f"{prefix}/file_index": place.file}
+class VideoFile:
+    """The MP4 file of one camera that episodes are written to now.
+
+    Args:
+        rate: Pictures per second.
+    """
+
+    def __init__(self, rate: Fraction) -> None:
+        """Write nothing yet; see the class."""
+        self._rate = rate
+        self._open: tuple[Path, OutputContainer, VideoStream] | None = None
+        self._frames = 0
+
+    def add(self, path: Path, pictures: Array) -> tuple[float, float]:
+        """Append the pictures of an episode.
+
+        Args:
+            path: The file; the same one until `close`.
+            pictures: (frames, height, width, 3) uint8 RGB.
+
+        Returns:
+            The times in it of the first picture and of the end of the last [s].
+
+        Raises:
+            DatasetWriteFailed: They cannot be encoded or written.
+        """
+        start = self._frames
+        with _video_errors(path):
+            if self._open is None:
+                self._open = (path, *_open_video(path, self._rate, pictures.shape))
+            _, container, stream = self._open
+            for picture in pictures:
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+                frame.pts, frame.time_base = self._frames, 1 / self._rate
+                if self._frames == start:  # an episode can be decoded without the one before it
+                    frame.pict_type = PictureType.I
+                container.mux(stream.encode(frame))
+                self._frames += 1
+        return float(start / self._rate), float(self._frames / self._rate)
+
+    def close(self) -> None:
+        """Complete the file."""
+        if self._open is not None:
+            path, container, stream = self._open
+            with _video_errors(path):
+                container.mux(stream.encode(None))
+                self.release()
+        self._frames = 0
+
+    def release(self) -> None:
+        """Close the file; it need not be whole."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened[1].close()
+
+
+def statistics_of(values: Array) -> Statistics:
+    """Return the statistics that LeRobot keeps of the frames of an episode.
+
+    Args:
+        values: (frames, n) numbers or booleans, or (frames, height, width, 3) uint8 pictures.
+
+    Returns:
+        (n,) each, or (3, 1, 1) of pictures, whose 255 is scaled to 1; `count` is (1,) int64.
+    """
+    shape, count = values.shape[1:], len(values)
+    if len(shape) == 3:
+        spacing = max(1, max(shape[:2]) // _SAMPLED_SIDE)
+        chosen = np.linspace(0, count - 1, min(count, _SAMPLED_PICTURES)).round().astype(int)
+        values = values[chosen, ::spacing, ::spacing].reshape(-1, 3) / 255
+        shape = (3, 1, 1)
+    numbers = values.astype(np.float64)
+    found = {
+        "min": values.min(axis=0),
+        "max": values.max(axis=0),
+        "mean": numbers.mean(axis=0),
+        "std": numbers.std(axis=0),
+        **dict(
+            zip(_QUANTILES, np.quantile(numbers, list(_QUANTILES.values()), axis=0), strict=True)
+        ),
+    }
+    shaped = {name: value.reshape(shape) for name, value in found.items()}
+    return {**shaped, "count": np.array([count])}
+
+
+def _combined(episodes: Sequence[Statistics]) -> Statistics:
+    """Return the statistics of all frames of some episodes; as LeRobot's, quantiles are means."""
+    parts = {name: np.stack([episode[name] for episode in episodes]) for name in episodes[0]}
+    counts = parts["count"].reshape(-1, *[1] * (parts["mean"].ndim - 1))
+    shares = counts / counts.sum()
+    mean = (shares * parts["mean"]).sum(axis=0)
+    variance = (shares * (parts["std"] ** 2 + (parts["mean"] - mean) ** 2)).sum(axis=0)
+    return {
+        "min": parts["min"].min(axis=0),
+        "max": parts["max"].max(axis=0),
+        "mean": mean,
+        "std": np.sqrt(variance),
+        **{name: (shares * parts[name]).sum(axis=0) for name in _QUANTILES},
+        "count": parts["count"].sum(axis=0),
+    }
+
+
+def _open_video(
+    path: Path, rate: Fraction, shape: tuple[int, ...]
+) -> tuple[OutputContainer, VideoStream]:
+    # The index in front lets a reader that streams the file begin before all of it is there.
+    container = av.open(str(path), "w", container_options={"movflags": "faststart"})
+    stream = container.add_stream(_CODEC, rate=rate, options=dict(_OPTIONS))
+    assert isinstance(stream, VideoStream)
+    stream.height, stream.width = shape[1:3]
+    stream.pix_fmt = _pixel_format(stream.width, stream.height)
+    return container, stream
+
+
+def _pixel_format(width: int, height: int) -> str:
+    """Return how pictures are encoded: players expect 4:2:0, which needs even sides."""
+    return "yuv444p" if width % 2 or height % 2 else "yuv420p"
+
+
+@contextmanager
+def _video_errors(path: Path) -> Iterator[None]:
+    try:
+        with write_errors(path):
+            yield
+    except av.FFmpegError as error:
+        raise DatasetWriteFailed(f"the video {path} cannot be written", got=repr(error)) from error
+
+
+def _frames_table(columns: Mapping[Feature, Array]) -> pa.Table:
+    """Build the table of an episode's frames from (frames, n) columns."""
+    arrays = {}
+    for feature, values in columns.items():
+        kind = pa.from_numpy_dtype(np.dtype(feature.dtype))
+        flat = pa.array(np.ascontiguousarray(values, feature.dtype).reshape(-1), kind)
+        (width,) = feature.shape
+        arrays[feature.key] = flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
+    return pa.table(arrays)
+
+
+def _tasks_table(tasks: Sequence[str]) -> pa.Table:
+    """Number the instructions, in a table that pandas reads with them as its index."""
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": list(tasks)})
+    columns = [
+        {"name": n, "field_name": n, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        for n, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    described = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": columns,
+        "pandas_version": "2.2.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(described)})
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with write_errors(path):
+        pq.write_table(table, path)
