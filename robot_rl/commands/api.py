@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from robot_rl.commands.inspection import Kind, look
 from robot_rl.data import lerobot
+from robot_rl.data.episodes import Episode as Episode
 from robot_rl.data.episodes import NotADataset
 from robot_rl.data.intervals import StatisticsError, clopper_pearson
 from robot_rl.data.schema import Field as Field
@@ -23,7 +24,6 @@ from robot_rl.data.schema import Observation, Row
 from robot_rl.data.schema import RowSchema as RowSchema
 from robot_rl.data.schema import row_schema as row_schema
 from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
-from robot_rl.data.transfer import Episode as Episode
 from robot_rl.errors import RobotRLError as RobotRLError
 from robot_rl.evaluation.records import Record, read_json_lines
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from robot_rl.data import lerobot
-from robot_rl.data.episodes import NotADataset
+from robot_rl.data.episodes import Episode, NotADataset
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.data.transfer import (
     DatasetEpisodes,
     DatasetSink,
-    Episode,
     EpisodeSource,
     OpenSink,
     Selection,

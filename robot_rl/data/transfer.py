@@ -138,6 +138,7 @@ class DatasetSink:
         """See the class."""
         self._writer = EpisodeWriter(path, schema, metadata)
         self._waiting: list[Episode] = []
+        self._rows = self._bytes = 0
 
     def add(self, episode: Episode) -> None:
         """Write one episode, together with those that come after it.
@@ -146,13 +147,14 @@ class DatasetSink:
             DatasetError: One of them is not valid, or could not be written.
         """
         self._waiting.append(episode)
-        if sum(len(waiting.rows) for waiting in self._waiting) >= _BLOCK_ROWS or (
-            sum(waiting.rows.nbytes for waiting in self._waiting) >= _BLOCK_BYTES
-        ):
+        self._rows += len(episode.rows)
+        self._bytes += episode.rows.nbytes
+        if self._rows >= _BLOCK_ROWS or self._bytes >= _BLOCK_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
+        self._rows = self._bytes = 0
         if waiting:
             self._writer.extend(waiting)
 

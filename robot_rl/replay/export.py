@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data.episodes import Episode
 from robot_rl.data.schema import (
     ANNOTATION,
     SOURCE_DEMONSTRATION,
@@ -18,7 +19,7 @@ from robot_rl.data.schema import (
     Field,
     RowSchema,
 )
-from robot_rl.data.transfer import Episode, Selection, close_episode
+from robot_rl.data.transfer import Selection, close_episode
 from robot_rl.replay.errors import NotEnoughData, StoreError
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord

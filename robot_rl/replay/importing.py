@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data.episodes import Episode
 from robot_rl.data.schema import ANNOTATION, Row, RowSchema
-from robot_rl.data.transfer import Episode, EpisodeSource
+from robot_rl.data.transfer import EpisodeSource
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.records import ROW_KEY_DTYPE

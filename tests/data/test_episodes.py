@@ -6,18 +6,21 @@ import sys
 
 import numpy as np
 import pytest
+import zarr
 from recorder import append_known, expected_episode, make_rows, make_schema
 
 from robot_rl.data.episodes import (
     DatasetBusy,
     DatasetDamaged,
     DatasetError,
+    Episode,
     EpisodeDataset,
     EpisodeWriter,
     InvalidEpisode,
     NotADataset,
 )
 from robot_rl.data.schema import SchemaMismatch
+from robot_rl.data.transfer import DatasetSink
 
 
 @pytest.fixture
@@ -103,7 +106,6 @@ def test_columns_longer_than_one_chunk(path):
 
 
 def test_the_layout_is_plain_zarr(path):
-    import zarr
 
     record(path, 2)
     group = zarr.open_group(path, mode="r")
@@ -251,3 +253,20 @@ def test_the_module_loads_no_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "False"
+
+
+def test_many_short_episodes_are_written_in_few_blocks(path, monkeypatch):
+    writes = []
+    put = zarr.Array.__setitem__
+    monkeypatch.setattr(
+        zarr.Array, "__setitem__", lambda *arguments: (writes.append(1), put(*arguments))
+    )
+    schema = make_schema()
+    rows = schema.unpack(b"".join(map(schema.pack, make_rows(1, length=5))))
+    with DatasetSink(path, schema, {}) as sink:
+        for seed in range(400):
+            sink.add(Episode(rows, seed, "", success=False, source=1))
+    dataset = EpisodeDataset(path)
+    assert dataset.seeds.tolist() == list(range(400))
+    np.testing.assert_array_equal(dataset.rows(399), rows)
+    assert len(writes) <= 2 * (len(schema.fields) + 6)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
-from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.episodes import Episode, EpisodeDataset
 from robot_rl.data.schema import Field, RowSchema, row_schema
-from robot_rl.data.transfer import DatasetEpisodes, Episode, Selection
+from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
     ReplayClient,

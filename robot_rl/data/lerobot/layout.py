@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import DatasetError
+from robot_rl.data.episodes import DatasetError, Rows
 from robot_rl.data.schema import Array, Field, RowSchema, SchemaMismatch
-from robot_rl.data.transfer import Rows
 
 VERSION = "v3.0"
 INFO_PATH = "meta/info.json"

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from av.video.stream import VideoStream
 
-from robot_rl.data._episode_files import DatasetDamaged, DatasetError, NotADataset
+from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode, NotADataset, Rows
 from robot_rl.data.lerobot import layout
 from robot_rl.data.lerobot.layout import Feature, check_features, features_of, frame_rate
 from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
-from robot_rl.data.transfer import Episode, Rows, close_episode
+from robot_rl.data.transfer import close_episode
 
 _HINT = "give the directory that `robot-rl export` wrote"
 _COPY = "restore it from a copy"

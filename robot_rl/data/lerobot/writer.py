@@ -18,10 +18,10 @@ from av.video.frame import PictureType
 from av.video.stream import VideoStream
 
 from robot_rl.data._episode_files import DatasetWriteFailed, write_errors
+from robot_rl.data.episodes import Episode
 from robot_rl.data.lerobot import layout
 from robot_rl.data.lerobot.layout import Feature, features_of, frame_rate
 from robot_rl.data.schema import Array, RowSchema
-from robot_rl.data.transfer import Episode
 
 Statistics = dict[str, Array]
 
