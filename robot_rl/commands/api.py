@@ -29,11 +29,11 @@ from robot_rl.evaluation.records import Record, read_json_lines
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient as ReplayClient
-from robot_rl.replay.export import StoreEpisodes
 from robot_rl.replay.remote_sampler import RemoteSampler
-from robot_rl.replay.sample_spec import SampleSpec as SampleSpec
 from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
+from robot_rl.replay.transfer import StoreEpisodes
 from robot_rl.run import LATEST, RunDirectory
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episod
         run = RunDirectory(place)
         kind, place = look(run.store if run.store.exists() else run.demonstrations)
     if kind is Kind.STORE:
-        with StoreEpisodes(place, table, Selection()) as episodes:
-            yield from episodes.episodes()
+        yield from StoreEpisodes(place, table, Selection()).episodes()
         return
     if kind is Kind.POLICY:
         raise NotADataset("a policy holds no episodes", got=str(place))

@@ -22,8 +22,7 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay import ReplayClient, StoreReader, wait_for_endpoint
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.export import StoreEpisodes, only_table
-from robot_rl.replay.importing import import_episodes
+from robot_rl.replay.transfer import StoreEpisodes, import_episodes
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
 _SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
@@ -55,14 +54,12 @@ def export(
     )
     place = _place(Path(store))
     if is_store(place):
-        with StoreEpisodes(place, table, selection) as episodes:
-            _transfer(episodes, out, format, "exported")
-            if episodes.open_episodes:
-                print(f"{episodes.open_episodes} open episodes left out")
-            if episodes.left_out:
-                print(
-                    f"{episodes.left_out} episodes left out: evicted meanwhile, or without a step"
-                )
+        episodes = StoreEpisodes(place, table, selection)
+        _transfer(episodes, out, format, "exported")
+        if episodes.open_episodes:
+            print(f"{episodes.open_episodes} open episodes left out")
+        if episodes.left_out:
+            print(f"{episodes.left_out} episodes left out: evicted meanwhile, or without a step")
         return
     if table is not None:
         raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
@@ -123,11 +120,8 @@ def _only_table(store: Path) -> str | None:
     Raises:
         StoreError: It has several.
     """
-    reader = StoreReader(store)
-    try:
-        return only_table(reader) if reader.tables() else None
-    finally:
-        reader.close()
+    with StoreReader(store) as reader:
+        return reader.table(None).name if reader.tables() else None
 
 
 @contextmanager

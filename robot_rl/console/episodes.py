@@ -16,9 +16,9 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
 from robot_rl.data.transfer import Rows
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.export import episode_source
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay.transfer import episode_source
 from robot_rl.run import RunDirectory
 
 STORE, DEMONSTRATIONS = "store", "demonstrations"

@@ -16,7 +16,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.importing import append_rest
+from robot_rl.replay.transfer import append_rest
 from robot_rl.run import RunDirectory
 
 DEMONSTRATOR = 0  # the actor that demonstrations come from

@@ -38,8 +38,7 @@ from robot_rl.learning.weights import base_apart, publish
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.sample_spec import SampleSpec
-from robot_rl.replay.sampler import Prefetcher, Sampler
+from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.run import CLONED, STATE_FILE, RunDirectory
 from robot_rl.wire.errors import KeysRefused, ServerUnreachable

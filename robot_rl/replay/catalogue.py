@@ -2,6 +2,10 @@
 
 It knows tables, sessions, episodes and annotations. All of it but the annotations is in the row
 files too, and can be made anew from them. Readers use it while the server writes (WAL).
+
+An annotation is a value under a row's place, a name (for example of a relabelled reward) and the
+version of the model that made it. Each name has one dtype and shape per table, declared by its
+first use. A stored version never changes; a newer version is another value beside it.
 """
 
 from __future__ import annotations
@@ -11,62 +15,55 @@ import json
 import secrets
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from robot_rl.data.schema import RowSchema
-from robot_rl.replay.errors import StoreError, StoreFull
-from robot_rl.replay.records import EpisodeRecord, SessionKey, TableCounts, TableInfo
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import RowSchema, SchemaMismatch
+from robot_rl.replay.errors import AnnotationRefused, StoreError, StoreFull
+from robot_rl.replay.records import (
+    AnnotationField,
+    Annotations,
+    EpisodeRecord,
+    SessionKey,
+    TableInfo,
+)
 
 FILE = "catalogue.sqlite"
 VERSION = 1
+MAXIMUM_ANNOTATIONS = 256  # names in a table
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
-_OLD_FILE = "data.mdb"
 _TABLES = """
-CREATE TABLE about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE tables (identifier INTEGER PRIMARY KEY, name TEXT UNIQUE, schema TEXT, metadata TEXT,
-    evicted TEXT);
+CREATE TABLE about (identity TEXT);
+CREATE TABLE tables (identifier INTEGER PRIMARY KEY, name TEXT UNIQUE, schema TEXT, metadata JSON,
+    evicted JSON);
 CREATE TABLE sessions ("table" INTEGER, actor INTEGER, session INTEGER, owner TEXT,
-    PRIMARY KEY ("table", actor, session)) WITHOUT ROWID;
-CREATE TABLE evicted (number INTEGER PRIMARY KEY, "table" INTEGER, actor INTEGER, session INTEGER,
-    first INTEGER, "end" INTEGER);
-CREATE TABLE episodes (identifier INTEGER PRIMARY KEY, "table" INTEGER, actor INTEGER,
-    session INTEGER, first_sequence INTEGER, rows INTEGER, demonstrated INTEGER, chosen INTEGER,
-    corrected INTEGER, sealed INTEGER, cut INTEGER, source TEXT, success INTEGER, metadata TEXT);
-CREATE INDEX open_episodes ON episodes (sealed) WHERE sealed = 0;
+    evicted INTEGER DEFAULT 0, PRIMARY KEY ("table", actor, session)) WITHOUT ROWID;
+CREATE TABLE episodes (identifier INTEGER PRIMARY KEY AUTOINCREMENT, "table" INTEGER,
+    actor INTEGER, session INTEGER, first_sequence INTEGER, rows INTEGER, demonstrated INTEGER,
+    chosen INTEGER, corrected INTEGER, sealed FLAG, cut FLAG, source TEXT, success FLAG,
+    metadata JSON);
 CREATE INDEX episodes_of_session ON episodes ("table", actor, session, first_sequence);
 CREATE TABLE annotation_fields (identifier INTEGER PRIMARY KEY, "table" INTEGER, name TEXT,
-    dtype TEXT, shape TEXT, written INTEGER, UNIQUE ("table", name));
+    dtype TEXT, shape JSON, written INTEGER, UNIQUE ("table", name));
 CREATE TABLE annotations (field INTEGER, actor INTEGER, session INTEGER, sequence INTEGER,
     version INTEGER, value BLOB, PRIMARY KEY (field, actor, session, sequence, version))
     WITHOUT ROWID;
 """
-_EPISODE = "INSERT OR REPLACE INTO episodes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_SESSION = '"table" = ? AND actor = ? AND session = ?'
+_STRETCH = f"{_SESSION} AND first_sequence >= ? AND first_sequence < ?"
 
-
-@dataclass(frozen=True)
-class SessionRecord:
-    """A session that was begun.
-
-    Attributes:
-        key: Table, actor and session.
-        owner: Token of the one writer that may add rows.
-    """
-
-    key: SessionKey
-    owner: str
-
-
-class EvictedSegment(NamedTuple):
-    """A segment that is no more: a number that increases, its session, and its sequences."""
-
-    number: int
-    key: SessionKey
-    first: int
-    end: int
+for _kind in (dict, tuple, Counter):
+    sqlite3.register_adapter(_kind, json.dumps)
+sqlite3.register_converter("JSON", json.loads)
+sqlite3.register_converter("FLAG", lambda text: text == b"1")
 
 
 class Catalogue:
@@ -80,10 +77,10 @@ class Catalogue:
 
     Attributes:
         identity: Name of this store and its copies.
-        connection: For the statements on annotations.
 
     Raises:
-        StoreError: There is no store, it is damaged, or of another version.
+        StoreError: There is no store, it is damaged, or of another version. So do all calls where
+            SQLite fails; `StoreFull` where the disk has no room.
     """
 
     def __init__(
@@ -94,198 +91,246 @@ class Catalogue:
         durable: bool = False,
         identity: str | None = None,
     ) -> None:
-        """Open or create it; see the class."""
-        self.path, self._given_identity = store / FILE, identity
-        if not self.path.is_file() and (not write or (identity is None and _has_rows(store))):
+        self.path = store / FILE
+        with_rows = _has_rows(store) and identity is None
+        # A new catalogue over rows would be another store's, which knows none of them.
+        if not self.path.is_file() and (with_rows or not write):
             raise _absent(store)
-        if (store / _OLD_FILE).exists():
-            raise _old(store)
         with self._errors():
-            self.connection = sqlite3.connect(
-                self.path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            self._connection = sqlite3.connect(
+                self.path,
+                _BUSY_SECONDS,
+                detect_types=sqlite3.PARSE_DECLTYPES,
+                isolation_level=None,
+                check_same_thread=False,
             )
         try:
-            with self._errors():
-                self._prepare(write=write, durable=durable)
+            if write:
+                self.read("PRAGMA journal_mode = WAL")
+                self.read(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            else:
+                self.read("PRAGMA query_only = ON")
+            if write and not self.read("SELECT 1 FROM sqlite_master"):
+                if with_rows:
+                    raise _absent(store)
+                with self.transaction() as execute:
+                    for statement in _TABLES.split(";"):
+                        execute(statement)
+                    execute("INSERT INTO about VALUES (?)", (identity or secrets.token_hex(16),))
+                    execute(f"PRAGMA user_version = {VERSION}")
+            ((version,),) = self.read("PRAGMA user_version")
+            if version != VERSION:
+                raise StoreError(
+                    f"the store {store} is of another version",
+                    got=version,
+                    expected=VERSION,
+                    hint="export it with the robot_rl that wrote it; if it is damaged instead, make"
+                    f" it anew from the rows: robot-rl inspect {store} rebuild=true",
+                )
+            ((self.identity,),) = self.read("SELECT identity FROM about")
         except BaseException:
-            self.connection.close()
+            self._connection.close()
             raise
 
     @contextlib.contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
-        """Run statements together; all or nothing of them is done, and a read sees one moment.
-
-        Raises:
-            StoreFull: The disk has no room.
-            StoreError: SQLite failed.
-        """
+    def transaction(self, *, write: bool = True) -> Iterator[Any]:
+        """Run statements together: all or none is done, and a read sees one moment."""
         with self._errors():
-            self.connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            self._connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
-                yield self.connection
-                self.connection.execute("COMMIT")
+                yield self._connection.execute
+                self._connection.execute("COMMIT")
             except BaseException:
-                if self.connection.in_transaction:
-                    self.connection.execute("ROLLBACK")
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
 
     def read(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """Return the rows of a SELECT.
-
-        Raises:
-            StoreError: SQLite failed.
-        """
+        """Return the rows of a statement."""
         with self._errors():
-            return self.connection.execute(statement, values).fetchall()
+            return self._connection.execute(statement, values).fetchall()
+
+    def data_version(self) -> int:
+        """Return a number that changes when another connection has written."""
+        ((version,),) = self.read("PRAGMA data_version")
+        return int(version)
 
     def tables(self) -> dict[str, TableInfo]:
         """Return the tables by name."""
         rows = self.read("SELECT identifier, name, schema, metadata FROM tables ORDER BY 1")
         return {
-            name: TableInfo(identifier, name, RowSchema.from_json(schema), json.loads(metadata))
-            for identifier, name, schema, metadata in rows
+            name: TableInfo(number, name, RowSchema.from_json(schema), metadata)
+            for number, name, schema, metadata in rows
         }
 
-    def add_table(self, info: TableInfo, evicted: TableCounts | None = None) -> None:
+    def table(self, name: str) -> TableInfo:
+        """Return one table.
+
+        Raises:
+            StoreError: There is none of this name.
+        """
+        tables = self.tables()
+        if name not in tables:
+            raise StoreError(
+                f"the store {self.path.parent} has no such table", got=name, expected=sorted(tables)
+            )
+        return tables[name]
+
+    def add_table(self, info: TableInfo, evicted: Counter[str]) -> None:
         """Put a table, and the totals of what was evicted from it."""
-        values = (info.identifier, info.name, info.schema.to_json(), json.dumps(info.metadata))
-        with self.transaction() as connection:
-            gone = (evicted or TableCounts()).to_json()
-            connection.execute("INSERT INTO tables VALUES (?,?,?,?,?)", (*values, gone))
+        values = (info.identifier, info.name, info.schema.to_json(), dict(info.metadata), evicted)
+        with self.transaction() as execute:
+            execute("INSERT INTO tables VALUES (?,?,?,?,?)", values)
 
-    def sessions(self, table: int) -> list[SessionRecord]:
-        """Return the sessions of a table, in the order of actor and session."""
-        statement = 'SELECT * FROM sessions WHERE "table" = ? ORDER BY actor, session'
-        return [SessionRecord(row[:3], row[3]) for row in self.read(statement, table)]
+    def sessions(self) -> list[tuple[SessionKey, str, int]]:
+        """Return all sessions: their key, owner, and the sequence behind what was evicted."""
+        return [(row[:3], *row[3:]) for row in self.read("SELECT * FROM sessions")]
 
-    def add_session(self, record: SessionRecord) -> None:
-        """Put a session; one that is there stays as it is."""
-        with self.transaction() as connection:
-            values = (*record.key, record.owner)
-            connection.execute("INSERT OR IGNORE INTO sessions VALUES (?,?,?,?)", values)
+    def add_session(self, key: SessionKey, owner: str) -> None:
+        """Put a session."""
+        with self.transaction() as execute:
+            execute("INSERT INTO sessions VALUES (?,?,?,?,0)", (*key, owner))
 
     def episodes(self, table: int, first: int = 0) -> list[EpisodeRecord]:
         """Return the episodes of a table from an identifier on, in the order of beginning.
 
         What is said of an open one beside its place and metadata is of the past; its rows know.
         """
-        return self._episodes('"table" = ? AND identifier >= ?', table, first)
-
-    def open_episodes(self, table: int) -> list[EpisodeRecord]:
-        """Return the episodes of a table that are not sealed."""
-        return self._episodes('"table" = ? AND sealed = 0', table)
+        return self._episodes('"table" = ? AND identifier >= ? ORDER BY 1', table, first)
 
     def episode(self, identifier: int) -> EpisodeRecord | None:
         """Return one episode, None if it is not there any more."""
         return next(iter(self._episodes("identifier = ?", identifier)), None)
 
     def episodes_of_session(self, key: SessionKey, first: int, end: int) -> list[EpisodeRecord]:
-        """Return the episodes of a session that begin in a range of sequences."""
-        where = (
-            '"table" = ? AND actor = ? AND session = ? AND first_sequence >= ?'
-            " AND first_sequence < ?"
-        )
-        return self._episodes(where, *key, first, end)
+        """Return the episodes of a session that begin in a range of sequences, in order."""
+        return self._episodes(f"{_STRETCH} ORDER BY first_sequence", *key, first, end)
 
-    def last_episode(self, session: SessionKey) -> EpisodeRecord | None:
+    def last_episode(self, key: SessionKey) -> EpisodeRecord | None:
         """Return the newest episode of a session."""
-        where = '"table" = ? AND actor = ? AND session = ? ORDER BY first_sequence DESC LIMIT 1'
-        return next(iter(self._episodes(where, *session)), None)
+        newest = self._episodes(f"{_SESSION} ORDER BY first_sequence DESC LIMIT 1", *key)
+        return newest[0] if newest else None
 
     def next_episode(self) -> int:
         """Return an identifier above those of all episodes that there ever were."""
-        known = self.read(
-            "SELECT max(identifier) FROM episodes"
-            " UNION SELECT value FROM about WHERE name = 'last_episode'"
-        )
-        return 1 + max((number for (number,) in known if number is not None), default=-1)
+        ((newest,),) = self.read("SELECT max(seq) FROM sqlite_sequence")
+        return 0 if newest is None else newest + 1
 
     def put_episodes(self, records: Iterable[EpisodeRecord]) -> None:
         """Put episodes, or what they have become."""
-        with self.transaction() as connection:
-            connection.executemany(_EPISODE, map(_values, records))
+        with self.transaction() as execute:
+            for record in records:
+                statement = f"INSERT OR REPLACE INTO episodes VALUES ({'?,' * 13}?)"
+                execute(statement, msgspec.structs.astuple(record))
 
-    def evicted(self, table: int) -> TableCounts:
+    def evicted(self, table: int) -> Counter[str]:
         """Return the totals of what was evicted from a table."""
-        found = self.read("SELECT evicted FROM tables WHERE identifier = ?", table)
-        return TableCounts.from_json(found[0][0]) if found else TableCounts()
+        ((evicted,),) = self.read("SELECT evicted FROM tables WHERE identifier = ?", table)
+        return Counter(evicted)
 
-    def evicted_segments(self, table: int, after: int = 0) -> list[EvictedSegment]:
-        """Return the segments that were evicted from a table, those above a number."""
-        rows = self.read('SELECT * FROM evicted WHERE "table" = ? AND number > ?', table, after)
-        return [EvictedSegment(row[0], row[1:4], row[4], row[5]) for row in rows]
-
-    def evict(self, session: SessionKey, first: int, end: int, total: TableCounts) -> None:
+    def evict(self, key: SessionKey, first: int, end: int, total: Counter[str]) -> None:
         """Forget the episodes of a segment, and their annotations.
 
         Args:
-            session: Table, actor and session.
+            key: The session.
             first: Sequence of its first row.
             end: Behind its last.
             total: What was evicted of the table, this segment included.
         """
-        table, actor, number = session
-        with self.transaction() as connection:
-            newest = connection.execute("SELECT max(identifier) FROM episodes").fetchone()[0]
-            connection.execute(
-                'DELETE FROM episodes WHERE "table" = ? AND actor = ? AND session = ?'
-                " AND first_sequence >= ? AND first_sequence < ?",
-                (*session, first, end),
-            )
-            connection.execute(
+        with self.transaction() as execute:
+            execute(f"DELETE FROM episodes WHERE {_STRETCH}", (*key, first, end))
+            execute(
                 "DELETE FROM annotations WHERE field IN"
                 ' (SELECT identifier FROM annotation_fields WHERE "table" = ?)'
                 " AND actor = ? AND session = ? AND sequence >= ? AND sequence < ?",
-                (table, actor, number, first, end),
+                (*key, first, end),
             )
-            connection.execute(
-                'INSERT INTO evicted ("table", actor, session, first, "end") VALUES (?,?,?,?,?)',
-                (*session, first, end),
+            execute(f"UPDATE sessions SET evicted = max(evicted, ?) WHERE {_SESSION}", (end, *key))
+            execute("UPDATE tables SET evicted = ? WHERE identifier = ?", (total, key[0]))
+
+    def annotation_fields(self, table: int) -> dict[str, AnnotationField]:
+        """Return the annotations that were ever used in a table, by name."""
+        rows = self.read('SELECT * FROM annotation_fields WHERE "table" = ?', table)
+        return {
+            name: AnnotationField(number, table, name, dtype, tuple(shape), written)
+            for number, _, name, dtype, shape, written in rows
+        }
+
+    def newest_values(
+        self, field: AnnotationField, key: SessionKey, first: int, rows: int
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """Read the newest version of an annotation of so many rows from a sequence on.
+
+        Returns:
+            Whether each row has one, bool (rows,); its version, int64 (rows,); its value,
+            (rows, *shape) with the declared dtype, zero where there is none.
+        """
+        valid, versions = np.zeros(rows, np.bool_), np.zeros(rows, np.int64)
+        values = np.zeros((rows, *field.shape), field.dtype)
+        for at, version, value in self.read(
+            "SELECT sequence - ?, max(version), value FROM annotations WHERE field = ?"
+            " AND actor = ? AND session = ? AND sequence >= ? AND sequence < ? GROUP BY sequence",
+            *(first, field.identifier, *key[1:], first, first + rows),
+        ):
+            valid[at], versions[at] = True, version
+            values[at] = np.frombuffer(value, field.dtype).reshape(field.shape)
+        return valid, versions, values
+
+    def annotate(self, info: TableInfo, new: Annotations) -> int:
+        """Put annotations of rows that are there; return how many were new.
+
+        Raises:
+            SchemaMismatch: The name was declared with another dtype or shape.
+            AnnotationRefused: A value is impossible, or the version is stored with another value.
+                Nothing was written.
+        """
+        field = _declared(self.annotation_fields(info.identifier), info, new)
+        _check_values(field, new)
+        data = np.frombuffer(new.values, f"V{field.size}")
+        places = new.keys[["actor", "session", "sequence"]].tolist()
+        rows = [
+            (field.identifier, *place, new.version, value.tobytes())
+            for place, value in zip(places, data, strict=True)
+        ]
+        where = "field = ? AND actor = ? AND session = ? AND sequence = ? AND version = ?"
+        count = 0
+        with self.transaction() as execute:
+            for row in rows:
+                if execute("INSERT OR IGNORE INTO annotations VALUES (?,?,?,?,?,?)", row).rowcount:
+                    count += 1
+                elif not execute(
+                    f"SELECT 1 FROM annotations WHERE {where} AND value = ?", row
+                ).fetchone():
+                    raise AnnotationRefused(
+                        f"version {new.version} of the annotation {new.name!r} has another value",
+                        got=row[1:4],
+                        hint="a version never changes: store corrected values under a newer one",
+                    )
+            declared = vars(replace(field, written=field.written + count))
+            execute(
+                "INSERT OR REPLACE INTO annotation_fields VALUES (?,?,?,?,?,?)",
+                tuple(declared.values()),
             )
-            connection.execute(
-                "UPDATE tables SET evicted = ? WHERE identifier = ?", (total.to_json(), table)
-            )
-            connection.execute(
-                "INSERT INTO about VALUES ('last_episode', ?1) ON CONFLICT (name)"
-                " DO UPDATE SET value = max(value, ?1)",
-                (newest,),
-            )
+        return count
+
+    def take_annotations(self, old: Path) -> int:
+        """Copy the annotations of another catalogue, as far as it can be read; return how many."""
+        with contextlib.suppress(sqlite3.Error, StoreError):  # then it says 0
+            self._connection.execute("ATTACH ? AS old", (str(old),))
+            with self.transaction() as execute:
+                execute("INSERT INTO annotation_fields SELECT * FROM old.annotation_fields")
+                return int(
+                    execute("INSERT INTO annotations SELECT * FROM old.annotations").rowcount
+                )
+        return 0
 
     def close(self) -> None:
         """Release the file."""
-        self.connection.close()
-
-    def _prepare(self, *, write: bool, durable: bool) -> None:
-        execute = self.connection.execute
-        if write:
-            execute("PRAGMA journal_mode = WAL")
-            execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-        else:
-            execute("PRAGMA query_only = ON")
-        if write and not self.read("SELECT 1 FROM sqlite_master WHERE name = 'about'"):
-            # A new catalogue over rows would be another store's, which knows none of them.
-            if self._given_identity is None and _has_rows(self.path.parent):
-                raise _absent(self.path.parent)
-            identity = self._given_identity or secrets.token_hex(16)
-            with self.transaction():
-                for statement in _TABLES.split(";"):
-                    execute(statement)
-                execute("INSERT INTO about VALUES ('version', ?)", (VERSION,))
-                execute("INSERT INTO about VALUES ('identity', ?)", (identity,))
-        about = dict(self.read("SELECT name, value FROM about"))
-        if about.get("version") != VERSION:
-            raise StoreError(
-                f"the store {self.path.parent} is of another version",
-                got=about.get("version"),
-                expected=VERSION,
-                hint="export it with the robot_rl that wrote it",
-            )
-        self.identity = str(about["identity"])
+        self._connection.close()
 
     def _episodes(self, where: str, *values: object) -> list[EpisodeRecord]:
-        order = "" if "ORDER" in where else " ORDER BY identifier"
-        rows = self.read(f"SELECT * FROM episodes WHERE {where}{order}", *values)
-        return [_record(*row) for row in rows]
+        rows = self.read(f"SELECT * FROM episodes WHERE {where}", *values)
+        return [EpisodeRecord(*row) for row in rows]
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -295,82 +340,34 @@ class Catalogue:
             raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error) -> StoreError:
+        store = self.path.parent
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        free = shutil.disk_usage(self.path.parent).free
-        full = code == sqlite3.SQLITE_FULL
-        if full or (code == sqlite3.SQLITE_IOERR and free < _LITTLE_ROOM_BYTES):
+        free = shutil.disk_usage(store).free
+        failed = code == sqlite3.SQLITE_IOERR and free < _LITTLE_ROOM_BYTES
+        if failed or code == sqlite3.SQLITE_FULL:
             return StoreFull(
-                f"the disk is full: the store {self.path.parent} cannot be written",
+                f"the disk is full: the store {store} cannot be written",
                 got=f"{free} bytes free",
                 hint="free some space; nothing that was acknowledged is lost",
             )
         hint = "see that the folder can be read and written"
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
-            hint = f"make it anew from the rows: robot-rl inspect {self.path.parent} rebuild=true"
+            hint = f"make it anew from the rows: robot-rl inspect {store} rebuild=true"
         return StoreError(
-            f"the catalogue of the store {self.path.parent} cannot be used", got=error, hint=hint
+            f"the catalogue of the store {store} cannot be used", got=error, hint=hint
         )
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a folder is a store, also one without its catalogue or of an older version."""
-    return any((path / name).exists() for name in (FILE, _OLD_FILE)) or _has_rows(path)
+    """Return whether a folder is a store, also one without its catalogue."""
+    return (path / FILE).exists() or _has_rows(path)
 
 
 def _has_rows(store: Path) -> bool:
     return any((store / "rows").glob("*.rows"))
 
 
-def _record(
-    identifier: int,
-    table: int,
-    actor: int,
-    session: int,
-    first: int,
-    rows: int,
-    demonstrated: int,
-    chosen: int,
-    corrected: int,
-    sealed: int,
-    cut: int,
-    source: str,
-    success: int,
-    metadata: str,
-) -> EpisodeRecord:
-    return EpisodeRecord(
-        identifier,
-        table,
-        actor,
-        session,
-        first,
-        rows,
-        (demonstrated, chosen, corrected),
-        bool(sealed),
-        bool(cut),
-        source,
-        bool(success),
-        json.loads(metadata),
-    )
-
-
-def _values(record: EpisodeRecord) -> tuple[object, ...]:
-    return (
-        record.identifier,
-        *record.session_key,
-        record.first_sequence,
-        record.rows,
-        *record.steps,
-        record.sealed,
-        record.cut,
-        record.source,
-        record.success,
-        json.dumps(dict(record.metadata)),
-    )
-
-
 def _absent(store: Path) -> StoreError:
-    if (store / _OLD_FILE).exists():
-        return _old(store)
     if _has_rows(store):
         return StoreError(
             f"the store {store} has rows and no catalogue",
@@ -385,10 +382,43 @@ def _absent(store: Path) -> StoreError:
     )
 
 
-def _old(store: Path) -> StoreError:
-    return StoreError(
-        f"the store {store} was written by an older robot_rl",
-        got=_OLD_FILE,
-        expected=FILE,
-        hint="export it with that version, and import the dataset into a new store",
-    )
+def _declared(
+    fields: dict[str, AnnotationField], info: TableInfo, new: Annotations
+) -> AnnotationField:
+    known = fields.get(new.name)
+    if known is None:
+        if len(fields) >= MAXIMUM_ANNOTATIONS:
+            raise AnnotationRefused(
+                f"the table {info.name!r} has too many annotations",
+                got=len(fields),
+                expected=f"at most {MAXIMUM_ANNOTATIONS} names",
+                hint="a newer model is a newer version under the same name",
+            )
+        number = (info.identifier << 16) + len(fields)
+        return AnnotationField(number, info.identifier, new.name, new.dtype, new.shape)
+    if (known.dtype, known.shape) != (new.dtype, new.shape):
+        raise SchemaMismatch(
+            f"the annotation {new.name!r} of table {info.name!r} was declared differently",
+            got=f"{new.dtype} {new.shape}",
+            expected=f"{known.dtype} {known.shape}",
+            hint="convert the values, or use another name",
+        )
+    return known
+
+
+def _check_values(field: AnnotationField, new: Annotations) -> None:
+    if new.values.nbytes != len(new.keys) * field.size:
+        raise AnnotationRefused(
+            f"the annotation {new.name!r} has another number of values than of keys",
+            got=f"{new.values.nbytes} bytes",
+            expected=f"{len(new.keys)} x {field.size} bytes",
+        )
+    values = np.frombuffer(new.values, field.dtype)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise AnnotationRefused(
+            f"the annotation {new.name!r} is not finite", expected="finite numbers"
+        )
+    if values.dtype.kind == "b" and (np.frombuffer(new.values, np.uint8) > 1).any():
+        raise AnnotationRefused(
+            f"the annotation {new.name!r} is not boolean", expected="bytes 0 or 1"
+        )

@@ -21,8 +21,8 @@ from robot_rl.replay import messages
 from robot_rl.replay.errors import ReplayError, RowRefused, SpoolFull, StoreFull
 from robot_rl.replay.link import Link, LinkOptions
 from robot_rl.replay.outbox import Outbox, Request
-from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord
-from robot_rl.replay.sessions import OpenSession, check_order, read_facts
+from robot_rl.replay.records import RowFacts, WeightsRecord
+from robot_rl.replay.sessions import OpenSession, RowFlags, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire.endpoint import check_protected
 from robot_rl.wire.errors import ServerUnreachable
@@ -355,7 +355,7 @@ class ReplayClient:
             raise ReplayError("no session is open", hint="call open_session first")
         parts = self._schema.pack_parts(row)
         begin = parts[0] if self._flags.end <= len(parts[0]) else b"".join(parts)
-        return parts, read_facts(begin, self._flags)
+        return parts, self._flags.read(begin)
 
     def _push(self, parts: list[Frame], facts: RowFacts, metadata: bytes) -> int:
         check_order(facts, begins=not self._in_episode, ended=self._ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -9,10 +10,9 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
-from robot_rl.replay.annotations import AnnotationField
 from robot_rl.replay.errors import NotEnoughData, ReplayError
-from robot_rl.replay.records import TableCounts
-from robot_rl.replay.rows import News
+from robot_rl.replay.reader import News
+from robot_rl.replay.records import AnnotationField
 from robot_rl.replay.windows import SCALARS, Integers, Ranges
 
 
@@ -42,9 +42,8 @@ class EpisodeRows:
         *,
         episodes: npt.ArrayLike | None = None,
     ) -> None:
-        """Index the episodes; see the class."""
         self.arrays = dict(arrays)
-        self.evicted = TableCounts()
+        self.evicted = Counter[str]()
         ends = np.asarray(episode_ends, np.int64)
         starts = np.concatenate([[0], ends[:-1]])
         _check(self.arrays, ends, starts)
@@ -120,13 +119,12 @@ class EpisodeRows:
         for name, array in out.items():
             self.arrays[name].take(addresses, axis=0, out=array, mode="clip")
 
-    def annotation_fields(self) -> dict[str, AnnotationField]:
-        """Return none."""
-        return {}
+    def annotation_field(self, name: str) -> AnnotationField | None:
+        """There are none."""
 
     def annotated(
-        self, field: AnnotationField, addresses: Integers
-    ) -> tuple[Array, npt.NDArray[np.bool_]]:
+        self, field: AnnotationField, address: int, rows: int
+    ) -> tuple[npt.NDArray[np.bool_], Array]:
         """There are none to ask for."""
         raise NotImplementedError
 
@@ -142,7 +140,7 @@ class EpisodeRows:
         # Whatever recorded it: what is given as a demonstration counts as one.
         scalars["source"] = SOURCE_DEMONSTRATION
         scalars["is_last"] = np.arange(start, end) == end - 1
-        return News(number, False, start, scalars, True, False)
+        return News(number, start, scalars, False, True, False)
 
 
 def _columns(dataset: EpisodeDataset, names: Sequence[str]) -> dict[str, Array]:

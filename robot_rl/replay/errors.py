@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from robot_rl.data.schema import SchemaMismatch
+from robot_rl.data.schema import SchemaMismatch as SchemaMismatch
 from robot_rl.errors import RobotRLError
-from robot_rl.wire.errors import WireError
+from robot_rl.wire.errors import WireError as WireError
 
 
 class ReplayError(RobotRLError):
@@ -29,10 +29,6 @@ class StoreReplaced(StoreError):
 
 class FileDamaged(StoreError):
     """A file of the store that is not as it was written, or none of its files."""
-
-
-class CapacityRefused(StoreError):
-    """A capacity that is out of range."""
 
 
 class AnnotationRefused(ReplayError):
@@ -87,26 +83,9 @@ class NotEnoughData(ReplayError):
     """The store does not hold what was asked for yet."""
 
 
-_BY_NAME: dict[str, type[RobotRLError]] = {
-    kind.__name__: kind
-    for kind in (
-        ReplayError,
-        WireError,
-        StoreError,
-        StoreFull,
-        StoreReplaced,
-        SequenceGap,
-        SessionTaken,
-        RowRefused,
-        AnnotationRefused,
-        WeightsRefused,
-        NotEnoughData,
-        ServerBusy,
-        SchemaMismatch,
-    )
-}
-
-
 def error_from_wire(name: str, text: str) -> RobotRLError:
     """Rebuild the error that a server answered; an unknown name becomes a `ReplayError`."""
-    return _BY_NAME.get(name, ReplayError)(text)
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, RobotRLError):
+        return kind(text)
+    return ReplayError(text)

@@ -16,7 +16,7 @@ from robot_rl.processes.files import replace_bytes
 from robot_rl.replay.errors import ReplayError, StoreError, WeightsRefused
 from robot_rl.replay.messages import GetWeights, PutWeights, Weights
 from robot_rl.replay.records import WeightsRecord
-from robot_rl.replay.session_files import write_error
+from robot_rl.replay.segments import write_error
 from robot_rl.wire.messages import Frame, encode, split
 
 MAXIMUM_WAITING = 1024
@@ -42,7 +42,6 @@ class Mailbox:
     """
 
     def __init__(self, store: Path, *, flush: bool) -> None:
-        """Start with nobody waiting."""
         self._store, self._flush = store, flush
         self._waiting: list[_Waiting] = []
 
@@ -55,7 +54,7 @@ class Mailbox:
         """
         record = WeightsRecord(weights.name, weights.version, tensors, weights.metadata)
         write_weights(self._store, record, flush=self._flush)
-        served = [w for w in self._waiting if _is_newer(record.version, w.question, record.name)]
+        served = [w for w in self._waiting if _answers(record, w.question)]
         self._waiting = [w for w in self._waiting if w not in served]
         return [(w.client, _answer(w.question, record)) for w in served]
 
@@ -70,9 +69,7 @@ class Mailbox:
         Raises:
             ReplayError: Too many clients wait.
         """
-        stored = read_weights(self._store, question.name, tensors=False)
-        version = None if stored is None else stored.version
-        if _is_newer(version, question, question.name):
+        if _answers(read_weights(self._store, question.name, tensors=False), question):
             return _answer(question, read_weights(self._store, question.name))
         if question.wait == 0:
             return _answer(question, None)
@@ -93,9 +90,9 @@ class Mailbox:
         return min((w.deadline for w in self._waiting), default=math.inf)
 
 
-def _is_newer(version: int | None, question: GetWeights, name: str) -> bool:
+def _answers(record: WeightsRecord | None, question: GetWeights) -> bool:
     newer_than = -1 if question.newer_than is None else question.newer_than
-    return question.name == name and version is not None and version > newer_than
+    return record is not None and record.name == question.name and record.version > newer_than
 
 
 def _answer(question: GetWeights, record: WeightsRecord | None) -> list[Frame]:
@@ -119,37 +116,33 @@ def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
         StoreFull: They do not fit; the stored ones stay.
         StoreError: They cannot be written; the stored ones stay.
     """
-    if not _NAME.fullmatch(record.name):
+    name, version, folder = record.name, record.version, store / "weights"
+    if not _NAME.fullmatch(name):
         raise WeightsRefused(
             "weights cannot have this name",
-            got=record.name,
+            got=name,
             expected="letters, digits, dot, dash and underscore",
         )
-    stored = read_weights(store, record.name, tensors=False)
-    if stored is not None and stored.version >= record.version:
-        if stored.version == record.version and read_weights(store, record.name) == record:
+    stored = read_weights(store, name, tensors=False)
+    if stored is not None and stored.version >= version:
+        if stored.version == version and read_weights(store, name) == record:
             return
         raise WeightsRefused(
-            f"weights {record.name!r} are not newer than the stored ones",
-            got=record.version,
+            f"weights {name!r} are not newer than the stored ones",
+            got=version,
             expected=f"> {stored.version}",
         )
-    folder = _folder(store)
-    tensors = folder / _tensors_name(record)
-    about = {
-        "version": record.version,
-        "metadata": dict(record.metadata),
-        "tensors": tensors.name,
-    }
+    tensors = folder / f"{name}-{version}.safetensors"
+    about = {"version": version, "metadata": dict(record.metadata), "tensors": tensors.name}
     try:
         folder.mkdir(exist_ok=True)
         replace_bytes(tensors, record.tensors, flush=flush)
-        replace_bytes(folder / f"{record.name}.json", json.dumps(about).encode(), flush=flush)
+        replace_bytes(folder / f"{name}.json", json.dumps(about).encode(), flush=flush)
     except OSError as error:
         tensors.unlink(missing_ok=True)
         raise write_error(error, store) from error
     if stored is not None:
-        (folder / _tensors_name(stored)).unlink(missing_ok=True)
+        (folder / f"{name}-{stored.version}.safetensors").unlink(missing_ok=True)
 
 
 def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsRecord | None:
@@ -163,7 +156,7 @@ def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsReco
     Raises:
         StoreError: They are damaged.
     """
-    folder = _folder(store)
+    folder = store / "weights"
     for _ in range(_TRIES):
         try:
             about = json.loads((folder / f"{name}.json").read_bytes())
@@ -179,15 +172,6 @@ def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsReco
 
 def weights_versions(store: Path) -> dict[str, int]:
     """Return the version of the latest weights by name."""
-    records = (
-        read_weights(store, file.stem, tensors=False) for file in _folder(store).glob("*.json")
-    )
+    files = (store / "weights").glob("*.json")
+    records = (read_weights(store, file.stem, tensors=False) for file in files)
     return {record.name: record.version for record in records if record is not None}
-
-
-def _folder(store: Path) -> Path:
-    return store / "weights"
-
-
-def _tensors_name(record: WeightsRecord) -> str:
-    return f"{record.name}-{record.version}.safetensors"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robot_rl.processes.signals import stop_event
+from robot_rl.replay.segments import Capacity
 from robot_rl.replay.server import ReplayServer
-from robot_rl.replay.session_files import Capacity
 from robot_rl.run import RunDirectory
 
 if TYPE_CHECKING:

@@ -15,17 +15,17 @@ import numpy as np
 from msgspec import Meta
 
 from robot_rl.data.schema import DTYPES, Array, RowSchema
-from robot_rl.replay.annotations import MAXIMUM_ANNOTATION_BYTES, Annotations
 from robot_rl.replay.errors import AnnotationRefused
 from robot_rl.replay.records import (
     ACTOR_LIMIT,
+    MAXIMUM_ANNOTATION_BYTES,
     MAXIMUM_EPISODE_METADATA,
     ROW_KEY_DTYPE,
     TABLE_LIMIT,
+    Annotations,
     SessionKey,
 )
-from robot_rl.replay.sample_spec import SampleSpec
-from robot_rl.replay.sampler import Visible
+from robot_rl.replay.sampler import SampleSpec, Visible
 from robot_rl.replay.sessions import OpenSession
 from robot_rl.replay.spool import Stretch
 from robot_rl.wire.errors import WireError
@@ -43,7 +43,6 @@ from robot_rl.wire.messages import (
 
 MAXIMUM_SCHEMA_BYTES = 1 << 16
 MAXIMUM_WAIT_SECONDS = 60.0
-MAXIMUM_DRAWS = 1 << 10
 MAXIMUM_ANNOTATED_ROWS = 4096
 MAXIMUM_ANNOTATION_AXES = 8
 _ROWS_PER_REQUEST = 1024
@@ -162,11 +161,10 @@ class Annotate(Numbered):
 
 
 class Sample(Numbered):
-    """Draw mini-batches; the answer depends on nothing but this message and the store."""
+    """Draw a mini-batch; the answer depends on nothing but this message and the store."""
 
     table: Name
     spec: SampleSpec
-    draws: Annotated[int, Meta(ge=1, le=MAXIMUM_DRAWS)]
     state: Facts
 
 

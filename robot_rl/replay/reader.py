@@ -1,30 +1,39 @@
-"""Reading a store: tables, episodes, weights. Mini-batches are the sampler's business."""
+"""Reading a store while a server may be writing it: whole episodes, or a table as it grows.
+
+Rows come straight from the segments' memory maps.
+"""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.replay.annotations import AnnotationField, fields_of_table, newest_values
+from robot_rl.data.schema import Array
+from robot_rl.errors import did_you_mean
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import NotEnoughData, StoreError
 from robot_rl.replay.mailbox import read_weights
-from robot_rl.replay.records import (
-    EpisodeRecord,
-    RowFlags,
-    TableCounts,
-    TableInfo,
-    WeightsRecord,
-)
-from robot_rl.replay.segments import Segments, facts_of
-from robot_rl.replay.sessions import Session, plan_rows
+from robot_rl.replay.records import AnnotationField, EpisodeRecord, TableInfo, WeightsRecord
+from robot_rl.replay.segments import Segment, Segments
+from robot_rl.replay.sessions import RowFlags, Session
+from robot_rl.replay.windows import SCALARS, Records
+
+Addresses = npt.NDArray[np.int64]
+_INDEX_BITS = 32
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
+_LARGE_BYTES = 2048
+_TRIES = 16
 
 
 class StoreReader:
-    """Reads a store while a server may be writing it.
+    """Reads a store's tables, episodes and weights.
 
     Args:
         path: Folder of the store.
@@ -33,37 +42,48 @@ class StoreReader:
         identity: Name of this store and its copies.
 
     Raises:
-        StoreError: There is no store, or it cannot be read.
+        StoreError: There is no store, or it cannot be read; so with all calls.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the store; see the class."""
         self.path = path
-        self._catalogue = Catalogue(path)
-        self._segments = Segments(path)
-        self.identity = self._catalogue.identity
+        self.catalogue = Catalogue(path)
+        self.segments = Segments(path)
+        self.identity = self.catalogue.identity
 
     def tables(self) -> dict[str, TableInfo]:
         """Return the tables by name."""
-        return self._catalogue.tables()
+        return self.catalogue.tables()
 
-    def table(self, name: str) -> TableInfo:
-        """Return one table.
+    def table(self, name: str | None) -> TableInfo:
+        """Return one table; None stands for the only one.
 
         Raises:
-            StoreError: There is none of this name.
+            StoreError: There is none of this name, or none or several to choose from.
         """
         tables = self.tables()
+        if name is None and len(tables) == 1:
+            return next(iter(tables.values()))
+        if name is None:
+            raise StoreError(
+                f"the store {self.path} has {len(tables) or 'no'} tables",
+                got=", ".join(sorted(tables)) or None,
+                expected="one",
+                hint="name one of them with table=NAME" if tables else None,
+            )
         if name not in tables:
             raise StoreError(
-                f"the store {self.path} has no such table", got=name, expected=sorted(tables)
+                f"the store {self.path} has no such table",
+                got=name,
+                expected=sorted(tables),
+                hint=did_you_mean(name, tables),
             )
         return tables[name]
 
     def episodes(self, table: str) -> list[EpisodeRecord]:
         """Return the episodes of a table in the order in which they began."""
         info = self.table(table)
-        records = self._catalogue.episodes(info.identifier)
+        records = self.catalogue.episodes(info.identifier)
         return [r if r.sealed else self._as_it_is(info, r) for r in records]
 
     def read_episode(self, table: str, episode: EpisodeRecord) -> npt.NDArray[Any]:
@@ -93,13 +113,13 @@ class StoreReader:
         """
         return self._rows(self.table(table), episode)
 
-    def evicted(self, table: str) -> TableCounts:
-        """Return the totals of what was evicted from a table."""
-        return self._catalogue.evicted(self.table(table).identifier)
+    def evicted_rows(self, table: str) -> int:
+        """Return how many rows were evicted from a table."""
+        return self.catalogue.evicted(self.table(table).identifier)["rows"]
 
     def annotation_fields(self, table: str) -> dict[str, AnnotationField]:
         """Return the annotations that rows of a table may have, by name."""
-        return fields_of_table(self._catalogue, self.table(table).identifier)
+        return self.catalogue.annotation_fields(self.table(table).identifier)
 
     def annotations(
         self, table: str, name: str, episode: EpisodeRecord
@@ -120,18 +140,8 @@ class StoreReader:
                 got=name,
                 expected=sorted(fields),
             )
-        field, first = fields[name], episode.first_sequence
-        valid = np.zeros(episode.rows, np.bool_)
-        versions = np.zeros(episode.rows, np.int64)
-        values = np.zeros((episode.rows, *field.shape), field.dtype)
-        stretch = (first, first + episode.rows)
-        for sequence, version, value in newest_values(
-            self._catalogue, field, episode.session_key, stretch
-        ):
-            at = sequence - first
-            valid[at], versions[at] = True, version
-            values[at] = np.frombuffer(value, field.dtype).reshape(field.shape)
-        return valid, versions, values
+        place = (episode.session_key, episode.first_sequence, episode.rows)
+        return self.catalogue.newest_values(fields[name], *place)
 
     def weights(self, name: str) -> WeightsRecord | None:
         """Return the latest weights under a name."""
@@ -139,7 +149,7 @@ class StoreReader:
 
     def close(self) -> None:
         """Release the store."""
-        self._catalogue.close()
+        self.catalogue.close()
 
     def __enter__(self) -> Self:
         """Return the reader."""
@@ -151,7 +161,7 @@ class StoreReader:
 
     def _rows(self, info: TableInfo, episode: EpisodeRecord) -> npt.NDArray[Any]:
         try:
-            segment = self._segments.holding(episode.session_key, episode.first_sequence)
+            segment = self.segments.holding(episode.session_key, episode.first_sequence)
             rows = segment.rows(self.identity, info.schema.dtype)
         except (FileNotFoundError, NotEnoughData) as error:
             raise NotEnoughData(
@@ -164,12 +174,257 @@ class StoreReader:
     def _as_it_is(self, info: TableInfo, episode: EpisodeRecord) -> EpisodeRecord:
         """Return the record of an open episode with the rows that it has by now."""
         try:
-            rows = self._rows(info, episode)
+            rows = _of_one_episode(self._rows(info, episode))[0]
         except NotEnoughData:
             return episode
-        lasts = np.flatnonzero(rows["is_last"])
-        rows = rows[: lasts[0] + 1] if len(lasts) else rows
-        state = Session("", episode.first_sequence, episode.without_rows())
-        facts = facts_of(rows, RowFlags.of(info.schema))
-        plan = plan_rows(episode.session_key, state, facts, {}, 0)
-        return plan.episodes.get(episode.identifier, episode)
+        state = Session("", episode.first_sequence, episode.begun_anew())
+        facts = RowFlags.of(info.schema).read_all(rows)
+        _, found = state.after(episode.session_key, facts, {}, 0)
+        return found.get(episode.identifier, episode)
+
+
+def _of_one_episode(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
+    """Return the rows up to the one with ``is_last``, and whether that is there."""
+    lasts = np.flatnonzero(rows["is_last"])
+    return (rows[: lasts[0] + 1], True) if len(lasts) else (rows, False)
+
+
+class News(NamedTuple):
+    """Rows of an episode that have come.
+
+    Attributes:
+        episode: Its identifier; increases in the order in which episodes began.
+        address: Of the first of these rows.
+        scalars: What the rows say, shape (rows,), dtype `SCALARS`; may be none.
+        of_actor: Whether it may be evicted; else it is a demonstration.
+        complete: Whether nothing more will come.
+        cut: Whether it was closed without its row with ``is_last``.
+    """
+
+    episode: int
+    address: int
+    scalars: Records
+    of_actor: bool
+    complete: bool
+    cut: bool
+
+
+@dataclass
+class _Mapped:
+    """A segment, its rows so far, their bytes, and the size that its file had."""
+
+    segment: Segment
+    rows: npt.NDArray[Any]
+    data: memoryview
+    file_bytes: int
+    gone: bool = False
+
+    @property
+    def end(self) -> int:
+        """Sequence behind its last row."""
+        return self.segment.first + len(self.rows)
+
+
+class TableRows:
+    """Follows a table. A row has an address, and the rows of an episode have consecutive ones.
+
+    What was given stays readable, also after its eviction, until `forget_gone`.
+
+    Args:
+        store: Folder of the store.
+        table: Name of the table.
+
+    Attributes:
+        identity: Name of the store and its copies.
+        dtype: Of a row.
+        evicted: Totals of what was evicted from it, as of the last look.
+
+    Raises:
+        StoreError: No such store or table.
+    """
+
+    def __init__(self, store: Path, table: str) -> None:
+        self._reader = StoreReader(store)
+        try:
+            info = self._reader.table(table)
+        except BaseException:
+            self._reader.close()
+            raise
+        self._table, self.dtype = info.identifier, info.schema.dtype
+        self.identity, self._catalogue = self._reader.identity, self._reader.catalogue
+        self.evicted: Counter[str] = Counter()
+        self._mapped: list[_Mapped | None] = []
+        self._numbers: dict[Segment, int] = {}
+        self._open: dict[int, int] = {}  # open episodes and how many of their rows were given
+        self._next_episode = 0
+        self._seen_version: int | None = None
+        self._unseen: list[EpisodeRecord] = []
+
+    def look(self) -> list[News]:
+        """Return what has come since the last look, in the order in which episodes began.
+
+        Raises:
+            StoreError: The rows are not those that the catalogue knows.
+        """
+        for _ in range(_TRIES):
+            try:
+                return self._look()
+            except (FileNotFoundError, NotEnoughData):
+                self._seen_version = None  # evicted between catalogue and rows: look again
+        raise StoreError(
+            "rows are evicted faster than they can be read",
+            got=f"eviction during each of {_TRIES} looks",
+            hint="let more rows stay: a larger replay.capacity_rows or replay.capacity_bytes",
+        )
+
+    def gone(self) -> list[tuple[int, int]]:
+        """Return the address ranges (first, end) of what was evicted and not forgotten yet."""
+        return [
+            (number << _INDEX_BITS, (number << _INDEX_BITS) + len(mapped.rows))
+            for number, mapped in enumerate(self._mapped)
+            if mapped is not None and mapped.gone
+        ]
+
+    def forget_gone(self) -> None:
+        """Let go of the rows that `gone` returned."""
+        for number, mapped in enumerate(self._mapped):
+            if mapped is not None and mapped.gone:
+                del self._numbers[mapped.segment]
+                self._mapped[number] = None
+
+    def rewind(self) -> None:
+        """Let the next look begin again at the first episode."""
+        self._next_episode, self._seen_version = 0, None
+        self._open = {}
+
+    def take(self, addresses: Addresses, out: Mapping[str, Array]) -> None:
+        """Copy fields of rows.
+
+        Args:
+            addresses: Of the rows, int64 (n,).
+            out: Where to, by the name of the field, each (n, *shape) and contiguous.
+        """
+        columns, row_bytes = self.dtype.fields, self.dtype.itemsize
+        assert columns is not None
+        numbers = (addresses >> _INDEX_BITS).tolist()
+        rows = (addresses & _INDEX_MASK) * row_bytes
+        data = [b"" if m is None else m.data for m in self._mapped]
+
+        def copy(target: memoryview, offset: int, size: int) -> None:
+            """Copy so many bytes of each row, once; NumPy's indexing of a map would do it twice."""
+            places = range(0, len(target), size)
+            starts = (rows + offset).tolist()
+            for at, number, start in zip(places, numbers, starts, strict=True):
+                target[at : at + size] = data[number][start : start + size]
+
+        small = [name for name in out if columns[name][0].itemsize < _LARGE_BYTES]
+        for name in set(out).difference(small):
+            dtype, offset = columns[name][:2]
+            copy(out[name].reshape(-1).view(np.uint8).data, offset, dtype.itemsize)
+        if small:  # they lie close together, and are spread from the head of each row
+            first = min(columns[name][1] for name in small)
+            end = max(columns[name][1] + columns[name][0].itemsize for name in small)
+            layout = {
+                "names": small,
+                "formats": [columns[name][0] for name in small],
+                "offsets": [columns[name][1] - first for name in small],
+                "itemsize": end - first,
+            }
+            heads: npt.NDArray[Any] = np.empty(len(rows), np.dtype(layout))  # type: ignore[call-overload]
+            copy(heads.view(np.uint8).data, first, end - first)
+            for name in small:
+                out[name][...] = heads[name]
+
+    def annotation_field(self, name: str) -> AnnotationField | None:
+        """Return an annotation that rows of the table may have, None if none ever had it."""
+        return self._catalogue.annotation_fields(self._table).get(name)
+
+    def annotated(
+        self, field: AnnotationField, address: int, rows: int
+    ) -> tuple[npt.NDArray[np.bool_], Array]:
+        """Tell which of consecutive rows have an annotation, (rows,), and its newest values."""
+        number, index = divmod(address, 1 << _INDEX_BITS)
+        mapped = self._mapped[number]
+        assert mapped is not None
+        first = mapped.segment.first + index
+        valid, _, values = self._catalogue.newest_values(field, mapped.segment.key, first, rows)
+        return valid, values
+
+    def close(self) -> None:
+        """Release the store."""
+        self._reader.close()
+        self._mapped = []
+
+    def _look(self) -> list[News]:
+        version = self._catalogue.data_version()
+        if version != self._seen_version:
+            self._read_catalogue()
+        news = list(self._news())
+        self._seen_version = version
+        for item in news:
+            self._next_episode = max(self._next_episode, item.episode + 1)
+            if item.complete:
+                self._open.pop(item.episode, None)
+            else:
+                self._open[item.episode] = self._open.get(item.episode, 0) + len(item.scalars)
+        return news
+
+    def _read_catalogue(self) -> None:
+        """Take what is to be looked at: what was evicted, open episodes and new ones."""
+        with self._catalogue.transaction(write=False):
+            for mapped in self._mapped:
+                if mapped is not None:  # a segment begins with an episode
+                    first = mapped.segment.first
+                    place = (mapped.segment.key, first, first + 1)
+                    mapped.gone = not self._catalogue.episodes_of_session(*place)
+            self.evicted = self._catalogue.evicted(self._table)
+            known = (self._catalogue.episode(identifier) for identifier in sorted(self._open))
+            there = [record for record in known if record is not None]
+            self._unseen = [*there, *self._catalogue.episodes(self._table, self._next_episode)]
+        self._open = {record.identifier: self._open[record.identifier] for record in there}
+
+    def _news(self) -> Iterator[News]:
+        for record in self._unseen:
+            new = record.identifier >= self._next_episode
+            if not new and record.identifier not in self._open:
+                continue
+            given = self._open.get(record.identifier, 0)
+            number, mapped = self._map(record)
+            start = record.first_sequence - mapped.segment.first
+            rows, complete = mapped.rows[start + given :], True
+            if not record.sealed:
+                rows, complete = _of_one_episode(rows)
+            elif len(rows) < record.rows - given:
+                raise StoreError(
+                    f"{mapped.segment.path} has fewer rows than its catalogue knows",
+                    got=len(mapped.rows),
+                    expected=start + record.rows,
+                    hint="see what is there: robot-rl inspect STORE rebuild=true",
+                )
+            else:
+                rows = rows[: record.rows - given]
+            if not (len(rows) or new or complete):
+                continue
+            scalars = np.empty(len(rows), SCALARS)
+            for name in SCALARS.names or ():
+                scalars[name] = rows[name]
+            address = (number << _INDEX_BITS) + start + given
+            of_actor = not record.is_demonstration
+            yield News(record.identifier, address, scalars, of_actor, complete, record.cut)
+
+    def _map(self, record: EpisodeRecord) -> tuple[int, _Mapped]:
+        """Return the segment of an episode, mapped with the rows that it has now."""
+        segment = self._reader.segments.holding(record.session_key, record.first_sequence)
+        number = self._numbers.get(segment, len(self._mapped))
+        mapped = self._mapped[number] if number < len(self._mapped) else None
+        if mapped is not None and record.sealed and record.end <= mapped.end:
+            return number, mapped
+        size = os.stat(segment.path).st_size
+        if mapped is not None and size == mapped.file_bytes:
+            return number, mapped
+        # What comes between the size and the mapping is found with the next look.
+        rows = segment.rows(self.identity, self.dtype)
+        mapped = _Mapped(segment, rows, rows.view(np.uint8).data, size)
+        self._mapped[number : number + 1] = [mapped]
+        self._numbers[segment] = number
+        return number, mapped

@@ -23,10 +23,9 @@ from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import ClientFailed, ReplayError, ServerBusy
 from robot_rl.replay.messages import CountWindows, Sample, Sampled, WindowsCounted
+from robot_rl.replay.reader import TableRows
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
-from robot_rl.replay.sample_spec import Batch, Layout, SampleSpec, size_of
-from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.sampler import Batch, Layout, Sampler, SampleSpec, size_of
 from robot_rl.wire.errors import WireError
 from robot_rl.wire.limits import LogLimit
 from robot_rl.wire.messages import Frame, Numbered, Payload, encode, refusal, split
@@ -99,10 +98,8 @@ class RemoteSampler(Sampler):
         """End the connection."""
         self._client.close()
 
-    def _fill(self, count: int, batch: Batch) -> None:
-        question = Sample(
-            table=self._table, spec=self.spec, draws=count, state=self._state(self._limit)
-        )
+    def _fill(self, batch: Batch) -> None:
+        question = Sample(table=self._table, spec=self.spec, state=self._state(self._limit))
         answer, payload = self._ask(question, Sampled)
         _unpack(payload, [batch[name] for name in self.layout])
         self.rng.bit_generator.state = answer.state["rng"]
@@ -324,16 +321,16 @@ class SamplingService:
         return encode(refusal(failure, message))
 
     def _sample(self, sampler: ReplaySampler, request: Sample) -> list[Frame]:
-        size = request.draws * sampler.spec.batch_size * size_of(sampler.layout)
+        size = sampler.spec.batch_size * size_of(sampler.layout)
         if size > self._message_bytes:
             raise ReplayError(
-                "so many batches are too large for one message",
+                "such a batch is too large for one message",
                 got=f"{size} bytes",
                 expected=f"<= {self._message_bytes} bytes",
-                hint="draw fewer at once, or raise the server's replay.message_bytes",
+                hint="raise the server's replay.message_bytes",
             )
         sampler.load_state_dict(request.state)
-        batch = sampler.sample_many(request.draws)
+        batch = sampler.sample()
         answer = Sampled(
             request=request.request, state=sampler.state_dict(), visible=sampler.visible
         )

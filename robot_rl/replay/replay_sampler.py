@@ -9,28 +9,93 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.replay.annotations import AnnotationField
+from robot_rl.errors import did_you_mean
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.errors import NotEnoughData, ReplayError
-from robot_rl.replay.rows import TableRows
-from robot_rl.replay.sample_spec import (
-    ANNOTATION,
-    CHUNK,
-    CHUNK_VALID,
-    NEXT,
-    VALID,
-    WINDOW_FIELDS,
+from robot_rl.replay.reader import TableRows
+from robot_rl.replay.records import AnnotationField, online_steps
+from robot_rl.replay.sampler import (
     Batch,
-    BatchLayout,
+    Layout,
+    Sampler,
     SampleSpec,
+    Visible,
+    at_every_state,
     is_observation,
 )
-from robot_rl.replay.sampler import Sampler, Visible
 from robot_rl.replay.windows import LABELS, UNKNOWN, WINDOW, Integers, Records, WindowIndex
+
+NEXT, CHUNK = "next/", "chunk/"
+
+
+class BatchLayout:
+    """The arrays of a batch, with the rows that each is made of.
+
+    Args:
+        spec: What is wanted.
+        row: The structured dtype of a row of the table.
+
+    Attributes:
+        arrays: Dtype and shape of each array, without the leading B.
+        fields: Names of the fields at s and at s'.
+        chunks: Names of the fields of a chunk from s on, and from s' on.
+
+    Raises:
+        ReplayError: The table has no such field.
+    """
+
+    def __init__(self, spec: SampleSpec, row: np.dtype[Any]) -> None:
+        following = spec.next_fields
+        if following is None:
+            following = tuple(name for name in spec.fields if at_every_state(name))
+        self.fields = (spec.fields, following)
+        self.chunks = (spec.chunk_fields, spec.next_chunk_fields)
+        flag, number = (np.dtype(np.bool_), ()), (np.dtype(np.float32), ())
+        self.arrays: Layout = {
+            "reward": number,
+            "discount": number,
+            "steps": (np.dtype(np.int16), ()),
+            "source": (np.dtype(np.uint8), ()),
+        }
+        windowed = set(self.arrays)
+        history = (spec.observation_steps,) if spec.observation_steps else ()
+        for prefix, names in zip(("", NEXT), self.fields, strict=True):
+            for name in names:
+                if name in windowed:
+                    raise ReplayError(
+                        f"the field {name!r} is in every batch already",
+                        hint="leave it out of fields",
+                    )
+                dtype, shape = _column(row, name)
+                lead = history if is_observation(name) else ()
+                self.arrays[prefix + name] = dtype, (*lead, *shape)
+        for prefix, names in zip((CHUNK, NEXT + CHUNK), self.chunks, strict=True):
+            for name in names:
+                dtype, shape = _column(row, name)
+                self.arrays[prefix + name] = dtype, (spec.horizon, *shape)
+            if names:
+                self.arrays[prefix + "valid"] = flag[0], (spec.horizon,)
+        if spec.returns:
+            self.arrays |= {"return": number, "return/valid": flag}
+        if spec.in_order:
+            self.arrays["drawn"] = flag
+
+
+def _column(row: np.dtype[Any], name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    names = row.names or ()
+    if name not in names:
+        raise ReplayError(
+            "the table has no such field",
+            got=name,
+            expected=sorted(names),
+            hint=did_you_mean(name, names),
+        )
+    return row[name].base, row[name].shape
 
 
 class DataKind(IntEnum):
@@ -68,7 +133,6 @@ class Quotas:
     def __init__(
         self, batch_size: int, demonstration_share: float, intervention_share: float
     ) -> None:
-        """Lay out the slots; see the class."""
         online = 1.0 - demonstration_share - intervention_share
         shares = demonstration_share, intervention_share
         if not all(0 <= share <= 1 for share in shares) or online < -1e-9:
@@ -127,24 +191,21 @@ class ReplaySampler(Sampler):
         rng: Where all randomness comes from.
 
     Raises:
-        StoreError: No such annotation.
         ReplayError: Unknown field, or a share out of range.
     """
 
     def __init__(
         self, rows: TableRows | EpisodeRows, spec: SampleSpec, rng: np.random.Generator
     ) -> None:
-        """Index what there is; see the class."""
         super().__init__(spec, rng)
         with ExitStack() as failed:
             failed.callback(rows.close)
             self._rows, self._identity = rows, rows.identity
             apart = spec.intervention_share
             self._quotas = Quotas(spec.batch_size, spec.demonstration_share, apart or 0.0)
-            self._row = rows.dtype
-            self._arrays = BatchLayout(spec, self._row, rows.annotation_fields())
+            self._arrays = BatchLayout(spec, rows.dtype)
             self.layout = self._arrays.arrays
-            self._spans = dict.fromkeys(DataKind, (0, 0))
+            self._spans = dict.fromkeys(DataKind, range(0))
             self._queue = np.empty(0, WINDOW)
             self._begin_index(self._rewards_field())
             self.refresh(None)
@@ -154,16 +215,9 @@ class ReplaySampler(Sampler):
         """See `Sampler`."""
         news = self._rows.look()
         evicted = self._rows.evicted
-        self._index.note_evicted(evicted.rows, evicted.online_steps, self._rows.gone())
+        self._index.note_evicted(evicted["rows"], online_steps(evicted), self._rows.gone())
         for item in news:
-            self._index.add(
-                item.episode,
-                item.address,
-                item.scalars,
-                of_actor=item.of_actor,
-                complete=item.complete,
-                cut=item.cut,
-            )
+            self._index.add(*item)
         return self._index.online_transitions
 
     def refresh(self, environment_steps: int | None = None) -> None:
@@ -197,7 +251,7 @@ class ReplaySampler(Sampler):
         """
         if self.spec.rewards is None:
             return None
-        field = self._rows.annotation_fields().get(self.spec.rewards)
+        field = self._rows.annotation_field(self.spec.rewards)
         if field is not None and (field.shape != () or np.dtype(field.dtype).kind != "f"):
             raise ReplayError(
                 f"the annotation {field.name!r} cannot stand for rewards",
@@ -216,8 +270,7 @@ class ReplaySampler(Sampler):
             if only:
                 scalars["reward"] = UNKNOWN
             if field is not None:
-                addresses = address + np.arange(len(scalars))
-                values, valid = self._rows.annotated(field, addresses)
+                valid, values = self._rows.annotated(field, address, len(scalars))
                 scalars["reward"][valid] = values[valid]
                 if not only:
                     end_at_success(scalars, valid)
@@ -240,13 +293,13 @@ class ReplaySampler(Sampler):
             oldest = newest + 1 - max(kept - self._index.demonstration_rows, 1)
         for kind, pool in pools.items():
             start = 0 if kind is DataKind.DEMONSTRATION else pool.begun_before(oldest)
-            self._spans[kind] = (min(start, ends[kind]), ends[kind])
+            self._spans[kind] = range(start, ends[kind])
         if self.spec.in_order:
             self._line_up()
         self._count()
 
     def _count(self) -> None:
-        demonstrations, interventions, online = map(_length, self._spans.values())
+        demonstrations, interventions, online = map(len, self._spans.values())
         left = len(self._queue)
         self.visible = Visible(self._available, demonstrations, online, interventions, left)
 
@@ -255,7 +308,7 @@ class ReplaySampler(Sampler):
         shown = bool(self.spec.demonstration_share)
         kind = DataKind.DEMONSTRATION if shown else DataKind.ONLINE
         windows = self._index.pools[kind].windows
-        start, end = self._spans[kind]
+        start, end = self._spans[kind].start, self._spans[kind].stop
         # An episode that is not there as a whole holds those that began after it back.
         held = [windows["episode"][end:].min()] if end < len(windows) else []
         first_open = self._index.first_open(of_actor=not shown)
@@ -269,49 +322,47 @@ class ReplaySampler(Sampler):
             begin += given
         self._queue = queue[begin:].copy()
 
-    def _kinds(self) -> npt.NDArray[np.uint8]:
-        """Return the kind of each slot of a batch, shape (B,).
+    def _draw(self) -> Records:
+        """Draw the windows of a batch, shape (B,).
 
         Raises:
             NotEnoughData: Nothing to draw from is visible.
         """
-        available = {kind: _length(span) for kind, span in self._spans.items()}
-        if self.spec.intervention_share is None:
+        together = self.spec.intervention_share is None
+        available = {kind: len(span) for kind, span in self._spans.items()}
+        if together:
             available[DataKind.DEMONSTRATION] += available[DataKind.INTERVENTION]
-        return self._quotas.kinds(available)
-
-    def _draw(self, kinds: npt.NDArray[np.uint8]) -> Records:
-        """Draw one window of each of the kinds, shape (len(kinds),)."""
+        kinds = self._quotas.kinds(available)
         windows = np.empty(len(kinds), WINDOW)
         for kind in DataKind:
             places = np.flatnonzero(kinds == kind)
             if not len(places):
                 continue
             sources = [kind]
-            if kind is DataKind.DEMONSTRATION and self.spec.intervention_share is None:
+            if kind is DataKind.DEMONSTRATION and together:
                 sources.append(DataKind.INTERVENTION)
-            counts = [_length(self._spans[source]) for source in sources]
+            counts = [len(self._spans[source]) for source in sources]
             chosen = self.rng.integers(0, sum(counts), len(places))
             for source, count in zip(sources, counts, strict=True):
                 here = (chosen >= 0) & (chosen < count)
                 pool = self._index.pools[source].windows
-                windows[places[here]] = pool[self._spans[source][0] + chosen[here]]
+                windows[places[here]] = pool[self._spans[source].start + chosen[here]]
                 chosen -= count
         return windows
 
-    def _next_in_order(self, count: int) -> tuple[Records, int]:
-        """Take the next windows of the queue, shape (count,), and how many were left of them.
+    def _next_in_order(self) -> tuple[Records, int]:
+        """Take the next windows of the queue, shape (B,), and how many were left of them.
 
         Raises:
             NotEnoughData: None.
         """
-        left = min(count, len(self._queue))
+        left = min(self.spec.batch_size, len(self._queue))
         if not left:
             raise NotEnoughData(
                 "each episode that is visible and has ended was given",
                 hint="refresh when there are more",
             )
-        windows = self._queue[np.minimum(np.arange(count), left - 1)]
+        windows = self._queue[np.minimum(np.arange(self.spec.batch_size), left - 1)]
         self._queue = self._queue[left:]
         episode = int(windows["episode"][-1])
         of_it = int((windows["episode"][:left] == episode).sum())
@@ -319,23 +370,16 @@ class ReplaySampler(Sampler):
         self._count()
         return windows, left
 
-    def _fill(self, count: int, batch: Batch) -> None:
+    def _fill(self, batch: Batch) -> None:
         if self.spec.in_order:
-            windows, left = self._next_in_order(count * self.spec.batch_size)
+            windows, left = self._next_in_order()
             batch["drawn"][...] = np.arange(len(windows)) < left
         else:
-            kinds = self._kinds()
-            windows = np.concatenate([self._draw(kinds) for _ in range(count)])
-        for name in WINDOW_FIELDS:
+            windows = self._draw()
+        for name in ("reward", "discount", "steps", "source"):
             batch[name][...] = windows[name]
         if self.spec.returns:
             batch["return"][...], batch["return/valid"][...] = windows["return"], windows["ended"]
-        self._copy_rows(windows, batch)
-        for field in self._arrays.annotations:
-            self._copy_annotation(field, windows, batch)
-
-    def _copy_rows(self, windows: Records, batch: Batch) -> None:
-        """Copy the rows of windows to where they go."""
         spec, arrays, nothing = self.spec, self._arrays, np.zeros(len(windows), np.int64)
         steps, history = np.arange(spec.horizon), np.arange(1 - spec.observation_steps, 1)
         sides = ((nothing, windows["chunk"], ""), (windows["ahead"], windows["next_chunk"], NEXT))
@@ -352,26 +396,13 @@ class ReplaySampler(Sampler):
                 later = np.minimum(steps, length[:, None] - 1)
                 chunks = {name: batch[prefix + CHUNK + name] for name in arrays.chunks[side]}
                 self._take(at[:, None] + later, chunks)
-                batch[prefix + CHUNK_VALID][...] = steps < length[:, None]
+                batch[prefix + CHUNK + "valid"][...] = steps < length[:, None]
 
     def _take(self, addresses: Integers, out: Batch) -> None:
         """Copy fields of rows, one after the other."""
-        flat = {name: array.reshape(-1, *self._row[name].shape) for name, array in out.items()}
+        row = self._rows.dtype
+        flat = {name: array.reshape(-1, *row[name].shape) for name, array in out.items()}
         self._rows.take(addresses.reshape(-1), flat)
-
-    def _copy_annotation(self, field: AnnotationField, windows: Records, batch: Batch) -> None:
-        """Fill the column of an annotation and its mask at s and at the next state."""
-        at = windows["address"]
-        addresses = np.concatenate((at, at + windows["ahead"]))
-        distinct, inverse = np.unique(addresses, return_inverse=True)
-        values, valid = self._rows.annotated(field, distinct)
-        for prefix, places in zip(("", NEXT), np.split(inverse, 2), strict=True):
-            name = prefix + ANNOTATION + field.name
-            batch[name][...], batch[name + VALID][...] = values[places], valid[places]
-
-
-def _length(span: tuple[int, int]) -> int:
-    return span[1] - span[0]
 
 
 def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:

@@ -2,16 +2,162 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, cast
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from robot_rl.replay.errors import ClientFailed, ReplayError, StoreReplaced
-from robot_rl.replay.sample_spec import Batch, Layout, SampleSpec, allocate, checked
+from robot_rl.data.schema import LAST_COMMAND, Array
+from robot_rl.replay.errors import ReplayError, StoreReplaced
+
+Batch = dict[str, Array]
+# For each array its dtype and the shape of one item.
+Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+MAXIMUM_BATCH_SIZE = 1 << 16
+MAXIMUM_STEPS = 512
+_OBSERVED = ("state/", "images/", "depth/", "points/", "features/")
+
+
+def is_observation(name: str) -> bool:
+    """Whether a field was seen, so that it has a history."""
+    return name.startswith(_OBSERVED) or name in (LAST_COMMAND, "instruction")
+
+
+def size_of(layout: Layout) -> int:
+    """Bytes of one item of each array together."""
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values())
+
+
+def at_every_state(name: str) -> bool:
+    """Whether a field is there at an episode's last row too."""
+    return is_observation(name) or name == "base_action"
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """What mini-batches are made of, on this machine and across the network.
+
+    A window begins at a row s = row t of an episode that has an action. It covers the m ≤ `n_step`
+    steps up to the episode's end, or for an action of the policy up to where an operator takes
+    over; s' is row t + m. A batch has these arrays; B = `batch_size`, n = `observation_steps`,
+    H = `chunk_steps`:
+
+    ====================  ==============  ======================================================
+    ``<field>``           (B, *shape)     row t. Observations are (B, n, *shape) if n > 0: rows
+                                          t - n + 1 … t, before the episode its first row again
+    ``next/<field>``      as above        the same of row t + m
+    ``reward``            float32 (B,)    Σ γ^j r_{t+j} over j < m, γ = `discount`
+    ``discount``          float32 (B,)    γ^m; 0 where the last step terminated
+    ``steps``             int16 (B,)      m
+    ``source``            uint8 (B,)      who acted at s: 0 demonstration, 1 policy, 2 operator
+    ``chunk/<field>``     (B, H, *shape)  rows t … t + H - 1; from the episode's end or a take-over
+                                          on the last of these rows again
+    ``chunk/valid``       bool (B, H)     false where it is repeated. For `ChunkPolicy.loss` these
+                                          are "action" and "valid"
+    ``next/chunk/…``      (B, H, …)       the same of rows t + m … for fields that every state has,
+                                          as ``base_action``; here an episode's last row counts
+    ``return``            float32 (B,)    Σ γ^j r_{t+j} to the episode's end or a take-over
+    ``return/valid``      bool (B,)       whether it ended by termination: else more may follow
+    ``drawn``             bool (B,)       with `order` "episodes": false where no window was left,
+                                          and the last one is repeated
+    ====================  ==============  ======================================================
+
+    Attributes:
+        fields: Fields to give at s.
+        batch_size: B, at most 65536.
+        n_step: Most steps of a window, at most 512.
+        discount: γ per step.
+        demonstration_share: Share of slots for demonstrations, in [0, 1]; strictly between, a kind
+            that has no data yet is replaced by the other.
+        intervention_share: Share of slots for operators' interventions alone. None gives them none
+            of their own, but draws them with the demonstrations too, as in HIL-SERL.
+        next_fields: Fields to give at s'; None takes those of `fields` that every state has:
+            observations, ``base_action`` and ``last_command``.
+        observation_steps: n, length of the history; 0 gives no axis for it.
+        chunk_fields: Fields to give for each step of a chunk.
+        chunk_steps: H; None takes `n_step`.
+        returns: Whether to give Monte-Carlo returns; only episodes that have ended are drawn then.
+        policy_versions: Lowest and highest version of the policy in whose steps a window of an
+            actor may begin.
+        rewards: Annotation whose newest version gives the rewards; it need not exist yet. Labels
+            (``reward``) replace those of the rows that have one, and a label of success ends its
+            episode; any other is the only reward, and rows without it are not drawn.
+        capacity_rows: The store's ``replay.capacity_rows``. The newest 7/8 of so many rows are
+            drawn from, so that what is drawn does not depend on how far the server has evicted.
+        order: "random" draws windows uniformly, each kind from its slots. "episodes" gives each
+            episode that has ended once from its start, in the order in which they began, window
+            after window: actors' episodes, or with `demonstration_share` 1 the demonstrations.
+
+    Raises:
+        ReplayError: A number is out of range, or a name is given twice.
+    """
+
+    fields: tuple[str, ...]
+    batch_size: int = 256
+    n_step: int = 1
+    discount: float = 0.99
+    demonstration_share: float = 0.5
+    intervention_share: float | None = None
+    next_fields: tuple[str, ...] | None = None
+    observation_steps: int = 0
+    chunk_fields: tuple[str, ...] = ()
+    chunk_steps: int | None = None
+    returns: bool = False
+    policy_versions: tuple[int, int] | None = None
+    rewards: str | None = None
+    capacity_rows: int | None = None
+    order: Literal["random", "episodes"] = "random"
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[float, float]] = {
+            "batch_size": (1, MAXIMUM_BATCH_SIZE),
+            "n_step": (1, MAXIMUM_STEPS),
+            "chunk_steps": (1, MAXIMUM_STEPS),
+            "observation_steps": (0, MAXIMUM_STEPS),
+            "discount": (0, 1),
+            "capacity_rows": (1, 2**62),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ReplayError(f"{name} is out of range", got=value, expected=f"{low} to {high}")
+        low, high = self.policy_versions or (0, 0)
+        if low > high:
+            raise ReplayError(
+                "policy_versions is no range", got=(low, high), expected="lowest, highest"
+            )
+        for names in (self.fields, self.next_fields or (), self.chunk_fields):
+            if len(set(names)) < len(names):
+                raise ReplayError(
+                    "names to sample are given twice", got=names, expected="each name once"
+                )
+        if self.in_order and self.demonstration_share not in (0, 1):
+            raise ReplayError(
+                "episodes in order are demonstrations or actors' own",
+                got=f"demonstration_share {self.demonstration_share}",
+                expected="0 or 1",
+            )
+
+    @property
+    def in_order(self) -> bool:
+        """Whether each episode is given once."""
+        return self.order == "episodes"
+
+    @property
+    def horizon(self) -> int:
+        """H, 0 where no field is wanted of a chunk."""
+        return (self.chunk_steps or self.n_step) if self.chunk_fields else 0
+
+    @property
+    def next_chunk_fields(self) -> tuple[str, ...]:
+        """Fields of a chunk that are given from s' on too."""
+        return tuple(name for name in self.chunk_fields if at_every_state(name))
 
 
 class Visible(NamedTuple):
@@ -48,7 +194,6 @@ class Sampler(ABC):
     """
 
     def __init__(self, spec: SampleSpec, rng: np.random.Generator) -> None:
-        """See the class."""
         self.spec, self.rng = spec, rng
         self.visible = Visible()
         self.layout: Layout = {}
@@ -78,8 +223,8 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def _fill(self, count: int, batch: Batch) -> None:
-        """Draw `count` batches into arrays (count * B, ...)."""
+    def _fill(self, batch: Batch) -> None:
+        """Draw a batch."""
 
     @abstractmethod
     def close(self) -> None:
@@ -94,24 +239,14 @@ class Sampler(ABC):
         Raises:
             NotEnoughData: Nothing to draw from is visible, or each episode was given.
         """
-        batch = self.allocate() if out is None else checked(out, self.layout, self._lead())
-        self._fill(1, batch)
+        batch = self.allocate() if out is None else out
+        self._fill(batch)
         return batch
 
-    def sample_many(self, count: int, out: Batch | None = None) -> Batch:
-        """Draw `count` batches at once, shapes (count, B, ...), as so many calls of `sample` do.
-
-        Raises:
-            NotEnoughData: As `sample`.
-        """
-        lead = self._lead(count)
-        batch = self.allocate(count) if out is None else checked(out, self.layout, lead)
-        self._fill(count, {n: array.reshape(-1, *array.shape[2:]) for n, array in batch.items()})
-        return batch
-
-    def allocate(self, count: int | None = None) -> Batch:
-        """Return arrays for a batch, or for `count` batches with a leading axis."""
-        return allocate(self.layout, self._lead(count))
+    def allocate(self) -> Batch:
+        """Return arrays for a batch."""
+        size = self.spec.batch_size
+        return {name: np.empty((size, *shape), kind) for name, (kind, shape) in self.layout.items()}
 
     def state_dict(self) -> dict[str, object]:
         """Return the random stream's state, what is visible and what was given, JSON-able."""
@@ -151,12 +286,9 @@ class Sampler(ABC):
         self._given = given
         self.refresh(steps)
 
-    def _lead(self, count: int | None = None) -> tuple[int, ...]:
-        return (self.spec.batch_size,) if count is None else (count, self.spec.batch_size)
-
 
 class Prefetcher:
-    """Draws a given number of batches ahead, in the sampler's random order.
+    """Draws a given number of batches ahead, in the sampler's random order, in a thread.
 
     The number is given up front, so that nothing is drawn across a refresh: call `start`, then
     `next` exactly so many times, then refresh the sampler, and so on.
@@ -164,104 +296,51 @@ class Prefetcher:
     Args:
         sampler: Used by the thread alone between `start` and the last `next`.
         depth: Most batches that are ready and waiting.
-        batches_per_draw: 1 gives batches as `Sampler.sample` does, k > 1 as
-            `Sampler.sample_many(k)`.
     """
 
-    def __init__(self, sampler: Sampler, *, depth: int = 2, batches_per_draw: int = 1) -> None:
-        """Start the thread; it waits for `start`."""
-        if depth < 1 or batches_per_draw < 1:
-            raise ReplayError(
-                "the prefetcher needs room", got=(depth, batches_per_draw), expected=">= 1 each"
-            )
+    def __init__(self, sampler: Sampler, *, depth: int = 2) -> None:
         self._sampler = sampler
-        self._many = None if batches_per_draw == 1 else batches_per_draw
+        self._thread = ThreadPoolExecutor(1, "replay-prefetch")
+        self._left = 0
         # One set of arrays in the caller's hands, the others ready or being filled.
-        self._free: queue.Queue[Batch | None] = queue.Queue()
-        for _ in range(depth + 1):
-            self._free.put(sampler.allocate(self._many))
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue()
-        self._orders: queue.Queue[int | None] = queue.Queue()
-        self._outstanding = 0
+        self._free = [sampler.allocate() for _ in range(depth + 1)]
+        self._ready: deque[Future[Batch]] = deque()
         self._held: Batch | None = None
-        self._failure: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replay-prefetch", daemon=True)
-        self._thread.start()
 
     def start(self, draws: int) -> None:
         """Begin to draw so many batches.
 
         Raises:
-            ReplayError: Batches of the last `start` have not been taken, the number is negative,
-                or the thread is gone.
+            ReplayError: Batches of the last `start` have not been taken.
         """
-        self._check()
-        if draws < 0:
-            raise ReplayError("the number of draws is negative", got=draws, expected=">= 0")
-        if self._outstanding:
+        if self._left or self._ready:
             raise ReplayError(
-                "the prefetcher still holds batches of the last start", got=self._outstanding
+                "the prefetcher still holds batches of the last start",
+                got=self._left + len(self._ready),
             )
-        self._outstanding = draws
-        self._orders.put(draws)
+        self._left = draws
+        self._order()
 
     def next(self) -> Batch:
         """Return the next batch; its arrays are valid until the next call.
 
         Raises:
-            ReplayError: No batch was ordered, or what the thread failed of.
+            ReplayError: No batch was ordered, or none can be drawn.
         """
-        self._check()
-        if self._outstanding == 0:
-            raise ReplayError("no batch was ordered", hint="call start(draws) first")
         if self._held is not None:
-            self._free.put(self._held)
+            self._free.append(self._held)
             self._held = None
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            self._failure = item
-            self._check()
-        assert isinstance(item, dict)
-        self._held = item
-        self._outstanding -= 1
-        return item
+            self._order()
+        if not self._ready:
+            raise ReplayError("no batch was ordered", hint="call start(draws) first")
+        self._held = self._ready.popleft().result()
+        return self._held
 
     def close(self) -> None:
         """End the thread; batches not taken are dropped."""
-        self._stop.set()
-        self._orders.put(None)
-        self._free.put(None)
-        self._thread.join()
-        self._failure = self._failure or ReplayError("the prefetcher is closed")
+        self._thread.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> Self:
-        """Return the prefetcher."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the thread."""
-        self.close()
-
-    def _check(self) -> None:
-        if isinstance(self._failure, ReplayError):
-            raise self._failure
-        if self._failure is not None:
-            raise ClientFailed(
-                "the prefetching thread has died", got=repr(self._failure)
-            ) from self._failure
-
-    def _run(self) -> None:
-        try:
-            while (draws := self._orders.get()) is not None and not self._stop.is_set():
-                for _ in range(draws):
-                    batch = self._free.get()
-                    if batch is None or self._stop.is_set():
-                        return
-                    if self._many is None:
-                        self._sampler.sample(batch)
-                    else:
-                        self._sampler.sample_many(self._many, batch)
-                    self._ready.put(batch)
-        except BaseException as failure:
-            self._ready.put(failure)
+    def _order(self) -> None:
+        while self._left and self._free:
+            self._left -= 1
+            self._ready.append(self._thread.submit(self._sampler.sample, self._free.pop()))

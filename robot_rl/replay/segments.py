@@ -10,23 +10,62 @@ in one. A segment holds demonstrations only, or none.
 from __future__ import annotations
 
 import bisect
+import io
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.replay.records import RowFacts, RowFlags, SessionKey
-from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.sessions import read_facts
+from robot_rl.processes.files import flush_to_disk, locked
+from robot_rl.replay.errors import (
+    NotEnoughData,
+    ReplayError,
+    StoreError,
+    StoreFull,
+    StoreInUse,
+)
+from robot_rl.replay.records import EpisodeRecord, SessionKey
+from robot_rl.replay.row_file import RowFile, disk_is_full, no_room
 
-FOLDER = "rows"
+SEGMENT_BYTES = 256 << 20
+# A segment takes at most so much of the capacity: by so much less may be kept.
+_CAPACITY_PARTS = 16
 _NAME = re.compile(r"t(\d+)-a(\d+)-s(\d+)-(\d+)\.rows")
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much a store keeps; None stands for no limit.
+
+    When it holds more, its oldest segments go, whole; those of demonstrations never, nor one in
+    which an episode is open.
+
+    Attributes:
+        rows: Most rows, of all tables together.
+        bytes: Most bytes of them.
+
+    Raises:
+        ReplayError: A number is out of range.
+    """
+
+    rows: int | None = None
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("capacity_rows", self.rows), ("capacity_bytes", self.bytes)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ReplayError(
+                    f"{name} is out of range", got=value, expected="a whole number >= 1, or null"
+                )
+
+
+NO_LIMIT = Capacity()
 
 
 @dataclass(frozen=True, order=True)
@@ -47,29 +86,21 @@ class Segment:
     def of(cls, store: Path, key: SessionKey, first: int) -> Segment:
         """Return the segment that begins at a sequence of a session."""
         table, actor, session = key
-        return cls(key, first, store / FOLDER / f"t{table}-a{actor}-s{session}-{first:012d}.rows")
-
-    def read_header(self) -> dict[str, Any]:
-        """Return what its header says.
-
-        Raises:
-            FileDamaged: It is no row file.
-        """
-        file = RowFile.open(self.path)
-        file.close()
-        return file.about
+        name = f"t{table}-a{actor}-s{session}-{first:012d}.rows"
+        return cls(key, first, store / "rows" / name)
 
     @property
     def episodes_path(self) -> Path:
         """The file with the metadata of its episodes."""
         return self.path.with_suffix(".episodes")
 
-    def open(self, identity: str, *, write: bool = False) -> RowFile:
-        """Open its row file.
+    def about(self) -> dict[str, Any]:
+        """Return what its header says."""
+        with closing(RowFile.open(self.path)) as file:
+            return file.about
 
-        Args:
-            identity: The store's.
-            write: Whether to append.
+    def open(self, identity: str, *, write: bool = False) -> RowFile:
+        """Open its row file in the store of this identity.
 
         Raises:
             FileNotFoundError: It was evicted.
@@ -93,22 +124,17 @@ class Segment:
 
     def rows(self, identity: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Map its rows, read-only, shape (rows,); raises what `open` raises."""
-        file = self.open(identity)
-        try:
+        with closing(self.open(identity)) as file:
             return file.view(dtype)
-        finally:
-            file.close()
 
     def metadata(self) -> dict[int, Mapping[str, object]]:
         """Return the metadata of its episodes by sequence; a line that was cut off is none."""
         found: dict[int, Mapping[str, object]] = {}
-        if self.episodes_path.exists():
+        with suppress(FileNotFoundError):
             for line in self.episodes_path.read_text(encoding="utf-8").splitlines():
-                try:
+                with suppress(ValueError):
                     sequence, metadata = json.loads(line)
-                except ValueError:
-                    continue
-                found[int(sequence)] = metadata
+                    found[int(sequence)] = metadata
         return found
 
     def remove(self) -> None:
@@ -121,16 +147,13 @@ class Segments:
     """The segments of a store, found again where one is not known yet."""
 
     def __init__(self, store: Path) -> None:
-        """Look at the folder; see the class."""
         self._store = store
         self._firsts: dict[SessionKey, list[int]] = {}
-        self.look()
+        self._look()
 
-    def look(self) -> None:
-        """List the folder."""
+    def _look(self) -> None:
         found: dict[SessionKey, list[int]] = {}
-        folder = self._store / FOLDER
-        for path in folder.iterdir() if folder.is_dir() else ():
+        for path in (self._store / "rows").glob("*.rows"):
             name = _NAME.fullmatch(path.name)
             if name is not None:
                 table, actor, session, first = map(int, name.groups())
@@ -140,15 +163,7 @@ class Segments:
     def __iter__(self) -> Iterator[Segment]:
         """Yield all, in the order of session and sequence."""
         for key in sorted(self._firsts):
-            yield from self.of_session(key)
-
-    def sessions(self) -> list[SessionKey]:
-        """Return the sessions that have a segment."""
-        return sorted(self._firsts)
-
-    def of_session(self, key: SessionKey) -> list[Segment]:
-        """Return the segments of a session in order."""
-        return [Segment.of(self._store, key, first) for first in self._firsts.get(key, [])]
+            yield from (Segment.of(self._store, key, first) for first in self._firsts[key])
 
     def holding(self, key: SessionKey, sequence: int) -> Segment:
         """Return the segment in which a row of a session lies, or would lie.
@@ -158,7 +173,7 @@ class Segments:
         """
         for again in (False, True):
             if again:
-                self.look()
+                self._look()
             firsts = self._firsts.get(key, [])
             at = bisect.bisect_right(firsts, sequence) - 1
             # A later segment may have been begun since the folder was listed.
@@ -171,13 +186,125 @@ class Segments:
         )
 
 
-def facts_of(rows: npt.NDArray[Any], flags: RowFlags) -> list[RowFacts]:
-    """Return what mapped rows say of themselves.
+@dataclass(eq=False)
+class WrittenSegment:
+    """A segment, and how far the store's writer has written it.
+
+    Attributes:
+        segment: Where it is.
+        row_bytes: Of one row.
+        rows: How many it has.
+        of_demonstrations: Whether its episodes are.
+        oldest: Identifier of its first episode.
+    """
+
+    segment: Segment
+    row_bytes: int
+    rows: int = 0
+    of_demonstrations: bool = False
+    oldest: int = 0
+    _file: RowFile | None = None
+    _facts: io.FileIO | None = None
+
+    @classmethod
+    def begin(
+        cls, segment: Segment, about: Mapping[str, object], row_bytes: int, *, durable: bool
+    ) -> WrittenSegment:
+        """Make its file, whose header says what the rows are.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        segment.path.parent.mkdir(exist_ok=True)
+        RowFile.create(segment.path, about, row_bytes).close()
+        if durable:
+            flush_to_disk(segment.path)
+            flush_to_disk(segment.path.parent)
+        return cls(segment, row_bytes)
+
+    @property
+    def end(self) -> int:
+        """Sequence behind its last row."""
+        return self.segment.first + self.rows
+
+    def is_full(self, begins: EpisodeRecord, capacity: Capacity) -> bool:
+        """Whether an episode must begin a further segment."""
+        most_bytes = min(SEGMENT_BYTES, (capacity.bytes or 1 << 62) // _CAPACITY_PARTS)
+        return (
+            self.of_demonstrations != begins.is_demonstration
+            or self.rows * self.row_bytes >= most_bytes
+            or self.rows >= (capacity.rows or 1 << 62) // _CAPACITY_PARTS
+        )
+
+    def append(
+        self, identity: str, rows: Sequence[memoryview], begins: EpisodeRecord | None
+    ) -> int:
+        """Append rows of one episode; return how many the disk took.
+
+        Args:
+            identity: The store's.
+            rows: The packed rows.
+            begins: The episode, if it begins with them.
+
+        Raises:
+            OSError: It took none, and why.
+        """
+        if self._file is None or self._facts is None:
+            self._file = self.segment.open(identity, write=True)
+            self._facts = io.FileIO(self.segment.episodes_path, "a")
+        if begins is not None and begins.metadata:
+            facts = [begins.first_sequence, dict(begins.metadata)]
+            # A line that was cut off ends with the next one's begin.
+            self._facts.write(b"\n" + json.dumps(facts).encode())
+        written = self._file.append(rows)
+        self.rows += written
+        return written
+
+    def sync(self) -> None:
+        """Wait until its rows and episodes are on the disk."""
+        for opened in (self._facts, self._file):
+            if opened is not None:
+                os.fdatasync(opened.fileno())
+
+    def close(self) -> None:
+        """Close its files."""
+        for opened in (self._facts, self._file):
+            if opened is not None:
+                opened.close()
+        self._file = self._facts = None
+
+
+def lock_store(path: Path) -> IO[bytes]:
+    """Take the lock of a store's only writer.
+
+    The system frees it when the process ends, however it ends.
 
     Raises:
-        RowRefused: A flag is impossible.
+        StoreInUse: Another process has it.
+        StoreError: The folder cannot be made or written.
     """
-    width = flags.end
-    size = rows.dtype.itemsize
-    heads = np.ndarray((len(rows), width), np.uint8, rows, 0, (size, 1)) if len(rows) else ()
-    return [read_facts(bytes(head), flags) for head in heads]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / "server.lock").open("wb")
+    except OSError as error:
+        raise StoreError(
+            f"the store {path} cannot be opened", got=error, hint="see that it can be written"
+        ) from error
+    if not locked(file.fileno()):
+        file.close()
+        raise StoreInUse(
+            f"another replay server is writing the store {path}",
+            hint="stop it, or give this server another folder",
+        )
+    return file
+
+
+def write_error(error: OSError, store: Path) -> StoreError:
+    """Say what a failed write to a store means: a full disk is `StoreFull`."""
+    if not disk_is_full(error):
+        return StoreError(
+            f"the store {store} cannot be written",
+            got=error,
+            hint="see that the folder can be written, and that its disk is sound",
+        )
+    return no_room(StoreFull, store, "free some space; nothing that was acknowledged is lost")

@@ -21,7 +21,7 @@ from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, StoreRepl
 from robot_rl.replay.mailbox import Mailbox
 from robot_rl.replay.records import SessionKey
 from robot_rl.replay.remote_sampler import SamplingService
-from robot_rl.replay.session_files import NO_LIMIT, Capacity
+from robot_rl.replay.segments import NO_LIMIT, Capacity
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import Fsync, StoreWriter
 from robot_rl.wire.endpoint import check_protected

@@ -13,11 +13,10 @@ from omegaconf import DictConfig
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import StoreFull
+from robot_rl.replay.reader import TableRows
 from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
-from robot_rl.replay.sample_spec import SampleSpec
-from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.sampler import Sampler, SampleSpec
 from robot_rl.run import RunDirectory
 from robot_rl.wire.errors import KeysRefused, ServerUnreachable
 

@@ -13,17 +13,20 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.annotations import Annotations, write_annotations
-from robot_rl.replay.catalogue import Catalogue, SessionRecord
+from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import (
+    AnnotationRefused,
     RowRefused,
     SequenceGap,
     SessionTaken,
@@ -31,30 +34,21 @@ from robot_rl.replay.errors import (
     StoreFull,
 )
 from robot_rl.replay.records import (
-    TABLE_LIMIT,
+    Annotations,
     EpisodeRecord,
-    RowFlags,
     SessionKey,
     TableInfo,
-    statistics,
 )
-from robot_rl.replay.recovery import Recovery, StoreState, Table
-from robot_rl.replay.segments import facts_of
-from robot_rl.replay.session_files import (
+from robot_rl.replay.recovery import StoreState, Table
+from robot_rl.replay.segments import (
     NO_LIMIT,
     Capacity,
-    SessionFiles,
+    Segment,
+    WrittenSegment,
     lock_store,
     write_error,
 )
-from robot_rl.replay.sessions import (
-    Plan,
-    RowBatch,
-    Session,
-    plan_rows,
-    read_facts,
-    rows_to_skip,
-)
+from robot_rl.replay.sessions import RowBatch, Session
 
 Fsync = Literal["none", "group"]
 MAXIMUM_TABLES = 256
@@ -72,31 +66,24 @@ class StoreWriter:
         identity: Name of this store and its copies, made up when it was created.
 
     Raises:
-        CapacityRefused: The capacity is out of range.
         StoreInUse: Another process writes this store.
         StoreError: The folder cannot be opened; says what is wrong.
     """
 
     def __init__(self, path: Path, *, fsync: Fsync = "none", capacity: Capacity = NO_LIMIT) -> None:
-        """Lock and open the store; see the class."""
-        capacity.check()
         self.path, self._capacity, self._durable = path, capacity, fsync == "group"
-        self._lock_file = lock_store(path)
-        try:
+        self._failure: StoreError | None = None
+        self._unsynced: list[WrittenSegment] = []
+        with ExitStack() as opened:
+            self._lock_file = opened.enter_context(lock_store(path))
             self._catalogue = Catalogue(path, write=True, durable=self._durable)
+            opened.callback(self._catalogue.close)
             self.identity = self._catalogue.identity
-            self._state = StoreState()
-            self._failure: StoreError | None = None
-            self._files = SessionFiles(
-                path, self.identity, capacity, durable=self._durable, describe=self._describe
-            )
-            Recovery(path, self._catalogue, self._files, self._state).run()
+            self._state = StoreState(path, self._catalogue)
             for key in list(self._state.sessions):
                 if key != self._state.latest(*key[:2]):
                     self._close_session(key)
-        except BaseException:
-            self._lock_file.close()
-            raise
+            opened.pop_all()
 
     @property
     def tables(self) -> dict[str, TableInfo]:
@@ -116,17 +103,13 @@ class StoreWriter:
         if known is not None:
             known.schema.compare(schema, what=f"table {name!r}")
             return known
-        if len(self._state.tables) >= MAXIMUM_TABLES:
-            raise StoreError(
-                "the store has as many tables as it may", got=name, expected=sorted(self.tables)[:9]
-            )
-        flags = RowFlags.of(schema)
         identifier = max(self._state.tables, default=0) + 1
-        assert identifier < TABLE_LIMIT
-        info = TableInfo(identifier, name, schema, dict(metadata or {}))
-        self._catalogue.add_table(info)
-        self._state.tables[identifier] = Table(info, flags)
-        return info
+        if identifier > MAXIMUM_TABLES:
+            raise StoreError("the store has as many tables as it may", got=name)
+        table = Table(TableInfo(identifier, name, schema, dict(metadata or {})), Counter())
+        self._catalogue.add_table(table.info, table.evicted)
+        self._state.tables[identifier] = table
+        return table.info
 
     def schema(self, table: int) -> RowSchema:
         """Return the schema of a table's rows.
@@ -176,7 +159,7 @@ class StoreWriter:
                 got=session,
                 expected=f"> {number}, so that sessions are in order of time",
             )
-        self._catalogue.add_session(SessionRecord(key, owner))
+        self._catalogue.add_session(key, owner)
         self._state.sessions[key] = Session(owner)
         if latest is not None:
             self._close_session(latest)
@@ -210,10 +193,9 @@ class StoreWriter:
         for batch in batches:
             try:
                 self._append(batch)
+                results.append(None)
             except (SequenceGap, SessionTaken, RowRefused, StoreFull) as error:
                 results.append(error)
-            else:
-                results.append(None)
         self._sync()
         # What this commit has touched stays until the next, so that a learner may see it.
         touched = list(self._state.changed.values())
@@ -239,18 +221,37 @@ class StoreWriter:
         info = self.tables.get(new.table)
         if info is None:
             raise StoreError("there is no such table", got=new.table, expected=sorted(self.tables))
-        return write_annotations(self._catalogue, info, new, self._files.has_rows)
+        sequences = new.keys["sequence"].astype(np.int64)
+        there = np.zeros(len(sequences), np.bool_)
+        sessions, which = np.unique(new.keys[["table", "actor", "session"]], return_inverse=True)
+        for number, key in enumerate(sessions.tolist()):
+            if key[0] == info.identifier:
+                for segment in self._state.segments.get(key, []):
+                    inside = (sequences >= segment.segment.first) & (sequences < segment.end)
+                    there |= (which == number) & inside
+        if not there.all():
+            raise AnnotationRefused(
+                f"a row to annotate is not in the table {info.name!r}",
+                got=new.keys[np.argmin(there)].item(),
+                expected="table, actor, session and sequence of a stored row",
+                hint="it may have been evicted; leave it out and send the others again",
+            )
+        return self._catalogue.annotate(info, new)
 
     def statistics(self) -> dict[str, dict[str, object]]:
-        """Return the totals of each table by its name."""
-        return {
-            t.info.name: statistics(t.counts, t.evicted, t.flags.size)
-            for t in self._state.tables.values()
-        }
+        """Return the totals of each table by its name.
+
+        ``environment_steps`` counts all that were ever stored, so it never decreases; everything
+        else is what is there now.
+        """
+        return {table.info.name: table.statistics() for table in self._state.tables.values()}
 
     def close(self) -> None:
         """Release the store; what was not forced to the disk is, best effort."""
-        self._files.close()
+        for segment in itertools.chain(*self._state.segments.values()):
+            with suppress(OSError):
+                segment.sync()
+            segment.close()
         with suppress(StoreError):
             self._write_catalogue()
         self._catalogue.close()
@@ -263,40 +264,51 @@ class StoreWriter:
             SequenceGap, SessionTaken, RowRefused: It breaks the order of its session.
             StoreFull: There is no room for all of them.
         """
-        before = self.session(batch.session)
-        rows = batch.rows[rows_to_skip(batch, before) :]
+        key, state = batch.session, self._state
+        before = self.session(key)
+        rows = batch.rows[before.rows_to_skip(batch) :]
         if not rows:
             return
-        state, flags = self._state, self._state.tables[batch.session[0]].flags
-        facts = [read_facts(row, flags) for row in rows]
-        plan = plan_rows(batch.session, before, facts, batch.episodes, state.next_episode)
-        self._check_capacity(plan, len(rows))
-        done, failure = self._put(batch.session, rows, _begins(plan, before.next_sequence))
+        table = state.tables[key[0]]
+        facts = [table.flags.read(row) for row in rows]
+        after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
+        self._check_capacity(table, next(iter(episodes.values())), len(rows))
+        at = before.next_sequence
+        begins = {e.first_sequence - at: e for e in episodes.values() if e.first_sequence >= at}
+        done, failure = self._put(key, rows, begins)
         if done < len(rows):  # what is there is there, and is skipped when it comes again
             facts = facts[:done]
-            plan = plan_rows(batch.session, before, facts, batch.episodes, state.next_episode)
-        self._apply(batch.session, plan)
+            after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
+        for record in episodes.values():
+            goes_on = before.episode is not None and before.episode.identifier == record.identifier
+            if before.episode is not None and goes_on:
+                table.stored.subtract(before.episode.totals())
+            table.stored.update(record.totals())
+            if record.sealed or not goes_on:
+                state.changed[record.identifier] = record
+        state.sessions[key] = after
+        state.next_episode = max([state.next_episode - 1, *episodes]) + 1
         if failure is not None:
             raise write_error(failure, self.path) from failure
 
     def _put(
         self, key: SessionKey, rows: Sequence[memoryview], begins: Mapping[int, EpisodeRecord]
     ) -> tuple[int, OSError | None]:
-        """Append rows to the files of a session.
+        """Append rows to the files of a session; return how many were put, and why not all.
 
         Args:
             key: The session.
             rows: The packed rows.
             begins: The episodes that begin, by the number of their row among these.
-
-        Returns:
-            How many were put, and why not all.
         """
         done = 0
-        cuts = sorted({0, *begins, len(rows)})
-        for start, end in itertools.pairwise(cuts):
+        for start, end in itertools.pairwise(sorted({0, *begins, len(rows)})):
+            episode = begins.get(start)
             try:
-                written = self._files.append(key, rows[start:end], begins.get(start))
+                segment = self._segment_for(key, episode)
+                if self._durable and segment not in self._unsynced:
+                    self._unsynced.append(segment)
+                written = segment.append(self.identity, rows[start:end], episode)
             except OSError as error:
                 return done, error
             done += written
@@ -304,19 +316,37 @@ class StoreWriter:
                 return done, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return done, None
 
-    def _apply(self, key: SessionKey, plan: Plan) -> None:
-        """Take note of what was put."""
-        counts = self._state.tables[key[0]].counts
-        before = self._state.sessions[key].episode
-        for record in plan.episodes.values():
-            goes_on = before is not None and before.identifier == record.identifier
-            if before is not None and goes_on:
-                counts.add(before, -1)
-            counts.add(record)
-            if record.sealed or not goes_on:
-                self._state.changed[record.identifier] = record
-        self._state.sessions[key] = plan.after
-        self._state.next_episode = plan.next_episode
+    def _segment_for(self, key: SessionKey, begins: EpisodeRecord | None) -> WrittenSegment:
+        """Return the segment that rows of a session go to; a new episode may begin a further one.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        segments = self._state.segments.setdefault(key, [])
+        last = segments[-1] if segments else None
+        if last is not None and (begins is None or not last.is_full(begins, self._capacity)):
+            return last
+        assert begins is not None
+        if last is not None:
+            last.close()
+        table = self._state.tables[key[0]]
+        about = {
+            "store": self.identity,
+            "session": list(key),
+            "first": begins.first_sequence,
+            "created_ns": time.time_ns(),
+            # For whoever makes the catalogue anew:
+            "table": table.info.name,
+            "schema": table.info.schema.to_json(),
+            "metadata": dict(table.info.metadata),
+            "owner": self._state.sessions[key].owner,
+            "evicted": table.evicted,
+        }
+        segment = Segment.of(self.path, key, begins.first_sequence)
+        new = WrittenSegment.begin(segment, about, table.row_bytes, durable=self._durable)
+        new.of_demonstrations, new.oldest = begins.is_demonstration, begins.identifier
+        segments.append(new)
+        return new
 
     def _sync(self) -> None:
         """Wait for the disk, where that was asked for.
@@ -324,8 +354,10 @@ class StoreWriter:
         Raises:
             StoreError: The disk failed: what it holds of the newest rows is not known any more.
         """
+        unsynced, self._unsynced = self._unsynced, []
         try:
-            self._files.sync()
+            for segment in unsynced:
+                segment.sync()
         except OSError as error:
             self._failure = StoreError(
                 f"the disk of the store {self.path} failed, and nothing is accepted any more",
@@ -344,26 +376,27 @@ class StoreWriter:
             self._catalogue.put_episodes(self._state.changed.values())
             self._state.changed.clear()
 
-    def _check_capacity(self, plan: Plan, rows: int) -> None:
-        """Check that eviction can make room for rows.
+    def _check_capacity(self, table: Table, first: EpisodeRecord, rows: int) -> None:
+        """Check that eviction can make room for rows, the first of which are of an episode.
 
         Raises:
             StoreFull: Demonstrations alone fill the capacity.
         """
-        if self._capacity == NO_LIMIT:
-            return
-        first = next(iter(plan.episodes.values()))
         new = rows if first.is_demonstration else 0
         tables = self._state.tables.values()
-        stored = sum(t.counts.demonstration_rows for t in tables)
-        limit = self._capacity.rows
-        if limit is not None and (stored + new > limit or stored >= limit):
-            raise _filled("capacity_rows", f"{stored + new} rows", limit)
-        limit = self._capacity.bytes
-        size = sum(t.counts.demonstration_rows * t.flags.size for t in tables)
-        size += new * self._state.tables[first.table].flags.size
-        if limit is not None and (size > limit or (new == 0 and size >= limit)):
-            raise _filled("capacity_bytes", f"{size} bytes", limit)
+        stored = sum(t.stored["demonstration_rows"] for t in tables)
+        size = sum(t.stored["demonstration_rows"] * t.row_bytes for t in tables)
+        for name, limit, there, more in (
+            ("capacity_rows", self._capacity.rows, stored, new),
+            ("capacity_bytes", self._capacity.bytes, size, new * table.row_bytes),
+        ):
+            if limit is not None and (there + more > limit or (not more and there >= limit)):
+                raise StoreFull(
+                    "demonstrations alone fill the store's capacity, and they are never evicted",
+                    got=there + more,
+                    expected=f"fewer than replay.{name}={limit}",
+                    hint=f"restart the replay server with a larger {name}",
+                )
 
     def _evict(self, touched: Sequence[EpisodeRecord]) -> None:
         """Let the oldest segments go until the store holds no more than it may.
@@ -371,72 +404,54 @@ class StoreWriter:
         Args:
             touched: Episodes that stay, like those that are open.
         """
-        tables, sessions = self._state.tables, self._state.sessions
         while self._holds_too_much():
-            still_open = [s.episode for s in sessions.values() if s.episode is not None]
-            oldest = self._files.oldest([*still_open, *touched])
-            if oldest is None:
+            still_open = [s.episode for s in self._state.sessions.values() if s.episode is not None]
+            kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
+            candidates = [
+                segment
+                for key, segments in self._state.segments.items()
+                for segment in segments
+                if segment.rows
+                and not segment.of_demonstrations
+                and not any(
+                    k == key and segment.segment.first <= at < segment.end for k, at in kept
+                )
+            ]
+            if not candidates:
                 return
+            oldest = min(candidates, key=lambda segment: segment.oldest)
             key, first = oldest.segment.key, oldest.segment.first
-            gone = self._catalogue.episodes_of_session(key, first, oldest.end)
-            total = replace(tables[key[0]].evicted)
-            for record in gone:
-                total.add(record)
+            table, gone = self._state.tables[key[0]], Counter[str]()
+            for record in self._catalogue.episodes_of_session(key, first, oldest.end):
+                gone.update(record.totals())
             try:
-                self._catalogue.evict(key, first, oldest.end, total)
+                self._catalogue.evict(key, first, oldest.end, table.evicted + gone)
             except StoreFull:
                 return  # until somebody has made room on the disk
-            for record in gone:
-                tables[key[0]].counts.add(record, -1)
-            tables[key[0]].evicted = total
-            self._files.remove(oldest)
+            table.stored.subtract(gone)
+            table.evicted += gone
+            oldest.close()
+            self._state.segments[key].remove(oldest)
+            oldest.segment.remove()  # who has mapped it goes on reading
 
     def _holds_too_much(self) -> bool:
         limits, tables = self._capacity, self._state.tables.values()
-        rows = sum(t.counts.rows for t in tables)
-        size = sum(t.counts.rows * t.flags.size for t in tables)
-        return (limits.rows is not None and rows > limits.rows) or (
-            limits.bytes is not None and size > limits.bytes
-        )
+        rows = sum(t.stored["rows"] for t in tables)
+        size = sum(t.stored["rows"] * t.row_bytes for t in tables)
+        return rows > (limits.rows or rows) or size > (limits.bytes or size)
 
     def _close_session(self, key: SessionKey) -> None:
         """Close a session for ever, and cut short the episode that is open there."""
         session, table = self._state.sessions[key], self._state.tables[key[0]]
+        segments = self._state.segments.get(key, [])
+        for segment in segments:
+            segment.close()
         if session.episode is not None:
-            dtype = table.info.schema.dtype
-            last = self._files.rows_from(key, session.next_sequence - 1, dtype)
-            (facts,) = facts_of(last, table.flags)
-            record = session.episode.cut_short(facts.source if facts.terminated else None)
-            table.counts.add(session.episode, -1)
-            table.counts.add(record)
+            rows = segments[-1].segment.rows(self.identity, table.info.schema.dtype)
+            record = session.episode.cut_short(table.flags.read_all(rows[-1:])[0])
+            table.stored.subtract(session.episode.totals())
+            table.stored.update(record.totals())
             self._state.changed[record.identifier] = record
         self._state.sessions[key] = Session(session.owner, session.next_sequence, closed=True)
-        self._files.close_session(key)
         with suppress(StoreFull):  # it is put with the next commit
             self._write_catalogue()
-
-    def _describe(self, key: SessionKey) -> dict[str, object]:
-        """Return what the header of a session's file says, so that the catalogue can be rebuilt."""
-        table = self._state.tables[key[0]]
-        return {
-            "table": table.info.name,
-            "schema": table.info.schema.to_json(),
-            "metadata": dict(table.info.metadata),
-            "owner": self._state.sessions[key].owner,
-            "evicted": table.evicted.to_json(),
-        }
-
-
-def _begins(plan: Plan, first: int) -> dict[int, EpisodeRecord]:
-    """Return the episodes that a plan begins, by the number of their row from a sequence on."""
-    records = plan.episodes.values()
-    return {e.first_sequence - first: e for e in records if e.first_sequence >= first}
-
-
-def _filled(name: str, got: str, limit: int) -> StoreFull:
-    return StoreFull(
-        "demonstrations alone fill the store's capacity, and they are never evicted",
-        got=got,
-        expected=f"fewer than replay.{name}={limit}",
-        hint=f"restart the replay server with a larger {name}",
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,16 +10,14 @@ import numpy as np
 
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.replay import catalogue
-from robot_rl.replay.annotations import AnnotationField
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.replay.export import episode_source
 from robot_rl.replay.mailbox import weights_versions
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import TableInfo
-from robot_rl.replay.segments import Segments
-from robot_rl.replay.session_files import lock_store
+from robot_rl.replay.records import AnnotationField, TableInfo
+from robot_rl.replay.segments import Segments, lock_store
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.transfer import episode_source
 
 # Stamps of the system's clock are above [ns]: it is later than 2001.
 _WALL_CLOCK = 10**18
@@ -68,13 +65,8 @@ class TableSummary:
     @property
     def total(self) -> SourceCounts:
         """The counts over all sources."""
-        counts = self.sources.values()
-        return SourceCounts(
-            sum(c.episodes for c in counts),
-            sum(c.sealed for c in counts),
-            sum(c.successes for c in counts),
-            sum(c.steps for c in counts),
-        )
+        counts = [vars(c).values() for c in self.sources.values()]
+        return SourceCounts(*map(sum, zip(*counts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,7 @@ def _summarize_table(reader: StoreReader, info: TableInfo) -> TableSummary:
     summary = TableSummary(
         info,
         {name: SourceCounts() for name in SOURCE_NAMES},
-        evicted_rows=reader.evicted(info.name).rows,
+        evicted_rows=reader.evicted_rows(info.name),
         annotations=reader.annotation_fields(info.name),
     )
     sessions = set()
@@ -152,7 +144,7 @@ def rebuild_catalogue(path: Path) -> str:
         StoreInUse: A server is writing the store.
         StoreError: There are no rows, or rows of several stores, or they are damaged.
     """
-    identities = {str(segment.read_header()["store"]) for segment in Segments(path)}
+    identities = {str(segment.about()["store"]) for segment in Segments(path)}
     if len(identities) != 1:
         raise StoreError(
             f"no catalogue can be made from the rows in {path}",
@@ -165,25 +157,11 @@ def rebuild_catalogue(path: Path) -> str:
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
-    Catalogue(path, write=True, identity=identities.pop()).close()
+    made = Catalogue(path, write=True, identity=identities.pop())
+    annotations = made.take_annotations(kept) if kept.exists() else 0
+    made.close()
     writer = StoreWriter(path)
-    episodes = {name: totals["episodes"] for name, totals in writer.statistics().items()}
+    totals = [f"{t['episodes']} episodes of {name}" for name, t in writer.statistics().items()]
     writer.close()
-    annotations = _take_annotations(old, kept) if kept.exists() else 0
-    tables = ", ".join(f"{count} episodes of {name}" for name, count in episodes.items())
+    tables = ", ".join(totals)
     return f"made the catalogue anew: {tables}; {annotations} annotations were kept"
-
-
-def _take_annotations(new: Path, old: Path) -> int:
-    """Copy the annotations that an old catalogue still tells."""
-    connection = sqlite3.connect(new)
-    try:
-        connection.execute("ATTACH ? AS old", (str(old),))
-        with connection:
-            connection.execute("INSERT INTO annotation_fields SELECT * FROM old.annotation_fields")
-            statement = "INSERT INTO annotations SELECT * FROM old.annotations"
-            return connection.execute(statement).rowcount
-    except sqlite3.Error:
-        return 0  # said in the result: nothing of it could be read
-    finally:
-        connection.close()

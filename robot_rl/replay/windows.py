@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION, SOURCE_POLICY
-from robot_rl.replay.sample_spec import SampleSpec
+from robot_rl.replay.sampler import SampleSpec
 
 SCALARS = np.dtype(
     [
@@ -63,30 +63,28 @@ class WindowPool:
 
     ``needed`` of a window is how many online transitions must be visible for all its rows to be,
     ``row`` the number of its first row among all rows of actors. Neither decreases along the pool,
-    so what is visible is one stretch of it. What is forgotten makes room for what comes.
+    so what is visible is one stretch of it.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
-        self._windows = np.empty(1024, WINDOW)
-        self._start = self._end = 0
+        self._room = np.empty(1024, WINDOW)
+        self._count = 0
 
     @property
     def windows(self) -> Records:
         """All windows, a view of dtype `WINDOW`."""
-        return self._windows[self._start : self._end]
+        return self._room[: self._count]
 
     def extend(self, windows: Records) -> None:
         """Add windows, making ``needed`` and ``row`` non-decreasing."""
-        self._make_room(len(windows))
-        end = self._end + len(windows)
-        self._windows[self._end : end] = windows
-        if len(windows):
-            start = max(self._end - 1, self._start)
-            for name in ("needed", "row"):
-                values = self._windows[name]
-                values[start:end] = np.maximum.accumulate(values[start:end])
-        self._end = end
+        start, self._count = self._count, self._count + len(windows)
+        if self._count > len(self._room):
+            more = np.empty(self._count, WINDOW)
+            self._room = np.concatenate((self._room[:start], more))
+        self._room[start : self._count] = windows
+        for name in ("needed", "row"):
+            values = self._room[name][max(start - 1, 0) : self._count]
+            values[:] = np.maximum.accumulate(values)
 
     def visible(self, online_transitions: int) -> int:
         """Return how many windows have all rows among the first so many online transitions."""
@@ -98,22 +96,9 @@ class WindowPool:
 
     def forget(self, gone: Ranges) -> None:
         """Drop the windows that start in these ranges."""
-        windows = self.windows
-        kept = windows[~_inside(windows["address"], gone)]
-        # Evicted windows are old, so that those that stay are near the end already.
-        self._start = self._end - len(kept)
-        self._windows[self._start : self._end] = kept
-
-    def _make_room(self, count: int) -> None:
-        live = self._end - self._start
-        if self._end + count <= len(self._windows):
-            return
-        size = len(self._windows)
-        if live + count > size // 2:
-            size = 2 * (live + count)
-        moved = np.empty(size, WINDOW)
-        moved[:live] = self.windows
-        self._windows, self._start, self._end = moved, 0, live
+        kept = self.windows[~_inside(self.windows["address"], gone)]
+        self._room[: len(kept)] = kept
+        self._count = len(kept)
 
 
 class _Tail:
@@ -149,7 +134,6 @@ class WindowIndex:
     def __init__(
         self, spec: SampleSpec, relabel: Callable[[int, Records], None] | None = None
     ) -> None:
-        """Start empty."""
         self._spec, self._relabel = spec, relabel
         self.demonstrations, self.online = WindowPool(), WindowPool()
         self.interventions = WindowPool()
@@ -172,7 +156,6 @@ class WindowIndex:
         episode: int,
         address: int,
         scalars: Records,
-        *,
         of_actor: bool = True,
         complete: bool = False,
         cut: bool = False,
@@ -221,10 +204,10 @@ class WindowIndex:
             return
         self._evicted = rows, steps
         for episode, tail in list(self._open.items()):
-            if _inside(np.array([tail.first]), gone)[0]:
+            if any(first <= tail.first < end for first, end in gone):
                 self._ended[tail.first] = tail.rows, tail.steps
                 del self._open[episode]
-        firsts = np.fromiter(self._ended, np.int64, len(self._ended))
+        firsts = np.array(list(self._ended), np.int64)
         for first in firsts[_inside(firsts, gone)].tolist():
             seen_rows, seen_steps = self._ended.pop(first)
             new_rows -= seen_rows

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import zmq
 
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay.annotations import row_keys
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay.records import EpisodeRecord, row_keys
 from robot_rl.rewards.progress_wire import (
     ANSWERS,
     Compare,
@@ -193,7 +192,7 @@ def annotate_progress(
     """
     reader = StoreReader(store)
     try:
-        name = _table(reader, table)
+        name = reader.table(table).name
         cameras = _cameras(reader, name)
         waiting = [
             record
@@ -242,17 +241,6 @@ def judge_episode(
         later = {n: x[after] for n, x in images.items()}
         scores[DONE_PROBABILITY][part] = model.done(later, instruction)
     return scores
-
-
-def _table(reader: StoreReader, table: str | None) -> str:
-    names = sorted(reader.tables())
-    if table is None and len(names) != 1:
-        raise ProgressError(
-            f"the store {reader.path} has {len(names) or 'no'} tables",
-            got=", ".join(names) or None,
-            hint="name one of them with table=NAME",
-        )
-    return names[0] if table is None else table
 
 
 def _cameras(reader: StoreReader, table: str) -> list[str]:

@@ -26,9 +26,8 @@ from robot_rl.replay import (
     StoreWriter,
     row_keys,
 )
-from robot_rl.replay.export import StoreEpisodes
-from robot_rl.replay.importing import import_episodes
 from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay.transfer import StoreEpisodes, import_episodes
 
 
 def run(*words: object) -> int:
@@ -173,14 +172,14 @@ def test_an_episode_that_is_evicted_meanwhile_is_left_out(start_server, schema, 
         for seed in range(3):
             client.append_episode(make_episode(3), facts(seed))
         client.flush()
-        with StoreEpisodes(server.store, None, Selection()) as listed:
-            reader = listed.episodes()
-            assert next(reader).seed == 0
-            for seed in (3, 4):  # now the first two go
-                client.append_episode(make_episode(3), facts(seed))
-                client.flush()
-            assert [episode.seed for episode in reader] == [2]
-            assert listed.left_out == 1
+        listed = StoreEpisodes(server.store, None, Selection())
+        reader = listed.episodes()
+        assert next(reader).seed == 0
+        for seed in (3, 4):  # now the first two go
+            client.append_episode(make_episode(3), facts(seed))
+            client.flush()
+        assert [episode.seed for episode in reader] == [2]
+        assert listed.left_out == 1
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,10 @@ from robot_rl.data.schema import SchemaMismatch
 from robot_rl.replay import (
     AnnotationRefused,
     Capacity,
-    RemoteSampler,
-    ReplayClient,
     ReplayError,
-    ReplaySampler,
-    SampleSpec,
     StoreError,
     StoreReader,
     StoreWriter,
-    TableRows,
     WireError,
     read_endpoint,
     row_keys,
@@ -180,7 +175,7 @@ def writer(tmp_path):
 
 
 def annotate(writer, episode, name, version, values):
-    from robot_rl.replay.annotations import Annotations
+    from robot_rl.replay.records import Annotations
 
     values = np.ascontiguousarray(values)
     new = Annotations(
@@ -263,67 +258,6 @@ def _first_batch(store):
         return sampler.sample()["reward"].tobytes()
     finally:
         sampler.close()
-
-
-@pytest.mark.parametrize("fields", [["state/x"], ["state/x", "images/front"]])
-def test_annotations_are_columns_with_a_mask(writer, schema, make_episode, fields):
-    Recording(writer, schema).put(make_episode(6))
-    reader = StoreReader(writer.path)
-    (episode,) = reader.episodes("reach")
-    features = np.arange(8, dtype=np.float16).reshape(4, 2)
-    annotate(writer, episode, "feature", 3, features)
-    annotate(writer, episode, "feature", 9, features[:2] + 100)
-    with pytest.raises(StoreError, match="did you mean 'feature'"):
-        sampler_of(writer.path, annotations=["features"])
-    sampler = sampler_of(
-        writer.path, fields=fields, n_step=1, annotations=["feature"], batch_size=64
-    )
-    out = sampler.allocate()
-    batch = sampler.sample(out)
-    newest = np.concatenate((features[:2] + 100, features[2:], np.zeros((3, 2), np.float16)))
-    for prefix in ("", "next/"):
-        at = batch[prefix + "state/x"][:, 0].astype(int) - 1
-        np.testing.assert_array_equal(batch[prefix + "annotation/feature/valid"], at < 4)
-        np.testing.assert_array_equal(batch[prefix + "annotation/feature"], newest[at])
-    assert batch["annotation/feature"].dtype == np.float16
-    sampler.close()
-    reader.close()
-
-
-def test_a_learner_elsewhere_draws_the_same_with_every_option(
-    server, client, recorded, make_episode, schema
-):
-    rows = make_episode(30)
-    for row in rows[5:15]:
-        row["source"] = np.uint8(2)
-    client.append_episode(rows)
-    client.append_episode(make_episode(20, source=0))
-    client.flush(10)
-    for episode in recorded.episodes("reach"):
-        keys = row_keys(episode)[:-2]
-        client.annotate("reach", "score", 1, keys, np.arange(len(keys), dtype=np.float32))
-    spec = SampleSpec(
-        ("state/x", "images/front", "action"),
-        batch_size=32,
-        n_step=3,
-        discount=0.9,
-        demonstration_share=0.25,
-        intervention_share=0.25,
-        capacity_rows=60,
-        rewards="score",
-        annotations=("score",),
-    )
-    here = ReplaySampler(TableRows(server.store, "reach"), spec, np.random.default_rng(3))
-    there = RemoteSampler(ReplayClient(server.store), "reach", spec, np.random.default_rng(3))
-    for _ in range(5):
-        expected, batch = here.sample(), there.sample()
-        assert set(batch) == set(expected)
-        for name, array in expected.items():
-            np.testing.assert_array_equal(batch[name], array, err_msg=name)
-        assert (expected["source"] == 2).sum() >= 8
-    assert there.visible.online == here.visible.online < 38
-    here.close()
-    there.close()
 
 
 def test_evicting_an_episode_evicts_its_annotations(writer, schema, make_episode):

@@ -98,7 +98,7 @@ def test_remote_and_local_batches_are_the_same_bits(client, schema, make_episode
     local, remote = (make(seed=4) for make in samplers)
     for round_number in range(6):
         assert_same(local.sample(), remote.sample())
-        assert_same(local.sample_many(3), remote.sample_many(3))
+        assert_same(local.sample(), remote.sample())
         # What comes now is not visible before the next refresh.
         client.append_episode(make_episode(7))
         client.flush(10)
@@ -128,7 +128,6 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
         "intervention_share": 0.25,
         "capacity_rows": 60,
         "rewards": "score",
-        "annotations": ("score",),
         "next_fields": ("state/x",),
         "observation_steps": 2,
         "chunk_fields": ("action", "base_action"),
@@ -136,7 +135,7 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
         "policy_versions": (0, 3),
     }
     local, remote = (make(seed=4, **changes) for make in samplers)
-    assert_same(local.sample_many(3), remote.sample_many(3))
+    assert_same(local.sample(), remote.sample())
     assert local.visible == remote.visible
     assert 0 < local.visible.online < 75
     assert local.visible.interventions > 0
@@ -158,7 +157,8 @@ def test_episodes_in_order_are_given_across_the_network_too(start_server, schema
         assert_same(local.sample(), remote.sample())
         server.kill()
         server.start()
-        assert_same(local.sample_many(2), remote.sample_many(2))
+        for _ in range(2):
+            assert_same(local.sample(), remote.sample())
         assert local.state_dict() == remote.state_dict()
         assert remote.visible.left == local.visible.left == 1
         assert remote.sample()["drawn"].tolist() == [True, False, False, False]
@@ -179,7 +179,7 @@ def test_the_state_of_another_store_is_refused_by_the_server_too(
     state = {**remote.state_dict(), "store": "another"}
     with pytest.raises(StoreReplaced, match="another store"):
         remote.load_state_dict(state)
-    asked = Sample(table="reach", spec=spec_of(), state=state, draws=1)
+    asked = Sample(table="reach", spec=spec_of(), state=state)
     with pytest.raises(StoreReplaced, match="another store"):
         client.ask(asked, Sampled, timeout=5.0)
 
@@ -189,7 +189,6 @@ def test_the_state_of_another_store_is_refused_by_the_server_too(
     [
         {"fields": ("action", "action")},
         {"chunk_fields": ("action", "action")},
-        {"annotations": ("score", "score")},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -220,18 +219,6 @@ def test_the_state_moves_between_local_and_remote(client, schema, make_episode, 
     assert_same(other.sample(), remote.sample())
     with pytest.raises(ReplayError, match="not the state of a sampler"):
         remote.load_state_dict({"rng": {}, "environment_steps": None})
-
-
-def test_given_arrays_are_filled_and_only_fitting_ones(client, schema, make_episode, samplers):
-    client.open_session("reach", schema)
-    client.append_episode(make_episode(5))
-    client.flush(10)
-    local, remote = (make(batch_size=4) for make in samplers)
-    out = remote.allocate(2)
-    assert remote.sample_many(2, out)["action"] is out["action"]
-    assert_same(local.sample_many(2), out)
-    with pytest.raises(ReplayError, match=r"action.*float32 \(4, 3\).*allocate"):
-        remote.sample({**remote.allocate(), "action": np.zeros((4, 3), np.float32)})
 
 
 def test_what_cannot_be_drawn_is_the_same_error_as_without_a_network(
@@ -267,12 +254,11 @@ def test_a_batch_larger_than_a_message_is_refused(start_server, schema, make_epi
         client.append_episode(make_episode(5))
         client.flush(10)
         remote = RemoteSampler(
-            ReplayClient(server.store), "reach", spec_of(batch_size=64), np.random.default_rng(0)
+            ReplayClient(server.store), "reach", spec_of(batch_size=128), np.random.default_rng(0)
         )
-        remote.sample()
         state = remote.state_dict()
-        with pytest.raises(ReplayError, match=r"too large for one message.*draw fewer"):
-            remote.sample_many(2)
+        with pytest.raises(ReplayError, match=r"too large for one message.*message_bytes"):
+            remote.sample()
         assert remote.state_dict() == state
         with pytest.raises(WireError, match="too large"):
             client.put_weights("policy", 1, bytes(2 << 20))
@@ -286,9 +272,9 @@ def test_weights_and_batches_larger_than_a_frame_arrive(client, schema, make_epi
     client.open_session("reach", schema)
     client.append_episode(make_episode(5))
     client.flush(10)
-    size = MAXIMUM_FRAME_BYTES // (40 * 40 * 3) // 2 + 1
+    size = MAXIMUM_FRAME_BYTES // (40 * 40 * 3) + 1
     local, remote = (make(fields=("images/front",), batch_size=size) for make in samplers)
-    assert_same(local.sample_many(2), remote.sample_many(2))
+    assert_same(local.sample(), remote.sample())
 
 
 def test_many_kinds_of_requests_share_one_server(client, schema, make_episode, samplers):
@@ -326,7 +312,7 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
             ReplayClient(server.store, options=FAST), "reach", spec_of(), np.random.default_rng(7)
         )
         try:
-            with Prefetcher(remote) as prefetcher:
+            with contextlib.closing(Prefetcher(remote)) as prefetcher:
                 for round_number in range(3):
                     target = 50 + 10 * round_number
                     while remote.transitions_available() < target:
@@ -436,7 +422,7 @@ def test_a_defect_in_sampling_is_answered_and_counted(
             ReplayClient(server.address), "reach", spec_of(), np.random.default_rng(0)
         )
         with monkeypatch.context() as patch:
-            patch.setattr(ReplaySampler, "sample_many", lambda *_: 1 / 0)
+            patch.setattr(ReplaySampler, "sample", lambda *_: 1 / 0)
             with pytest.raises(ReplayError, match=r"server failed on this request.*ZeroDivision"):
                 remote.sample()
         remote.sample()

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -107,35 +108,6 @@ def test_batches_are_the_rows_that_were_stored(
     assert len(seen) == 18
 
 
-def test_sample_many_is_the_same_stream_as_single_samples(client, schema, make_episode, sampler_of):
-    client.open_session("reach", schema)
-    for source in (0, 1, 1):
-        client.append_episode(make_episode(30, source=source))
-    client.flush(10)
-    one, many = sampler_of(seed=5), sampler_of(seed=5)
-    singles = [one.sample() for _ in range(4)]
-    together = many.sample_many(4)
-    for name, array in together.items():
-        np.testing.assert_array_equal(array, np.stack([single[name] for single in singles]))
-    assert one.state_dict() == many.state_dict()
-    state = one.state_dict()
-    following = one.sample()
-    many.sample()
-    many.load_state_dict(state)
-    np.testing.assert_array_equal(many.sample()["reward"], following["reward"])
-
-
-def test_only_fitting_arrays_are_filled(client, schema, make_episode, sampler_of):
-    client.open_session("reach", schema)
-    client.append_episode(make_episode(5))
-    client.flush(10)
-    sampler = sampler_of(batch_size=4)
-    out = sampler.allocate()
-    assert sampler.sample(out)["action"] is out["action"]
-    with pytest.raises(ReplayError, match=r"action.*float32 \(4, 3\).*allocate"):
-        sampler.sample({**out, "action": np.zeros((4, 3), np.float32)})
-
-
 def test_what_is_visible_does_not_depend_on_how_far_the_actor_is(
     client, schema, make_episode, sampler_of
 ):
@@ -232,7 +204,7 @@ def test_prefetched_batches_are_the_same_and_stop_at_the_order(
     client.append_episode(make_episode(60))
     client.flush(10)
     plain, ahead = sampler_of(seed=1), sampler_of(seed=1)
-    with Prefetcher(ahead, depth=2) as prefetcher:
+    with closing(Prefetcher(ahead)) as prefetcher:
         for _ in range(2):
             prefetcher.start(5)
             with pytest.raises(ReplayError, match="last start"):
@@ -251,9 +223,9 @@ def test_prefetched_batches_are_the_same_and_stop_at_the_order(
 def test_a_failure_of_the_prefetching_thread_surfaces(client, schema, make_episode, sampler_of):
     client.open_session("reach", schema)
     sampler = sampler_of()
-    with Prefetcher(sampler) as prefetcher:
+    with closing(Prefetcher(sampler)) as prefetcher:
         prefetcher.start(3)
         for _ in range(2):
             with pytest.raises(NotEnoughData):
                 prefetcher.next()
-    assert not any(t.name == "replay-prefetch" for t in threading.enumerate())
+    assert not any(t.name.startswith("replay-prefetch") for t in threading.enumerate())

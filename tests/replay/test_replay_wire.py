@@ -32,7 +32,7 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     spec = {"fields": [], "batch_size": 1, "n_step": 1, "discount": 1.0}
     state = {"rng": np.random.default_rng(0).bit_generator.state, "environment_steps": None}
     state |= {"store": session.store, "given": [-1, 0]}
-    sampling = {"table": "reach", "spec": spec, "state": state, "draws": 1}
+    sampling = {"table": "reach", "spec": spec, "state": state}
 
     def other_schema(*fields):
         content = json.loads(schema.to_json())
@@ -80,7 +80,6 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         (sample({"fields": [1]}), "WireError", "'spec.fields[0]'"),
         (sample({"n_step": 1 << 20}), "ReplayError", "n_step"),
         ([*sample(), b"x"], "WireError", "payload frames"),
-        (sample(draws=0), "WireError", "'draws'"),
         (sample(state={}), "ReplayError", "state"),
         (sample(state={**state, "environment_steps": "1"}), "ReplayError", "state"),
         (build("count_windows", {"table": "reach", "spec": 3, "state": {}}), "WireError", "'spec'"),

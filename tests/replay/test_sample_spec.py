@@ -168,20 +168,6 @@ def test_in_order_each_episode_comes_once_from_its_start(writer, schema, episode
     shown.close()
 
 
-def test_many_batches_in_order_are_those_that_come_one_by_one(writer, schema, episode):
-    recording = Recording(writer, schema)
-    for steps in (3, 4, 5):
-        recording.put(episode(steps))
-    options = {"order": "episodes", "batch_size": 4, "n_step": 2, "returns": True}
-    one, many = (sampler_of(writer.path, **options) for _ in range(2))
-    singles, together = [one.sample() for _ in range(3)], many.sample_many(3)
-    for name, array in together.items():
-        np.testing.assert_array_equal(array, np.stack([single[name] for single in singles]))
-    assert one.state_dict() == many.state_dict()
-    one.close()
-    many.close()
-
-
 def test_the_state_of_another_store_is_refused(tmp_path, writer, schema, episode):
     """A run was resumed silently on the store of another one of the same task."""
     Recording(writer, schema).put(episode(3))

@@ -15,8 +15,8 @@ from robot_rl.replay import (
     WeightsRecord,
     row_keys,
 )
-from robot_rl.replay.annotations import Annotations
 from robot_rl.replay.mailbox import write_weights
+from robot_rl.replay.records import Annotations
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.segments import Segments
 from robot_rl.replay.sessions import RowBatch
@@ -175,13 +175,6 @@ def test_one_writer_at_a_time(store):
     with pytest.raises(StoreInUse):
         rebuild_catalogue(store)
     writer.close()
-
-
-def test_a_store_of_the_old_format_is_refused_with_the_way_out(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(b"")
-    for open_it in (StoreReader, StoreWriter):
-        with pytest.raises(StoreError, match=r"older robot_rl.*export it with that version"):
-            open_it(tmp_path)
 
 
 def test_weights_that_lost_their_tensors_are_an_error_and_no_crash(store):

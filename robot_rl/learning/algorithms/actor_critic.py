@@ -30,7 +30,7 @@ from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, c
 from robot_rl.learning.algorithms.critics import CriticEnsemble
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.value_range import Range, check_value_range, limited
-from robot_rl.replay.sample_spec import SampleSpec
+from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
 # 0.002 the 1,000 updates of that phase would leave 14 % of the random initial weights in the

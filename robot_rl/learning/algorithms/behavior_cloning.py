@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from policies.ema import EMA, power_decay, warm_up_cosine
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.episode_rows import EpisodeRows
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.sample_spec import CHUNK, SampleSpec
+from robot_rl.replay.replay_sampler import CHUNK, ReplaySampler
+from robot_rl.replay.sampler import SampleSpec
 
 Metrics = dict[str, Tensor | float]
 Progress = Callable[[int, Metrics], None]
