@@ -20,7 +20,7 @@ from robot_rl.data.rows import Active, Decision, Instructions, RowBuilder, Seen,
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.reset_factory import make_reset
+from robot_rl.env.reset import make_reset
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.blocks import ScheduleError

@@ -69,7 +69,7 @@ _SCALAR_FIELDS = (
     Field("episode_step", "int32"),  # control steps since the reset, from 0
     Field("reward_version", "int32"),  # the judge: 0 task, 1 person, 2 pose, from 65536 on a model
     Field("policy_version", "int64"),  # the policy: gradient updates behind its weights
-    # [ns], by the clock of the loop (robot_rl/env/rate.py). In real time that is the system clock;
+    # [ns], by the clock of the loop (robot_rl/env/clock.py). In real time that is the system clock;
     # on the stepped clock it is simulated time since the episode began, whose first stamp is 0.
     Field("stamp_observation", "int64"),  # the loop had the observation; sensors measured before
     Field("stamp_action", "int64"),  # the loop had sent the action

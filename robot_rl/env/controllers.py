@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data.rows import Active, Conclusion, Decision, Executed, Instructions, Seen, Slots
 from robot_rl.data.schema import LAST_COMMAND
 from robot_rl.env.intervention import action_of_motion
 from robot_rl.env.robot import gripper_columns
+from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Expert
 
-if TYPE_CHECKING:
-    from robot_rl.data.rows import (
-        Active,
-        Conclusion,
-        Decision,
-        Executed,
-        Instructions,
-        Seen,
-        Slots,
-    )
-    from robot_rl.env.rollout import Controller
-
-_Wrapped = TypeVar("_Wrapped", bound="Controller")
+_Wrapped = TypeVar("_Wrapped", bound=Controller)
 
 
 class ExpertDecision(NamedTuple):
@@ -48,19 +38,17 @@ class ExpertController:
     """Lets a scripted expert decide in the one environment whose true state it sees.
 
     Args:
-        expert: The expert.
-        action_dimension: Number of action columns d.
+        expert: The expert; it knows the goal without an instruction.
     """
 
-    def __init__(self, expert: Expert, action_dimension: int) -> None:
+    def __init__(self, expert: Expert) -> None:
         self._expert = expert
         self._rng = np.random.default_rng(0)
-        self._zero = np.zeros((1, action_dimension), np.float32)
 
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
-        """Begin an episode; the expert knows the goal without an instruction."""
+        """Begin an episode."""
         self._rng = np.random.default_rng(seeds[0])
         self._expert.reset(self._rng)
 
@@ -70,7 +58,7 @@ class ExpertController:
 
     def conclude(self, observation: Seen, active: Active = None) -> ExpertDecision:
         """Nothing: an expert has no base."""
-        return ExpertDecision.of(self._zero)
+        return ExpertDecision.of(np.zeros_like(observation[LAST_COMMAND]))
 
     def observe_override(self, executed: Executed, slots: Slots = None) -> None:
         """Nothing: an expert looks at the true state anew at every step."""
@@ -85,7 +73,6 @@ class IdleController:
 
     def __init__(self, action_names: Sequence[str]) -> None:
         self._names = tuple(action_names)
-        self._gripper_columns = gripper_columns(self._names)
 
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
@@ -98,7 +85,7 @@ class IdleController:
 
     def conclude(self, observation: Seen, active: Active = None) -> ExpertDecision:
         """There is no base."""
-        grippers = observation[LAST_COMMAND][0, self._gripper_columns]
+        grippers = observation[LAST_COMMAND][0, gripper_columns(self._names)]
         return ExpertDecision.of(action_of_motion(self._names, np.zeros(6), grippers)[None])
 
     def observe_override(self, executed: Executed, slots: Slots = None) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 
 from policies import registry
 from robot_rl.data.schema import RowSchema
+from robot_rl.env.clock import make_clock
 from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
-from robot_rl.env.rate import make_clock
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, OperatorServer, Robot
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.several import SeveralArms
+from robot_rl.env.several_arms import SeveralArms
 from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
 

@@ -24,14 +24,7 @@ GRIPPER_OPEN = -1.0
 def state_fields(
     joints: int, *, velocity: bool = True, wrench: bool = True, gripper: bool = True
 ) -> tuple[Field, ...]:
-    """What an arm observes of itself: SI units, base frame.
-
-    Args:
-        joints: Number of its joints.
-        velocity: Whether it measures the velocity of its TCP.
-        wrench: Whether it measures forces.
-        gripper: Whether it has a gripper.
-    """
+    """What an arm with so many joints observes of itself, if it measures these: SI, base frame."""
     widths = {
         "state/tcp_pose": 7,  # position [m], quaternion xyzw
         "state/tcp_velocity": 6 * velocity,  # linear [m/s], angular [rad/s]
@@ -47,16 +40,9 @@ def state_fields(
 
 
 def gripper_columns(action_names: Sequence[str]) -> list[int]:
-    """Which columns are grippers: `gripper`, or of several arms `<arm>/gripper` for each.
-
-    Args:
-        action_names: Names of the d action columns.
-    """
-    return [
-        column
-        for column, name in enumerate(action_names)
-        if name.rpartition("/")[2] == GRIPPER_ACTION
-    ]
+    """Which columns are grippers: `gripper`, or of several arms `<arm>/gripper` for each."""
+    names = enumerate(action_names)
+    return [column for column, name in names if name.rpartition("/")[2] == GRIPPER_ACTION]
 
 
 class RobotInterrupted(RobotRLError):
@@ -81,12 +67,6 @@ class Robot(Protocol):
     Attributes:
         observation_fields: Columns of what it observes.
         action_names: Columns of its actions.
-        opens_grippers: Whether its grippers are open after `reset`; if not, they are as they were
-            told last.
-        clamped: Whether a limit changed what the last action asked for: as far as is known at the
-            newest observation, for a robot whose own node has limits says so after the action.
-        simulated: Whether nobody can stand in its way: only such a robot moves without a person's
-            `start`, at first and after a fault; see `robot_rl.env.intervention`.
     """
 
     observation_fields: tuple[Field, ...]
@@ -94,15 +74,22 @@ class Robot(Protocol):
 
     @property
     def simulated(self) -> bool:
-        """See the class."""
+        """Whether nobody can stand in its way.
+
+        Only such a robot moves without a person's `start`, at first and after a fault; see
+        `robot_rl.env.intervention`.
+        """
 
     @property
     def opens_grippers(self) -> bool:
-        """See the class."""
+        """Whether its grippers are open after `reset`; if not, they are as they were told last."""
 
     @property
     def clamped(self) -> bool:
-        """See the class."""
+        """Whether a limit changed what the last action asked for.
+
+        As far as is known at the newest observation: some robots' nodes say so after the action.
+        """
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Bring the TCP to `start_pose` (7,) and forget the last target.
@@ -120,10 +107,9 @@ class Robot(Protocol):
         """
 
     def apply(self, action: Action) -> Action:
-        """Send a checked action (d,) in [-1, 1]; does not wait for the motion.
+        """Send a checked action (d,) in [-1, 1], and return what was really sent (d,).
 
-        Returns:
-            What was really sent (d,).
+        Does not wait for the motion.
         """
 
     def advance(self, period: float) -> None:
@@ -140,8 +126,11 @@ class Robot(Protocol):
 
 
 @runtime_checkable
-class Stoppable(Protocol):
-    """A robot with a stop of its own, which others may have used."""
+class OperatorServer(Protocol):
+    """A robot through which an operator can be heard too: one on topics offers services there.
+
+    It also has a stop of its own, so that an operator's stop need not wait for the loop.
+    """
 
     def check_free(self) -> None:
         """Look whether it may move; nothing moves.
@@ -149,14 +138,6 @@ class Stoppable(Protocol):
         Raises:
             RobotInterrupted: It is stopped; says what a person has to do.
         """
-
-
-@runtime_checkable
-class OperatorServer(Protocol):
-    """A robot through which an operator can be heard too: one on topics offers services there.
-
-    It also has a stop of its own, so that an operator's stop need not wait for the loop.
-    """
 
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
         """From now on write to `inbox` what is said there, and obey a stop that is posted to it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -10,33 +10,13 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from robot_rl.data.schema import LAST_COMMAND, Field, Observation, RowSchema, row_schema
-from robot_rl.env.rate import Clock
+from robot_rl.env.clock import Clock
 from robot_rl.env.robot import GRIPPER_OPEN, Action, Robot, gripper_columns
 from robot_rl.env.task import Task
 from robot_rl.safety import check_action
 
 # Option of a reset that moves neither the robot nor the scene.
 IN_PLACE: dict[str, Any] = {"in_place": True}
-
-
-class EpisodeEnv(Protocol):
-    """What the one loop needs of an environment: a `RobotEnv`, or wrappers around it."""
-
-    @property
-    def task(self) -> Task:
-        """What is to be achieved."""
-
-    @property
-    def clock(self) -> Clock:
-        """What paces the steps."""
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """See `RobotEnv.reset`."""
-
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """See `RobotEnv.step`."""
 
 
 class RobotEnv(gymnasium.Env[Observation, Action]):
@@ -195,33 +175,24 @@ class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action
         env: A `RobotEnv`, or a wrapper of this kind around one.
     """
 
-    def __init__(self, env: RobotEnv | RobotEnvWrapper) -> None:
+    def __init__(self, env: EpisodeEnv) -> None:
         super().__init__(env)
         self._inner = env
-
-    def observe(self) -> Observation:
-        """See `RobotEnv.observe`."""
-        return self._inner.observe()
-
-    @property
-    def robot(self) -> Robot:
-        """The robot within."""
-        return self._inner.robot
-
-    @property
-    def task(self) -> Task:
-        """What is to be achieved."""
-        return self._inner.task
-
-    @property
-    def clock(self) -> Clock:
-        """What paces the steps."""
-        return self._inner.clock
+        self.robot: Robot = env.robot
+        self.task: Task = env.task
+        self.clock: Clock = env.clock
 
     @property
     def schema(self) -> RowSchema:
         """Columns of the rows."""
         return self._inner.schema
+
+    def observe(self) -> Observation:
+        """See `RobotEnv.observe`."""
+        return self._inner.observe()
+
+
+EpisodeEnv = RobotEnv | RobotEnvWrapper
 
 
 def _space_of(field: Field) -> spaces.Box:

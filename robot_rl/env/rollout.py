@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -130,21 +130,15 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
 
 
 class Seeds:
-    """Seeds of episodes, one after the other; an episode that says nothing can be run again.
-
-    Args:
-        seeds: In the order of the episodes.
-    """
+    """Seeds of episodes, in their order; an episode that says nothing can be run again."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._left = deque(seeds)
 
     def __iter__(self) -> Seeds:
-        """Itself."""
         return self
 
     def __next__(self) -> int:
-        """The next seed."""
         if not self._left:
             raise StopIteration
         return self._left.popleft()
@@ -157,7 +151,8 @@ class Seeds:
 class _Slot:
     """One environment and the episode that runs in it."""
 
-    def __init__(self, env: EpisodeEnv) -> None:
+    def __init__(self, index: int, env: EpisodeEnv) -> None:
+        self.index = index
         self.env = env
         self.observation: Observation = {}
         self.stamp = 0
@@ -168,9 +163,108 @@ class _Slot:
     def begin(self, seed: int) -> None:
         self.observation, info = self.env.reset(seed=seed)
         self.stamp = int(info["stamp_observation"])
-        self.result = EpisodeResult(seed=seed, facts=dict(info.get("facts", {})))
+        facts = dict(info.get("facts", {}))
+        self.result = EpisodeResult(seed, facts=facts, instruction=self.env.task.instruction)
         self.active = True
         self.intervened = False
+
+    def begin_when_ready(
+        self, seed: int, stop: Callable[[], bool], note: Callable[[str], None]
+    ) -> bool:
+        """Begin an episode as soon as the robot can; returns whether it has before `stop`."""
+        told, remind_at = "", 0.0
+        while True:
+            try:
+                self.begin(seed)
+            except RobotInterrupted as problem:
+                if stop():
+                    return False
+                now = time.monotonic()
+                if str(problem) != told or now > remind_at:
+                    note(f"waiting for the robot: {problem}")
+                    told, remind_at = str(problem), now + _REMIND_SECONDS
+                time.sleep(_RETRY_SECONDS)
+            else:
+                if told:
+                    note("the robot is ready, going on")
+                return True
+
+
+class _Rollout:
+    """The slots of a rollout, and what they share; see `rollout`."""
+
+    def __init__(
+        self,
+        envs: Sequence[EpisodeEnv],
+        controller: Controller,
+        recorder: RowBuilder | None,
+        on_row: RowListener | None,
+    ) -> None:
+        self.slots = [_Slot(index, env) for index, env in enumerate(envs)]
+        self._controller = controller
+        self._recorder = recorder
+        self._on_row = on_row
+
+    def stacked(self) -> Observation:
+        if len(self.slots) == 1:  # a robot's pictures are not copied for it
+            return {name: value[None] for name, value in self.slots[0].observation.items()}
+        filled = next(slot.observation for slot in self.slots if slot.observation)
+        return {
+            name: np.stack([slot.observation.get(name, filled[name]) for slot in self.slots])
+            for name in filled
+        }
+
+    def step(self, slot: _Slot, decision: Decision, stopped: bool) -> bool:
+        """Step one environment; returns whether its episode is over."""
+        result = slot.result
+        if result.steps == 0:
+            result.policy_version = int(decision.version[slot.index])
+        try:
+            observation, given, terminated, truncated, info = slot.env.step(
+                decision.action[slot.index]
+            )
+        except RobotInterrupted as problem:
+            result.interrupted = problem
+            return True
+        reward = float(given)
+        truncated = truncated or (stopped and not terminated)
+        if self._recorder is not None:
+            outcome = (reward, terminated, truncated)
+            seen = (slot.observation, slot.stamp, result.steps)
+            self._emit(self._recorder.step(*seen, decision, slot.index, outcome, info), result)
+        before, slot.intervened = slot.intervened, bool(info.get("intervened", False))
+        if slot.intervened:
+            result.intervened_steps += 1
+            result.take_overs += not before
+            self._controller.observe_override(info["executed_action"][None], [slot.index])
+        slot.observation = observation
+        slot.stamp = int(info["stamp_observation"])
+        result.steps += 1
+        result.total_reward += reward
+        result.seconds += slot.env.clock.period
+        result.success = bool(info["success"])
+        result.decision_seconds.append(info["decision_seconds"])
+        result.lateness_seconds.append(info["lateness"])
+        return terminated or truncated
+
+    def finish(self, slot: _Slot, decision: Decision) -> None:
+        """Make the row of the final observation."""
+        if self._recorder is None or not slot.result.steps:
+            return
+        if slot.result.interrupted is not None:
+            conclusion: Conclusion = decision  # for this very observation
+        else:
+            only = np.zeros(len(self.slots), bool)
+            only[slot.index] = True
+            conclusion = self._controller.conclude(self.stacked(), only)
+        seen = (slot.observation, slot.stamp, slot.result.steps)
+        self._emit(self._recorder.last(*seen, conclusion, slot.index), slot.result)
+
+    def _emit(self, row: Row, result: EpisodeResult) -> None:
+        if self._on_row is None:
+            result.rows.append(row)
+        else:
+            self._on_row(row, result)
 
 
 def rollout(
@@ -198,137 +292,25 @@ def rollout(
     Yields:
         Each episode as it ends.
     """
-    slots = [_Slot(env) for env in envs]
+    run = _Rollout(envs, controller, recorder, on_row)
     stopped = False
-    for index, slot in enumerate(slots):
-        _begin_next(index, slot, controller, seeds, stop, note)
-    while any(slot.active for slot in slots):
-        active = np.array([slot.active for slot in slots])
-        decision = controller.act(_stacked(slots), active)
+
+    def begin_next(slot: _Slot) -> None:
+        seed = next(seeds, None)
+        if seed is not None and slot.begin_when_ready(seed, stop, note):
+            words = [slot.result.instruction]
+            controller.reset([slot.index], seeds=[seed], instructions=words)
+
+    for slot in run.slots:
+        begin_next(slot)
+    while any(slot.active for slot in run.slots):
+        active = np.array([slot.active for slot in run.slots])
+        decision = controller.act(run.stacked(), active)
         stopped = stopped or stop()
-        for index, slot in enumerate(slots):
-            if slot.active and _step(index, slot, controller, decision, recorder, on_row, stopped):
-                if recorder is not None and slot.result.steps:
-                    _finish(index, slots, controller, decision, recorder, on_row)
+        for slot in run.slots:
+            if slot.active and run.step(slot, decision, stopped):
+                run.finish(slot, decision)
                 slot.active = False
                 yield slot.result
                 if not stopped:
-                    _begin_next(index, slot, controller, seeds, stop, note)
-
-
-def _begin_next(
-    index: int,
-    slot: _Slot,
-    controller: Controller,
-    seeds: Iterator[int],
-    stop: Callable[[], bool],
-    note: Callable[[str], None],
-) -> None:
-    seed = next(seeds, None)
-    if seed is not None and _begin(slot, seed, stop, note):
-        slot.result.instruction = slot.env.task.instruction
-        controller.reset([index], seeds=[seed], instructions=[slot.result.instruction])
-
-
-def _begin(slot: _Slot, seed: int, stop: Callable[[], bool], note: Callable[[str], None]) -> bool:
-    """Begin an episode as soon as the robot can; returns whether it has before `stop`."""
-    told, remind_at = "", 0.0
-    while True:
-        try:
-            slot.begin(seed)
-        except RobotInterrupted as problem:
-            if stop():
-                return False
-            now = time.monotonic()
-            if str(problem) != told or now > remind_at:
-                note(f"waiting for the robot: {problem}")
-                told, remind_at = str(problem), now + _REMIND_SECONDS
-            time.sleep(_RETRY_SECONDS)
-        else:
-            if told:
-                note("the robot is ready, going on")
-            return True
-
-
-def _step(
-    index: int,
-    slot: _Slot,
-    controller: Controller,
-    decision: Decision,
-    recorder: RowBuilder | None,
-    on_row: RowListener | None,
-    stopped: bool,
-) -> bool:
-    """Step one environment; returns whether its episode is over."""
-    result = slot.result
-    if result.steps == 0:
-        result.policy_version = int(decision.version[index])
-    try:
-        observation, reward, terminated, truncated, info = slot.env.step(decision.action[index])
-    except RobotInterrupted as problem:
-        result.interrupted = problem
-        return True
-    truncated = truncated or (stopped and not terminated)
-    if recorder is not None:
-        outcome = (reward, terminated, truncated)
-        row = recorder.step(
-            slot.observation, slot.stamp, result.steps, decision, index, outcome, info
-        )
-        _emit(row, result, on_row)
-    _note_intervention(index, slot, controller, info)
-    slot.observation = observation
-    slot.stamp = int(info["stamp_observation"])
-    result.steps += 1
-    result.total_reward += reward
-    result.seconds += slot.env.clock.period
-    result.success = bool(info["success"])
-    result.decision_seconds.append(info["decision_seconds"])
-    result.lateness_seconds.append(info["lateness"])
-    return terminated or truncated
-
-
-def _note_intervention(
-    index: int, slot: _Slot, controller: Controller, info: Mapping[str, Any]
-) -> None:
-    """Count a step of an operator, and let the controller know what was done instead."""
-    before, slot.intervened = slot.intervened, bool(info.get("intervened", False))
-    if slot.intervened:
-        slot.result.intervened_steps += 1
-        slot.result.take_overs += not before
-        controller.observe_override(info["executed_action"][None], [index])
-
-
-def _finish(
-    index: int,
-    slots: Sequence[_Slot],
-    controller: Controller,
-    decision: Decision,
-    recorder: RowBuilder,
-    on_row: RowListener | None,
-) -> None:
-    slot = slots[index]
-    if slot.result.interrupted is not None:
-        conclusion: Conclusion = decision  # for this very observation
-    else:
-        only = np.zeros(len(slots), bool)
-        only[index] = True
-        conclusion = controller.conclude(_stacked(slots), only)
-    row = recorder.last(slot.observation, slot.stamp, slot.result.steps, conclusion, index)
-    _emit(row, slot.result, on_row)
-
-
-def _emit(row: Row, result: EpisodeResult, on_row: RowListener | None) -> None:
-    if on_row is None:
-        result.rows.append(row)
-    else:
-        on_row(row, result)
-
-
-def _stacked(slots: Sequence[_Slot]) -> Observation:
-    if len(slots) == 1:  # a robot's pictures are not copied for it
-        return {name: value[None] for name, value in slots[0].observation.items()}
-    filled = next(slot.observation for slot in slots if slot.observation)
-    return {
-        name: np.stack([slot.observation.get(name, filled[name]) for slot in slots])
-        for name in filled
-    }
+                    begin_next(slot)

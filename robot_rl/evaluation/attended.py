@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.reset_factory import make_reset
+from robot_rl.env.reset import make_reset
 from robot_rl.env.rollout import EpisodeResult
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.source import TaskReward

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from robot_rl.env.rate import ClockError
-from robot_rl.env.several import SeveralArms, SeveralTasks
+from robot_rl.env.clock import ClockError
+from robot_rl.env.several_arms import SeveralArms, SeveralTasks
 from robot_rl.env.task import Task, Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient

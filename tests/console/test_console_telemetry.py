@@ -32,7 +32,7 @@ class Loop:
         link = ConsoleLink(self.run, inbox)
         self._env = TelemetryEnv(self._operated, self._operated, link)
         expert = make_expert(config, inner)
-        self._controller = ExpertController(expert, inner.schema.action_dimension)
+        self._controller = ExpertController(expert)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work)
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from robot_rl.env.rate import ClockError, RealtimeClock, SteppedClock, make_clock
+from robot_rl.env.clock import ClockError, RealtimeClock, SteppedClock, make_clock
 
 MARGIN = 1e-3
 

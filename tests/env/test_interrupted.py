@@ -40,7 +40,7 @@ class Faulty:
 def episodes(failures, seeds, stop=lambda: False):
     config = compose(["task=reach"])
     env = make_env(config)
-    controller = ExpertController(make_expert(config, env), 6)
+    controller = ExpertController(make_expert(config, env))
     env.robot = Faulty(env.robot, failures)
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
     return list(rollout([env], controller, iter(seeds), recorder=recorder, stop=stop)), env.schema

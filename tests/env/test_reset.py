@@ -12,7 +12,7 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_expert, make_intervention
 from robot_rl.env.operator import OperatorInbox
-from robot_rl.env.reset_factory import make_reset
+from robot_rl.env.reset import make_reset
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
@@ -37,7 +37,7 @@ def socket(env):
 
 def test_insert_and_remove_undo_each_other_without_anything_being_put_back(inbox):
     env = resetting(inbox, "peg_insert", "backward_policy")
-    expert = ExpertController(make_expert(configuration("task=peg_insert"), env), 6)
+    expert = ExpertController(make_expert(configuration("task=peg_insert"), env))
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
     places, starts, rows = [], [], []
     for result in rollout([env], expert, iter(range(4)), recorder=recorder):
@@ -114,7 +114,7 @@ def test_without_a_reset_a_goal_that_is_reached_is_put_back_and_one_that_is_not_
     """Every episode after the first success was one of a single step, and a success."""
     env = resetting(inbox, "peg_insert", "none")
     config = configuration("task=peg_insert", *PERFECT)
-    expert = ExpertController(make_expert(config, env), 6)
+    expert = ExpertController(make_expert(config, env))
     one_step = np.zeros(6, np.float32)
 
     _, first = env.reset(seed=1)

@@ -11,7 +11,7 @@ from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.reset import NoReset
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.several import SeveralArms, SeveralTasks
+from robot_rl.env.several_arms import SeveralArms, SeveralTasks
 from robot_rl.errors import RobotRLError
 
 ARMS = ("left", "right")

@@ -219,9 +219,7 @@ def test_an_expert_that_stalls_hardly_moves_any_more():
     inner = make_env(CONFIG)
     env = RewardWrapper(inner, Lingering(1))
     names = env.schema.action_names
-    controller = StallingController(
-        ExpertController(make_expert(CONFIG, inner), len(names)), names, fidget=0.0
-    )
+    controller = StallingController(ExpertController(make_expert(CONFIG, inner)), names, fidget=0.0)
     recorder = RowBuilder(env.schema, 0)
     controller.stall_at = 5
     (result,) = rollout([env], controller, iter([3]), recorder=recorder)

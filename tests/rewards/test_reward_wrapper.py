@@ -18,7 +18,7 @@ from robot_rl.rewards.wrapper import RewardWrapper
 def rows(wrap):
     inner = make_env(CONFIG)
     env = wrap(inner)
-    controller = ExpertController(make_expert(CONFIG, inner), env.schema.action_dimension)
+    controller = ExpertController(make_expert(CONFIG, inner))
     recorder = RowBuilder(env.schema, 0)
     results = rollout([env], controller, iter(range(3)), recorder=recorder)
     return [env.schema.pack(row) for result in results for row in result.rows]

@@ -22,9 +22,9 @@ from drivers.gripper.node import GripperNode
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.clock import ClockError
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
-from robot_rl.env.rate import ClockError
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE
 from robot_rl.env.rollout import rollout
@@ -123,7 +123,7 @@ def test_a_step_that_the_arms_node_limits_further_is_clamped():
 
 def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
     config, _, env = cell
-    controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
+    controller = ExpertController(make_expert(config, env))
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
     result = next(rollout([env], controller, iter([5]), recorder=recorder))
     assert result.interrupted is None
@@ -180,7 +180,7 @@ def test_a_gripper_that_a_process_finds_closed_is_not_opened_by_staying():
 
 def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observation(cell):
     config, arms, env = cell
-    controller = ExpertController(make_expert(config, env), env.schema.action_dimension)
+    controller = ExpertController(make_expert(config, env))
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
 
     def die_after_three(row, result):

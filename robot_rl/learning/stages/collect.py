@@ -99,7 +99,7 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
             hint="demonstrate with teleop=keyboard, spacemouse or another of configs/teleop",
         )
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
-    controller = ExpertController(make_expert(config, inner), env.schema.action_dimension)
+    controller = ExpertController(make_expert(config, inner))
     wanted = int(config.demonstrations)
     seed = int(config.seed)
     facts = {"robot": config.choices.robot}

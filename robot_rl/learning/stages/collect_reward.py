@@ -183,9 +183,7 @@ class ExampleCollector:
 
     def _stalling(self) -> Attempt:
         """The expert, which stops for good shortly before it would have succeeded."""
-        foresight = ExpertController(
-            make_expert(self._config, self._ahead), self._ahead.schema.action_dimension
-        )
+        foresight = ExpertController(make_expert(self._config, self._ahead))
         names, fidget = self._env.schema.action_names, self._options.fidget
         controller = StallingController(self._expert(), names, fidget)
 
@@ -208,7 +206,7 @@ class ExampleCollector:
             own = registry.make(self._config.task.expert.imperfections)
             replaced["imperfections"] = dataclasses.replace(own, **flaws)
         expert = make_expert(self._config, self._inner, **replaced)
-        return ExpertController(expert, self._env.schema.action_dimension)
+        return ExpertController(expert)
 
 
 def collect_by_operator(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.operator import OperatorInbox
-from robot_rl.env.robot import Action, OperatorServer, Robot, Stoppable
+from robot_rl.env.robot import Action, OperatorServer, Robot
 from robot_rl.env.task import Outcome, Task
 
 Vector = npt.NDArray[np.float64]
@@ -29,16 +29,13 @@ class SeveralArms:
     def __init__(self, arms: Mapping[str, Robot], task: SeveralTasks) -> None:
         self.task = task
         self.arms = dict(arms)
-        self.observation_fields = tuple(
-            Field(_of_arm(name, field.name), field.dtype, field.shape)
-            for name, arm in self.arms.items()
-            for field in arm.observation_fields
-        )
+        self.observation_fields = _fields_of(self.arms)
         self.action_names = tuple(
             f"{name}/{column}" for name, arm in self.arms.items() for column in arm.action_names
         )
-        ends = np.cumsum([len(arm.action_names) for arm in self.arms.values()])
-        self._ends = ends[:-1]
+        self._ends = np.cumsum([len(arm.action_names) for arm in self.arms.values()])[:-1]
+        self.simulated = all(arm.simulated for arm in self.arms.values())
+        self.opens_grippers = all(arm.opens_grippers for arm in self.arms.values())
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
         """Bring each arm to its part of `start_pose` (7 · arms,), with randomness of its own.
@@ -46,35 +43,14 @@ class SeveralArms:
         Raises:
             RobotInterrupted: One of them cannot move: none does, where it says so before.
         """
-        self._check_free()
-        poses = start_pose.reshape(len(self.arms), _POSE)
-        children = rng.spawn(len(self.arms))
-
-        def reset_all() -> None:
-            for arm, pose, child in zip(self.arms.values(), poses, children, strict=True):
-                arm.reset(pose, child)
-
-        self._or_hold(reset_all)
+        self.check_free()
+        poses, children = iter(start_pose.reshape(-1, _POSE)), iter(rng.spawn(len(self.arms)))
+        self._each(lambda arm: arm.reset(next(poses), next(children)))
 
     def resume(self) -> None:
         """Let each be ready where it is."""
-        self._check_free()
-
-        def resume_all() -> None:
-            for arm in self.arms.values():
-                arm.resume()
-
-        self._or_hold(resume_all)
-
-    @property
-    def simulated(self) -> bool:
-        """Whether all of them are."""
-        return all(arm.simulated for arm in self.arms.values())
-
-    @property
-    def opens_grippers(self) -> bool:
-        """Whether each of them has its gripper open after a reset."""
-        return all(arm.opens_grippers for arm in self.arms.values())
+        self.check_free()
+        self._each(lambda arm: arm.resume())
 
     @property
     def clamped(self) -> bool:
@@ -83,11 +59,8 @@ class SeveralArms:
 
     def apply(self, action: Action) -> Action:
         """Send each arm its columns of the action."""
-        parts = np.split(action, self._ends)
-        sent = self._or_hold(
-            lambda: [arm.apply(part) for arm, part in zip(self.arms.values(), parts, strict=True)]
-        )
-        return np.concatenate(sent)
+        parts = iter(np.split(action, self._ends))
+        return np.concatenate(self._each(lambda arm: arm.apply(next(parts))))
 
     def advance(self, period: float) -> None:
         """Let time pass for each."""
@@ -96,12 +69,7 @@ class SeveralArms:
 
     def observe(self) -> Observation:
         """What each measures, under its name."""
-        seen = self._or_hold(lambda: {name: arm.observe() for name, arm in self.arms.items()})
-        return {
-            _of_arm(name, field): value
-            for name, observation in seen.items()
-            for field, value in observation.items()
-        }
+        return _joined(zip(self.arms, self._each(lambda arm: arm.observe()), strict=True))
 
     def hold(self) -> None:
         """Hold all."""
@@ -113,25 +81,27 @@ class SeveralArms:
         for arm in self.arms.values():
             arm.close()
 
+    def check_free(self) -> None:
+        """Look whether all may move; see `OperatorServer`, as the two below."""
+        for arm in self._servers():
+            arm.check_free()
+
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
-        """Let an operator be heard through each arm that can; see `OperatorServer`."""
-        for arm in self.arms.values():
-            if isinstance(arm, OperatorServer):
-                arm.serve_operator(inbox, attend)
+        """Let an operator be heard through each arm that can."""
+        for arm in self._servers():
+            arm.serve_operator(inbox, attend)
 
     def missing(self) -> str:
-        """What each of them misses; see `OperatorServer`."""
-        every = (arm.missing() for arm in self.arms.values() if isinstance(arm, OperatorServer))
-        return "; ".join(missing for missing in every if missing)
+        """What each of them misses."""
+        return "; ".join(missing for arm in self._servers() if (missing := arm.missing()))
 
-    def _check_free(self) -> None:
-        for arm in self.arms.values():
-            if isinstance(arm, Stoppable):
-                arm.check_free()
+    def _servers(self) -> list[OperatorServer]:
+        return [arm for arm in self.arms.values() if isinstance(arm, OperatorServer)]
 
-    def _or_hold(self, act: Callable[[], _T]) -> _T:
+    def _each(self, act: Callable[[Robot], _T]) -> list[_T]:
+        """Let each do something; all hold where one cannot."""
         try:
-            return act()
+            return [act(arm) for arm in self.arms.values()]
         except BaseException:
             self.hold()
             raise
@@ -150,11 +120,7 @@ class SeveralTasks:
         self.tasks = dict(tasks)
         self.instruction = "; ".join(f"{arm}: {task.instruction}" for arm, task in tasks.items())
         self.time_limit_steps = min(task.time_limit_steps for task in tasks.values())
-        self.observation_fields = tuple(
-            Field(_of_arm(arm, field.name), field.dtype, field.shape)
-            for arm, task in tasks.items()
-            for field in task.observation_fields
-        )
+        self.observation_fields = _fields_of(self.tasks)
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw where each arm starts: their poses, one after the other."""
@@ -171,11 +137,7 @@ class SeveralTasks:
 
     def observe(self) -> Observation:
         """What each task shows, under its arm's name."""
-        return {
-            _of_arm(arm, field): value
-            for arm, task in self.tasks.items()
-            for field, value in task.observe().items()
-        }
+        return _joined((arm, task.observe()) for arm, task in self.tasks.items())
 
     def outcome(self) -> Outcome:
         """The reward is 1 and the episode over when all are done; one that fails ends it."""
@@ -184,6 +146,18 @@ class SeveralTasks:
         failed = any(outcome.terminated and not outcome.success for outcome in outcomes)
         truncated = any(outcome.truncated for outcome in outcomes)
         return Outcome(float(success), success or failed, truncated, success)
+
+
+def _fields_of(parts: Mapping[str, Robot] | Mapping[str, Task]) -> tuple[Field, ...]:
+    return tuple(
+        Field(_of_arm(arm, field.name), field.dtype, field.shape)
+        for arm, part in parts.items()
+        for field in part.observation_fields
+    )
+
+
+def _joined(seen: Iterable[tuple[str, Observation]]) -> Observation:
+    return {_of_arm(arm, name): value for arm, part in seen for name, value in part.items()}
 
 
 def _of_arm(arm: str, field: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
 
 from robot_rl.errors import RobotRLError
 
@@ -16,30 +15,14 @@ class ClockError(RobotRLError):
     """A clock that does not exist, or a rate that no clock can keep."""
 
 
-class Clock(Protocol):
-    """What paces `RobotEnv`: one call a control period."""
-
-    period: float
-    """Control period [s]."""
-
-    def start(self) -> None:
-        """Begin an episode: the next tick is one period from now."""
-
-    def wait(self) -> float:
-        """Wait for the next tick; returns how late this one was reached [s], never negative."""
-
-    def since_tick(self) -> float:
-        """Time since the present tick was due [s]."""
-
-    def now_ns(self) -> int:
-        """Time for stamps and records [ns]."""
-
-
 class SteppedClock:
     """Simulated time: nothing sleeps, every tick is on time, and runs are reproducible.
 
     Args:
         control_rate_hz: Ticks per second of simulated time.
+
+    Attributes:
+        period: Control period [s].
     """
 
     def __init__(self, control_rate_hz: float) -> None:
@@ -51,7 +34,7 @@ class SteppedClock:
         self._ticks = 0
 
     def wait(self) -> float:
-        """Advance simulated time by one period; never late."""
+        """Advance simulated time by one period; returns the lateness [s]: none."""
         self._ticks += 1
         return 0.0
 
@@ -60,7 +43,7 @@ class SteppedClock:
         return 0.0
 
     def now_ns(self) -> int:
-        """Simulated time since the episode began [ns]."""
+        """Simulated time since the episode began [ns], for stamps and records."""
         return round(self._ticks * self.period * 1e9)
 
 
@@ -72,6 +55,9 @@ class RealtimeClock:
 
     Args:
         control_rate_hz: Ticks per second.
+
+    Attributes:
+        period: Control period [s].
     """
 
     def __init__(self, control_rate_hz: float) -> None:
@@ -80,12 +66,12 @@ class RealtimeClock:
         self._next = self._due
 
     def start(self) -> None:
-        """Begin an episode now."""
+        """Begin an episode: the next tick is one period from now."""
         self._due = time.monotonic()
         self._next = self._due + self.period
 
     def wait(self) -> float:
-        """Sleep until the next tick; returns the lateness [s]."""
+        """Sleep until the next tick; returns how late it was reached [s], never negative."""
         remaining = self._next - time.monotonic()
         if remaining > 0.0:
             time.sleep(remaining)
@@ -104,22 +90,21 @@ class RealtimeClock:
         return time.time_ns()
 
 
+Clock = SteppedClock | RealtimeClock
+
+
 def make_clock(name: str, control_rate_hz: float) -> Clock:
     """Make the clock of a configuration's `clock: stepped | realtime`.
 
     Raises:
         ClockError: Another name, or a rate that is not a positive number.
     """
-    clocks: dict[str, type[SteppedClock | RealtimeClock]] = {
-        "stepped": SteppedClock,
-        "realtime": RealtimeClock,
-    }
-    if name not in clocks:
-        raise ClockError("unknown clock", got=name, expected=f"one of {sorted(clocks)}")
+    if name not in ("stepped", "realtime"):
+        raise ClockError("unknown clock", got=name, expected="stepped or realtime")
     if not (math.isfinite(control_rate_hz) and control_rate_hz > 0.0):
         raise ClockError(
             "control_rate_hz is not a positive number",
             got=control_rate_hz,
             expected="a finite number > 0",
         )
-    return clocks[name](control_rate_hz)
+    return (SteppedClock if name == "stepped" else RealtimeClock)(control_rate_hz)
