@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drivers.errors import DriverError, DriverTimeout, Stale
-from robot_rl.env.sim.gripper import GripperMotor
-from robot_rl.env.sim.scene import SceneState, make_world, simulated
+from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
 from robot_rl.env.task import Task
 
 if TYPE_CHECKING:

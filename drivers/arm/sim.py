@@ -14,9 +14,8 @@ import numpy as np
 from drivers.arm.base import ArmState, Vector
 from drivers.errors import DriverError, DriverFault, Stale
 from robot_rl.env.robot import GRIPPER_ACTION
-from robot_rl.env.sim.gripper import GripperMotor
 from robot_rl.env.sim.robot import FINGER_STROKE
-from robot_rl.env.sim.scene import SceneState, make_world, simulated
+from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
 from robot_rl.env.sim.world import ARM_JOINTS
 from robot_rl.env.task import Task
 from robot_rl.safety import Compliance

@@ -9,7 +9,7 @@ from drivers.camera.base import Frame, Intrinsics
 from drivers.errors import DriverError, DriverTimeout
 from drivers.sim_world import WorldCopy
 from robot_rl.env.sim.cameras import SceneRenderer
-from robot_rl.env.sim.gripper import GripperMotor
+from robot_rl.env.sim.scene import GripperMotor
 from robot_rl.env.task import Task
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from sensor_msgs.msg import JointState
 
-from robot_rl.env.sim.gripper import GripperMotor
-from robot_rl.env.sim.scene import SceneState, make_world, simulated
+from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Task
 from robot_rl.ros.client import RosClient

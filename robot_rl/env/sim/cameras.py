@@ -23,32 +23,19 @@ class CameraError(RobotRLError):
 
 @dataclass(frozen=True)
 class CameraOptions:
-    """One camera of the robot's model.
+    """One camera of the robot's model."""
 
-    Attributes:
-        name: Of the camera in the MJCF; the observation is ``images/<name>``.
-        width: Pixels.
-        height: Pixels.
-        depth: Whether ``images/<name>_depth`` is observed as well.
-        latency_steps: Control steps by which a frame is late.
-        noise: Standard deviation of the noise on each value, of 255.
-    """
-
-    name: str
+    name: str  # of the camera in the MJCF; the observation is `images/<name>`
     width: int = 128
     height: int = 128
-    depth: bool = False
-    latency_steps: int = 0
-    noise: float = 0.0
+    depth: bool = False  # whether `images/<name>_depth` is observed as well
+    latency_steps: int = 0  # control steps by which a frame is late
+    noise: float = 0.0  # standard deviation of the noise on each value, of 255
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name, value, least in (
-            ("width", self.width, 1),
-            ("height", self.height, 1),
-            ("latency_steps", self.latency_steps, 0),
-            ("noise", self.noise, 0),
-        ):
+        for name, least in (("width", 1), ("height", 1), ("latency_steps", 0), ("noise", 0)):
+            value = getattr(self, name)
             if value < least:
                 raise CameraError(
                     f"the {name} of camera {self.name!r} is out of range",

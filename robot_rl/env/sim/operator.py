@@ -21,35 +21,21 @@ _LEAST_MOTION = 0.2
 
 @dataclass(frozen=True)
 class Habits:
-    """How the simulated person sees, notices, hesitates and drives.
+    """How the simulated person sees, notices, hesitates and drives."""
 
-    Attributes:
-        look_s: Time between two looks at where the goal is [s].
-        look_noise: Standard deviation of a look's error about the goal's position, per horizontal
-            axis [m].
-        look_yaw_noise: The same of its yaw [rad].
-        patience_s: Time without progress before the person sees that something is wrong [s].
-        progress: Share of the person's own pace, towards where they would go, that is progress.
-        reaction_low_s: Fastest time from seeing that to the first motion [s].
-        reaction_high_s: Slowest.
-        attention: Share of the time in which the person watches.
-        spell_s: Mean time for which they watch before they look elsewhere [s].
-        correction_s: Time of progress after a take-over, after which they let go [s].
-        motor_noise: Standard deviation of each column of a motion, as a share of it: the noise of
-            a hand grows with what it commands, and at rest there is none (Harris & Wolpert 1998,
-            "Signal-dependent noise determines motor planning").
-    """
-
-    look_s: float
-    look_noise: float
-    look_yaw_noise: float
-    patience_s: float
-    progress: float
-    reaction_low_s: float
-    reaction_high_s: float
-    attention: float
-    spell_s: float
-    correction_s: float
+    look_s: float  # time between two looks at where the goal is [s]
+    look_noise: float  # standard deviation of a look's error, per horizontal axis [m]
+    look_yaw_noise: float  # the same of the goal's yaw [rad]
+    patience_s: float  # time without progress before the person sees that something is wrong [s]
+    progress: float  # share of their own pace, towards where they would go, that is progress
+    reaction_low_s: float  # fastest time from seeing that to the first motion [s]
+    reaction_high_s: float  # slowest
+    attention: float  # share of the time in which the person watches
+    spell_s: float  # mean time for which they watch before they look elsewhere [s]
+    correction_s: float  # time of progress after a take-over, after which they let go [s]
+    # Standard deviation of each column of a motion, as a share of it: the noise of a hand grows
+    # with what it commands, and at rest there is none (Harris & Wolpert 1998, "Signal-dependent
+    # noise determines motor planning").
     motor_noise: float
 
 
@@ -113,28 +99,18 @@ class SimulatedOperator:
         names = hand.task.action_names
         self._arm = [ARM_ACTIONS.index(name) for name in names if name != GRIPPER_ACTION]
         self._has_gripper = GRIPPER_ACTION in names
-        self._rng = np.random.default_rng(0)
         self._judged: deque[tuple[float, float]] = deque()
-        self._pose = hand.task.world.tcp_pose()
-        self._wanted = np.zeros(6)
-        self._ways = [self._wanted]
-        self._watching = True
-        self._driving = False
-        self._helped = False
-        self._next_look = 0
-        self._reaction = _Reaction()
-        self._resignation = _Reaction()
+        self.begin(0)
 
     def begin(self, seed: int) -> None:
         """Let go, and watch a new episode."""
         self._rng = np.random.default_rng([_SEED_STREAM, seed])
         self._hand.reset(self._rng)
         self._pose = self._hand.task.world.tcp_pose()
-        self._wanted = np.zeros(6)
+        self._wanted: Motion = np.zeros(6)
         self._ways = [self._wanted]
         self._watching = bool(self._rng.random() < self._habits.attention)
-        self._driving = False
-        self._helped = False
+        self._driving = self._helped = False
         self._next_look = 0
         self._resignation = _Reaction()
         self._forget()

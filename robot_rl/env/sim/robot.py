@@ -12,9 +12,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, state_fields
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
-from robot_rl.env.sim.gripper import GripperMotor
-from robot_rl.env.sim.scene import make_world, simulated
-from robot_rl.env.sim.world import World
+from robot_rl.env.sim.scene import GripperMotor, make_world, simulated
 from robot_rl.env.task import Task
 from robot_rl.safety import CartesianLimiter, CartesianLimits, rotations
 
@@ -29,18 +27,23 @@ class _Command(NamedTuple):
 
 
 class SimRobot:
-    """A 7-joint arm in MuJoCo, driven by Cartesian increments, and its gripper.
+    """A 7-joint arm in MuJoCo, driven by Cartesian increments, its gripper and cameras.
+
+    Without a gripper column in the task's action the fingers stay where they are at the start, and
+    are not measured.
 
     Args:
-        world: The compiled scene.
-        limits: What the arm may be asked for.
+        task: The simulated task; it is attached to the world that is built for it.
+        model: Path of the arm's MJCF, beginning with `hardware/`.
         home_joints: Joint angles (7,) [rad] near which start poses are solved.
-        finger_opening: Distance between the fingers at the start [m]; without a gripper column
-            they stay there, and are not measured.
-        action_names: Columns of the action; see `SimTask`.
+        limits: What the arm may be asked for.
+        gripper: What moves the fingers where the task's action has a gripper column.
         action_delay_steps: Control steps that pass before an action takes effect; models the
             latency of a real arm on the stepped clock.
         cameras: What it sees with.
+
+    Raises:
+        RobotRLError: The task is not a simulated one.
     """
 
     simulated = True
@@ -48,27 +51,28 @@ class SimRobot:
 
     def __init__(
         self,
-        world: World,
-        limits: CartesianLimits,
+        task: Task,
+        model: str,
         home_joints: Sequence[float],
-        finger_opening: float,
-        action_names: tuple[str, ...] = ARM_ACTIONS,
-        action_delay_steps: int = 0,
-        cameras: Sequence[SimCamera] = (),
+        limits: CartesianLimits,
+        gripper: GripperMotor,
+        action_delay_steps: int,
+        cameras: Sequence[CameraOptions] = (),
     ) -> None:
-        self.world = world
-        self.cameras = tuple(cameras)
+        sim_task = simulated(task)
+        self.world = make_world(sim_task, model, gripper)
+        self.cameras = tuple(SimCamera(self.world, options) for options in cameras)
         self._bystander: SceneRenderer | None = None
         images = (field for camera in self.cameras for field in camera.fields)
         self.observation_fields = (*state_fields(len(home_joints)), *images)
         self.limiter = CartesianLimiter(limits)
         self.clamped = False
         self._home_joints = np.array(home_joints)
-        self.action_names = action_names
-        self._columns = [ARM_ACTIONS.index(n) for n in action_names if n != GRIPPER_ACTION]
-        self._has_gripper = GRIPPER_ACTION in action_names
-        self._finger_opening = finger_opening
-        self._opening = finger_opening
+        self.action_names = sim_task.action_names
+        self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
+        self._has_gripper = GRIPPER_ACTION in self.action_names
+        self._finger_opening = sim_task.finger_opening
+        self._opening = sim_task.finger_opening
         self._delay = action_delay_steps
         self._pending: deque[_Command] = deque()
 
@@ -151,39 +155,3 @@ class SimRobot:
         self.world.set_target(command.target)
         self.world.set_finger_target(command.opening)
         self._opening = command.opening
-
-
-def make_sim_robot(
-    task: Task,
-    model: str,
-    home_joints: Sequence[float],
-    limits: CartesianLimits,
-    gripper: GripperMotor,
-    action_delay_steps: int,
-    cameras: Sequence[CameraOptions] = (),
-) -> SimRobot:
-    """Build the world of a task and the robot in it: the target of `configs/robot/sim.yaml`.
-
-    Args:
-        task: The simulated task; it is attached to the new world.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        home_joints: See `SimRobot`.
-        limits: See `SimRobot`.
-        gripper: What moves the fingers where the task's action has a gripper column.
-        action_delay_steps: See `SimRobot`.
-        cameras: What it sees with.
-
-    Raises:
-        RobotRLError: The task is not a simulated one.
-    """
-    simulated_task = simulated(task)
-    world = make_world(simulated_task, model, gripper)
-    return SimRobot(
-        world,
-        limits,
-        home_joints,
-        simulated_task.finger_opening,
-        simulated_task.action_names,
-        action_delay_steps,
-        [SimCamera(world, options) for options in cameras],
-    )

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
 from robot_rl.env.robot import GRIPPER_ACTION
-from robot_rl.env.sim.gripper import GripperMotor
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.sim.world import Vector, World
+from robot_rl.env.sim.world import FINGERS, GRIPPER_ACTUATOR, Vector, World
 from robot_rl.env.task import Task
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.resources import find_resource
+
+# Distance to the commanded opening, of each finger, below which its motor eases off [m].
+_BAND = 0.004
+
+
+@dataclass(frozen=True)
+class GripperMotor:
+    """A geared motor that moves both fingers: the faster they move, the less it pushes."""
+
+    force: float  # with which each finger presses on what it holds [N]
+    speed: float  # of each finger with nothing between them [m/s]
+    friction: float  # sliding friction of the finger pads
+
+    def install(self, model: mujoco.MjModel) -> None:
+        """Put the motor in place of the weak spring that keeps the fingers of other tasks."""
+        stall = 2.0 * self.force  # one actuator moves both fingers, which share its force
+        stiffness = stall / _BAND
+        actuator = model.actuator(GRIPPER_ACTUATOR).id
+        model.actuator_gainprm[actuator, 0] = stiffness
+        model.actuator_biasprm[actuator, 1:3] = -stiffness, 0.0
+        model.actuator_forcerange[actuator] = -stall, stall
+        for name in FINGERS:
+            # The back-EMF of a motor acts as damping: no force is left at its full speed.
+            model.dof_damping[model.joint(name).dofadr[0]] = 0.5 * stall / self.speed
+            model.geom_friction[model.geom(name).id, 0] = self.friction
 
 
 def simulated(task: Task) -> SimTask:
