@@ -1,24 +1,19 @@
 """Limits that hold whatever the policy asks for; the same module guards simulated and real arms."""
 
-from robot_rl.safety.arm_limits import ArmLimits, Compliance, refuse_stiff_contact
-from robot_rl.safety.commands import CommandRefused, Mode
+from robot_rl.safety.commands import CommandRefused, Mode, SoleSource
 from robot_rl.safety.guard import ArmGuard
+from robot_rl.safety.limiter import CartesianLimiter, check_action
 from robot_rl.safety.limits import (
     ActionRefused,
-    CartesianLimiter,
+    ArmLimits,
     CartesianLimits,
+    Compliance,
     MeasurementRefused,
-    check_action,
+    refuse_stiff_contact,
 )
 from robot_rl.safety.measurement import Measured, Plausibility
 from robot_rl.safety.reset_motion import ResetOptions, ResetOutcome, Resets
-from robot_rl.safety.sole_source import SoleSource
-from robot_rl.safety.stop_latch import (
-    StopLatch,
-    StopNotKept,
-    default_stop_folder,
-    kept_stop,
-)
+from robot_rl.safety.stop_latch import StopLatch, StopNotKept, default_stop_folder, kept_stop
 
 __all__ = [
     "ActionRefused",

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
-from robot_rl.safety.arm_limits import ArmLimits
 from robot_rl.safety.commands import ClientCommands, CommandRefused, Mode, Route
-from robot_rl.safety.limits import MeasurementRefused, Vector, within_angle
+from robot_rl.safety.limiter import WayBack
+from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector, within_angle
 from robot_rl.safety.measurement import (
     NOISE,
     NOISE_ANGLE,
@@ -23,7 +23,6 @@ from robot_rl.safety.measurement import (
     check_measured,
     excesses,
 )
-from robot_rl.safety.way_back import WayBack
 
 # A loop that was held up for longer than this moves the target as if it had been this long [s].
 LONGEST_TICK = 0.05

@@ -1,32 +1,30 @@
-"""Cartesian limits: from an action in [-1, 1] to a target pose that the arm may be given."""
+"""Where an arm may be and how it may move, whoever sends the commands."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
-from robot_rl.safety.way_back import WayBack
 
 Vector = npt.NDArray[np.float64]
+Compliance = Literal["impedance", "force_mode", "position"]
 
-
-_ALWAYS_POSITIVE = (
-    "max_tilt",
-    "max_yaw",
-    "max_lead_translation",
-    "max_lead_rotation",
-    "max_arm_speed",
-    "max_arm_turning",
-)
 # What rounding makes of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
+# Limits that may be None, and what is checked by itself; all others are positive numbers.
+_OPTIONAL = ("max_force", "max_torque")
+_NO_POSITIVE_NUMBERS = (
+    *("workspace_low", "workspace_high", "reference_orientation"),
+    *("joint_low", "joint_high", "joint_margin"),
+)
 
 
 class ActionRefused(RobotRLError):
@@ -37,75 +35,26 @@ class MeasurementRefused(RobotRLError):
     """A measured pose or force that no limit can be computed from: it is not finite."""
 
 
-def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Check an action before anything is sent.
-
-    Args:
-        action: Shape (d,), each in [-1, 1].
-        names: The d names of the action columns.
-
-    Returns:
-        The action as float32 (d,).
-
-    Raises:
-        ActionRefused: Names the column, what it got and what it expected.
-    """
-    expected = f"numbers of shape ({len(names)},): {', '.join(names)}"
-    try:
-        values = np.asarray(action)
-    except ValueError as error:  # a list of lists of several lengths
-        raise ActionRefused("the action is no array", got=action, expected=expected) from error
-    if values.shape != (len(names),) or values.dtype.kind not in "fiu":
-        raise ActionRefused(
-            "the action has another shape or dtype",
-            got=f"{values.dtype} {values.shape}",
-            expected=expected,
-        )
-    if values.dtype.kind != "f":  # the smallest integer of a dtype is its own absolute value
-        values = values.astype(np.float64)
-    # One fused test for the good case: comparisons with NaN are false.
-    if not (np.abs(values) <= 1.0).all():
-        column = int(np.argmin(np.abs(values) <= 1.0))
-        raise ActionRefused(
-            f"the action's column {names[column]!r} is not finite or out of range",
-            got=values[column],
-            expected="a number in [-1, 1]",
-            hint="nothing was sent; the robot keeps its last target",
-        )
-    return values.astype(np.float32)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PoseLimits:
-    """Where a TCP may be, in the base frame, and how far its target may lead it.
+    """Where a TCP may be, in the base frame, and how far its target may lead it."""
 
-    Attributes:
-        workspace_low: Lowest TCP position (3,) [m].
-        workspace_high: Highest TCP position (3,) [m].
-        max_tilt: Largest angle between the tool's axis (its z) and the one of the reference [rad].
-        max_yaw: Largest turn about the tool's axis, away from the reference [rad]; from pi on
-            every turn is allowed.
-        reference_orientation: Quaternion xyzw (4,) that tilt and yaw are measured from.
-        max_lead_translation: Largest lead of the target over the measured pose, per axis [m].
-            With a stiffness k this also bounds the contact force to k times the lead.
-        max_lead_rotation: The same for the rotation angle [rad].
-        max_force: Measured contact force [N] above which the arm may only back off; None for an
-            arm that measures none.
-        max_arm_speed: Largest speed that the arm itself can have, also when a person pushes it
-            [m/s]. A measured pose that is farther from the one before is not believed.
-        max_arm_turning: The same for its rotation [rad/s].
-    """
-
-    workspace_low: tuple[float, float, float]
-    workspace_high: tuple[float, float, float]
-    max_tilt: float = 0.6
-    max_yaw: float = math.pi
-    reference_orientation: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    max_lead_translation: float = 0.02
-    max_lead_rotation: float = 0.15
-    max_force: float | None = 60.0
-    max_arm_speed: float = 1.5
-    max_arm_turning: float = 6.0
+    workspace_low: tuple[float, float, float]  # lowest TCP position [m]
+    workspace_high: tuple[float, float, float]  # highest TCP position [m]
+    max_tilt: float = 0.6  # between the tool's axis (its z) and the one of the reference [rad]
+    # Largest turn about the tool's axis, away from the reference; from pi on every turn is allowed.
+    max_yaw: float = math.pi  # [rad]
+    reference_orientation: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)  # xyzw
+    # Largest lead of the target over the measured pose, per axis. With a stiffness k this also
+    # bounds the contact force to k times the lead.
+    max_lead_translation: float = 0.02  # [m]
+    max_lead_rotation: float = 0.15  # the same for the rotation angle [rad]
+    # Measured contact force above which the arm may only back off; None: the arm measures none.
+    max_force: float | None = 60.0  # [N]
+    # Largest speed that the arm itself can have, also when a person pushes it. A measured pose that
+    # is farther from the one before is not believed.
+    max_arm_speed: float = 1.5  # [m/s]
+    max_arm_turning: float = 6.0  # the same for its rotation [rad/s]
 
     def __post_init__(self) -> None:
         """Refuse limits that could not hold.
@@ -114,10 +63,10 @@ class PoseLimits:
             RobotRLError: Names the limit.
         """
         check_workspace(self.workspace_low, self.workspace_high)
-        for name in _ALWAYS_POSITIVE:
-            check_positive(name, getattr(self, name))
-        if self.max_force is not None:
-            check_positive("max_force", self.max_force)
+        for name in (field.name for field in fields(self)):
+            absent = name in _OPTIONAL and getattr(self, name) is None
+            if name not in _NO_POSITIVE_NUMBERS and not absent:
+                check_positive(name, getattr(self, name))
         norm = math.sqrt(sum(value * value for value in self.reference_orientation))
         if len(self.reference_orientation) != 4 or not abs(norm - 1.0) < 1e-3:
             raise RobotRLError(
@@ -192,88 +141,76 @@ class PoseLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class CartesianLimits(PoseLimits):
-    """Limits of Cartesian motion, in the base frame.
+    """Limits of Cartesian motion by actions, in the base frame."""
 
-    Attributes:
-        translation_step: Motion of the target for an action of 1 [m per control period].
-        rotation_step: Rotation of the target for an action of 1 [rad per control period].
-    """
+    translation_step: float  # motion of the target for an action of 1 [m per control period]
+    rotation_step: float  # rotation of the target for an action of 1 [rad per control period]
 
-    translation_step: float
-    rotation_step: float
+
+@dataclass(frozen=True, kw_only=True)
+class ArmLimits(PoseLimits):
+    """Limits of one arm, in its base frame, that its node enforces."""
+
+    max_step_translation: float = 0.03  # farthest that one command may move the target [m]
+    max_step_rotation: float = 0.15  # farthest that one command may turn it [rad]
+    max_speed_translation: float = 0.25  # of the target on its way to where it was commanded [m/s]
+    max_speed_rotation: float = 1.0  # the same for its rotation [rad/s]
+    max_torque: float | None = 15.0  # as `max_force`, for the contact torque about the TCP [Nm]
+    joint_low: tuple[float, ...] = ()  # lowest positions (n,); empty: the controller's matter [rad]
+    joint_high: tuple[float, ...] = ()  # highest joint positions (n,) [rad]
+    joint_margin: float = 0.05  # from a limit, within which a joint may not move to it [rad]
+    max_joint_speed: float = 2.0  # largest measured joint speed [rad/s]
+    command_deadline: float = 0.2  # time after a command until the arm holds [s]
+    max_stamp_age: float = 0.5  # between a command's stamp and the system clock [s]
 
     def __post_init__(self) -> None:
         """See `PoseLimits`."""
         super().__post_init__()
-        check_positive("translation_step", self.translation_step)
-        check_positive("rotation_step", self.rotation_step)
+        for arm, target in (
+            ("max_arm_speed", "max_speed_translation"),
+            ("max_arm_turning", "max_speed_rotation"),
+        ):
+            if not getattr(self, arm) > getattr(self, target):
+                raise RobotRLError(
+                    f"limit {arm!r} would take the arm's own motion for a fault",
+                    got=getattr(self, arm),
+                    expected=f"more than {target}, which is {getattr(self, target)}",
+                )
+        _check_joints(self.joint_low, self.joint_high, self.joint_margin)
 
 
-class CartesianLimiter:
-    """Integrates actions into a target pose and keeps it within the limits.
+def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:
+    """Refuse a contact task on an arm that neither yields nor notices that it pushes.
 
-    The target leads the measured pose by a bounded amount (anti-wind-up): an arm that is held
-    back by contact does not store up motion that would be released at once.
-
-    Args:
-        limits: See `CartesianLimits`.
+    Raises:
+        RobotRLError: The arm is position controlled and no wrench limit is set.
     """
+    if compliance == "position" and limits.max_force is None:
+        raise RobotRLError(
+            "a contact task on a position-controlled arm needs a wrench limit",
+            got="compliance position, max_force none",
+            expected="compliance impedance or force_mode, or a limit max_force [N]",
+            hint="set limits.max_force with a force-torque sensor, or contact_task false "
+            "for a task in free space",
+        )
 
-    def __init__(self, limits: CartesianLimits) -> None:
-        self.limits = limits
-        self.counts = {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
-        middle = 0.5 * (np.array(limits.workspace_low) + np.array(limits.workspace_high))
-        self.target = np.concatenate([middle, limits.reference])
-        self._way = WayBack(limits.max_lead_translation)
 
-    def reset(self, measured_pose: Vector) -> Vector:
-        """Hold: the target becomes the measured pose (7,)."""
-        self.target = np.array(measured_pose, np.float64)
-        return self.target
-
-    def advance(
-        self, motion: Vector, measured_pose: Vector, measured_force: Vector | None
-    ) -> tuple[Vector, bool]:
-        """Apply one action's motion to the target.
-
-        Args:
-            motion: Translation and rotation vector (6,) in [-1, 1], in the base frame.
-            measured_pose: TCP pose (7,).
-            measured_force: Contact force (3,) on the tool [N]; None where it is not measured.
-
-        Returns:
-            The new target pose (7,), and whether a safety limit changed what was asked for; the
-            bounded lead is part of normal motion in contact and does not count. Above the force
-            limit the target is the measured pose, or leads back along the way that the arm came.
-
-        Raises:
-            MeasurementRefused: A measurement is not finite, or the force is limited and not
-                measured; the target stays as it was.
-        """
-        limits, force, most = self.limits, measured_force, self.limits.max_force
-        unknown = most is not None if force is None else not np.isfinite(force).all()
-        if unknown or not np.isfinite(measured_pose).all():
-            raise MeasurementRefused(
-                "the measured pose or force is not finite",
-                got=f"pose {np.asarray(measured_pose).tolist()}, force {force}",
-                expected="finite numbers",
-                hint="check the robot's state; the target stays as it was",
+def _check_joints(low: Sequence[float], high: Sequence[float], margin: float) -> None:
+    if len(low) != len(high):
+        raise RobotRLError(
+            "'joint_low' and 'joint_high' differ in length",
+            got=(len(low), len(high)),
+            expected="a number for each joint in both",
+        )
+    if not margin >= 0.0:
+        raise RobotRLError("limit 'joint_margin' is negative", got=margin, expected=">= 0 [rad]")
+    for joint, (least, most) in enumerate(zip(low, high, strict=True)):
+        if not least + 2.0 * margin < most:
+            raise RobotRLError(
+                f"the range of joint {joint} is empty",
+                got=(least, most),
+                expected=f"low + twice the margin of {margin} < high [rad]",
             )
-        wanted = np.empty(7)
-        wanted[:3] = self.target[:3] + limits.translation_step * motion[:3]
-        turn = rotations.from_rotation_vector(limits.rotation_step * motion[3:6])
-        wanted[3:] = rotations.multiply(turn, self.target[3:])
-        if force is not None and most is not None and math.hypot(*force) > most:
-            self.counts["force"] += 1
-            back = self._way.back(measured_pose, wanted, force)
-            self.target, _ = limits.led(measured_pose if back is None else back, measured_pose)
-            return self.target, True
-        self._way.came_by(measured_pose)
-        admitted, changed = limits.admitted(self.target, wanted)
-        for name in changed:
-            self.counts[name] += 1
-        self.target, _ = limits.led(admitted, measured_pose)
-        return self.target, bool(changed)
 
 
 def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:

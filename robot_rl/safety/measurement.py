@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from robot_rl.safety import rotations
-from robot_rl.safety.arm_limits import ArmLimits
-from robot_rl.safety.limits import MeasurementRefused, PoseLimits, Vector
+from robot_rl.safety.limits import ArmLimits, MeasurementRefused, PoseLimits, Vector
 
 # Speed towards a joint limit that counts as motion [rad/s].
 _STILL = 0.01

@@ -1,0 +1,215 @@
+"""From an action in [-1, 1] to a target pose that the arm may be given, and the way back."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.safety import rotations
+from robot_rl.safety.limits import ActionRefused, CartesianLimits, MeasurementRefused, Vector
+
+# A turn of 1 rad counts as much of a way as this [m].
+_METRES_PER_RADIAN = 0.1
+_SCALE = np.array([1.0] * 3 + [_METRES_PER_RADIAN] * 3)
+# Distance between two points that are kept, and how many [m].
+_SPACING = 0.001
+_POINTS = 200
+# An arm that is suddenly this far away did not come along the way [m].
+_ELSEWHERE = 0.1
+# What leads back: at most 60 degrees away from the way.
+_ALONG = 0.5
+
+
+def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Check an action before anything is sent.
+
+    Args:
+        action: Shape (d,), each in [-1, 1].
+        names: The d names of the action columns.
+
+    Returns:
+        The action as float32 (d,).
+
+    Raises:
+        ActionRefused: Names the column, what it got and what it expected.
+    """
+    expected = f"numbers of shape ({len(names)},): {', '.join(names)}"
+    try:
+        values = np.asarray(action)
+    except ValueError as error:  # a list of lists of several lengths
+        raise ActionRefused("the action is no array", got=action, expected=expected) from error
+    if values.shape != (len(names),) or values.dtype.kind not in "fiu":
+        raise ActionRefused(
+            "the action has another shape or dtype",
+            got=f"{values.dtype} {values.shape}",
+            expected=expected,
+        )
+    if values.dtype.kind != "f":  # the smallest integer of a dtype is its own absolute value
+        values = values.astype(np.float64)
+    # One fused test for the good case: comparisons with NaN are false.
+    if not (np.abs(values) <= 1.0).all():
+        column = int(np.argmin(np.abs(values) <= 1.0))
+        raise ActionRefused(
+            f"the action's column {names[column]!r} is not finite or out of range",
+            got=values[column],
+            expected="a number in [-1, 1]",
+            hint="nothing was sent; the robot keeps its last target",
+        )
+    return values.astype(np.float32)
+
+
+class WayBack:
+    """Keeps the last measured poses at which an arm pressed on nothing too hard.
+
+    Args:
+        reach: How far ahead of the arm the way back is aimed at [m].
+    """
+
+    def __init__(self, reach: float) -> None:
+        self._reach = reach
+        self._points: deque[Vector] = deque(maxlen=_POINTS)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the arm came from anywhere."""
+        return bool(self._points)
+
+    def forget(self) -> None:
+        """It is not known any more how the arm came to where it is."""
+        self._points.clear()
+
+    def came_by(self, pose: Vector) -> None:
+        """The arm is at `pose` (7,), and its contact force is allowed."""
+        if self._points:
+            apart = _length(_way(self._points[-1], pose))
+            if apart > _ELSEWHERE:
+                self._points.clear()
+            elif apart < _SPACING:
+                return
+        self._points.append(pose.copy())
+
+    def back(self, pose: Vector, wanted: Vector, force: Vector) -> Vector | None:
+        """Where a command may lead an arm that presses too hard.
+
+        Args:
+            pose: Where the arm is (7,).
+            wanted: Where it is asked to go (7,).
+            force: What presses on its tool (3,) [N].
+
+        Returns:
+            A pose (7,) between the arm and where it came from, no further than `wanted` is; None
+            for a command that leads elsewhere. An arm that did not come from anywhere yet may go
+            where the force pushes it.
+        """
+        goal = self._behind(pose)
+        if goal is None:
+            size = math.hypot(*force)
+            goal = pose.copy()
+            goal[:3] += self._reach * force / size if size > 0.0 else 0.0
+        way, asked = _way(pose, goal), _way(pose, wanted)
+        length, size = _length(way), _length(asked)
+        if length == 0.0 or way @ asked < _ALONG * length * size or size == 0.0:
+            return None
+        part = min(1.0, size / length, self._reach / length)
+        step = rotations.from_rotation_vector(way[3:] * (part / _METRES_PER_RADIAN))
+        turn = rotations.normalize(rotations.multiply(step, pose[3:]))
+        return np.concatenate([pose[:3] + part * way[:3], turn])
+
+    def _behind(self, pose: Vector) -> Vector | None:
+        """The farthest point of the newest part of the way that is within reach.
+
+        What the arm has come back to is forgotten.
+        """
+        while self._points and _length(_way(pose, self._points[-1])) < _SPACING:
+            self._points.pop()
+        if self._points and _length(_way(pose, self._points[-1])) > _ELSEWHERE:
+            self._points.clear()
+        found: Vector | None = None
+        farthest = 0.0
+        for point in reversed(self._points):
+            distance = _length(_way(pose, point))
+            if found is not None and distance > self._reach:
+                break
+            if distance > farthest:
+                found, farthest = point, distance
+        return found
+
+
+def _way(start: Vector, end: Vector) -> Vector:
+    """From one pose (7,) to another, as a translation and a scaled rotation vector (6,) [m]."""
+    return np.asarray(rotations.between(start, end) * _SCALE)
+
+
+def _length(way: Vector) -> float:
+    return math.hypot(*way)
+
+
+class CartesianLimiter:
+    """Integrates actions into a target pose and keeps it within the limits.
+
+    The target leads the measured pose by a bounded amount (anti-wind-up): an arm that is held
+    back by contact does not store up motion that would be released at once.
+
+    Args:
+        limits: See `CartesianLimits`.
+    """
+
+    def __init__(self, limits: CartesianLimits) -> None:
+        self.limits = limits
+        self.counts = {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
+        middle = 0.5 * (np.array(limits.workspace_low) + np.array(limits.workspace_high))
+        self.target = np.concatenate([middle, limits.reference])
+        self._way = WayBack(limits.max_lead_translation)
+
+    def reset(self, measured_pose: Vector) -> Vector:
+        """Hold: the target becomes the measured pose (7,)."""
+        self.target = np.array(measured_pose, np.float64)
+        return self.target
+
+    def advance(
+        self, motion: Vector, measured_pose: Vector, measured_force: Vector | None
+    ) -> tuple[Vector, bool]:
+        """Apply one action's motion to the target.
+
+        Args:
+            motion: Translation and rotation vector (6,) in [-1, 1], in the base frame.
+            measured_pose: TCP pose (7,).
+            measured_force: Contact force (3,) on the tool [N]; None where it is not measured.
+
+        Returns:
+            The new target pose (7,), and whether a safety limit changed what was asked for; the
+            bounded lead is part of normal motion in contact and does not count. Above the force
+            limit the target is the measured pose, or leads back along the way that the arm came.
+
+        Raises:
+            MeasurementRefused: A measurement is not finite, or the force is limited and not
+                measured; the target stays as it was.
+        """
+        limits, force, most = self.limits, measured_force, self.limits.max_force
+        unknown = most is not None if force is None else not np.isfinite(force).all()
+        if unknown or not np.isfinite(measured_pose).all():
+            raise MeasurementRefused(
+                "the measured pose or force is not finite",
+                got=f"pose {np.asarray(measured_pose).tolist()}, force {force}",
+                expected="finite numbers",
+                hint="check the robot's state; the target stays as it was",
+            )
+        wanted = np.empty(7)
+        wanted[:3] = self.target[:3] + limits.translation_step * motion[:3]
+        turn = rotations.from_rotation_vector(limits.rotation_step * motion[3:6])
+        wanted[3:] = rotations.multiply(turn, self.target[3:])
+        if force is not None and most is not None and math.hypot(*force) > most:
+            self.counts["force"] += 1
+            back = self._way.back(measured_pose, wanted, force)
+            self.target, _ = limits.led(measured_pose if back is None else back, measured_pose)
+            return self.target, True
+        self._way.came_by(measured_pose)
+        admitted, changed = limits.admitted(self.target, wanted)
+        for name in changed:
+            self.counts[name] += 1
+        self.target, _ = limits.led(admitted, measured_pose)
+        return self.target, bool(changed)
