@@ -1,7 +1,8 @@
-"""What can go wrong with a device, and the one way to import a vendor's SDK."""
+"""What can go wrong with a device, and what drivers check before they touch one."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from types import ModuleType
 
@@ -32,14 +33,12 @@ class Stale(DriverError):
     """
 
     def __init__(self, what: str, age_s: float, limit_s: float, hint: str | None = None) -> None:
-        """See the class."""
         super().__init__(
             f"{what} is too old",
             got=f"{age_s * 1e3:.0f} ms",
             expected=f"at most {limit_s * 1e3:.0f} ms",
             hint=hint,
         )
-        self.age_s = age_s
 
 
 class MissingExtra(DriverError):
@@ -74,3 +73,28 @@ def require(module: str, extra: str) -> ModuleType:
         MissingExtra: Names the extra to install, or the library that the SDK itself lacks.
     """
     return extras.require(module, extra, MissingExtra)
+
+
+def check_reachable(device: str, host: str, port: int, timeout_s: float) -> None:
+    """Open and close a TCP connection, before a vendor's SDK waits for it for minutes.
+
+    Args:
+        device: What is expected there, for the error.
+        host: Name or IP address.
+        port: TCP port.
+        timeout_s: Longest wait [s].
+
+    Raises:
+        DriverError: The name is unknown, or nothing listens there.
+        DriverTimeout: No answer in time.
+    """
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError as error:
+        late = isinstance(error, TimeoutError)
+        raise (DriverTimeout if late else DriverError)(
+            f"the {device} at {host}:{port} cannot be reached",
+            got=f"nothing within {timeout_s:g} s" if late else error,
+            hint="is it on, its remote interface too, and on the network of this machine? Is the"
+            " address right?",
+        ) from error

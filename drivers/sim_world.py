@@ -40,7 +40,6 @@ class WorldCopy:
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor, namespace: str) -> None:
-        """See the class."""
         self.world = make_world(simulated(task), model, gripper)
         self.client: RosClient | None = None
         self._scene = SceneState(self.world)
@@ -112,7 +111,7 @@ class WorldCopy:
         self.client.check()
 
     def _take(self, message: Any) -> None:
-        from robot_rl.ros.stamps import to_nanoseconds
+        from robot_rl.ros.messages import to_nanoseconds
 
         with self._arrived:
             self._message, self._received = message, time.monotonic()

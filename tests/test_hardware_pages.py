@@ -47,4 +47,4 @@ def test_the_command_of_the_page_of_cameras_gives_each_camera_its_node():
 
 def test_the_pages_show_drivers():
     targets = {driver["_target_"].rpartition(".")[2] for _, driver in BLOCKS}
-    assert targets >= {"RealSenseCamera", "UvcCamera", "TopicsCamera", "Robotiq2F", "FrankaHand"}
+    assert targets >= {"RealSenseCamera", "UvcCamera", "Robotiq2F", "FrankaHand"}

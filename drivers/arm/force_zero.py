@@ -38,7 +38,6 @@ class Rest:
     """
 
     def __init__(self, rate_hz: float) -> None:
-        """See the class."""
         self._states: deque[ArmState] = deque(maxlen=max(2, round(_REST_SECONDS * rate_hz)))
 
     def take(self, state: ArmState) -> None:

@@ -17,8 +17,14 @@ import numpy as np
 
 from drivers.arm.base import ArmState, Vector
 from drivers.arm.impedance import Spring
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
-from drivers.network import check_reachable
+from drivers.errors import (
+    DriverError,
+    DriverFault,
+    DriverTimeout,
+    check_ranges,
+    check_reachable,
+    require,
+)
 from robot_rl.safety import Compliance
 
 _FCI_PORT = 1337
@@ -65,7 +71,6 @@ class FrankaArm:
         joint_names: Sequence[str] = _JOINTS,
         timeout_s: float = 3.0,
     ) -> None:
-        """See the class."""
         ranges = {
             "max_error_translation": (max_error_translation, 0.001, 0.1),
             "max_error_rotation": (max_error_rotation, 0.01, 0.6),

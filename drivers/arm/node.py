@@ -33,11 +33,10 @@ from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
-from robot_rl.ros.clear_service import ClearService
 from robot_rl.ros.client import publisher_names
 from robot_rl.ros.device_node import DeviceNode
+from robot_rl.ros.messages import to_nanoseconds
 from robot_rl.ros.node_process import run_node
-from robot_rl.ros.stamps import to_nanoseconds
 from robot_rl.safety import (
     ArmGuard,
     CommandRefused,
@@ -68,13 +67,12 @@ class ArmNode(DeviceNode):
     default_rate_hz: ClassVar[float] = 100.0
 
     def __init__(self, name: str = "arm", **options: Any) -> None:
-        """See the class."""
         super().__init__(name, **options)
         self._settings = ArmParameters(self)
         self.guard: ArmGuard | None = None
 
     def setup(self) -> None:
-        """Make the guard of this driver's arm, then everything that ROS sees of it.
+        """Make the guard of this driver's arm.
 
         Raises:
             RobotRLError: Limits that could not hold, an arm too stiff for a contact task, or a
@@ -95,6 +93,11 @@ class ArmNode(DeviceNode):
         self._reset_is_accompanied = False  # by somebody who goes on sending
         self._source = SoleSource(limits.command_deadline)
         self._last_refusal = ""
+        self._told_mode = ""
+        self._rest = Rest(self.rate_hz)
+
+    def make_topics(self) -> None:
+        """Make everything that ROS sees of the arm."""
         sensors = qos.sensor_publisher(self.rate_hz)
         publisher = self.create_publisher
         self._joint_states = publisher(JointState, "joint_states", sensors)
@@ -103,16 +106,14 @@ class ArmNode(DeviceNode):
         self._wrench = publisher(WrenchStamped, "current_wrench", sensors)
         self._applied = publisher(PoseStamped, "applied_pose", sensors)
         self._mode = publisher(String, "mode", qos.latched())
-        self._told_mode = ""
         take: Any = self._take_target  # its second argument is not in rclpy's types
         self._commands = self.create_subscription(
             PoseStamped, "target_pose", take, qos.command_subscription()
         )
-        self.create_service(Trigger, "stop", self._on_stop)
-        self._rest = Rest(self.rate_hz)
+        self.serve("stop", self._stop)
         if isinstance(self.driver, ForceSensor):
-            self.create_service(Trigger, "zero_ft", self._on_zero_ft)
-        self._clearing = ClearService(self, "clear_errors", "arm", self._on_clear_errors)
+            self.serve("zero_ft", self._zero_ft)
+        self._clearing = self.serve("clear_errors", self._clear_errors)
         # It waits for the motion to end; in a group of its own it keeps nothing else from running.
         group = MutuallyExclusiveCallbackGroup()
         self.create_service(Trigger, "reset", self._on_reset, callback_group=group)
@@ -181,7 +182,7 @@ class ArmNode(DeviceNode):
         self._tell_mode()
         if self._stops != self.guard.counts["stop"]:
             self._stops = self.guard.counts["stop"]
-            self._stop_driver()
+            self._stop_driver_or_log()
 
     def _check_stamp(self, state: ArmState) -> None:
         assert self.guard is not None
@@ -214,7 +215,7 @@ class ArmNode(DeviceNode):
         if guard is None or not (self.is_connected and self.is_polling):
             return
         now = time.monotonic()
-        known = self._commanders()
+        known = int(self._commands.get_publisher_count())
         problem = self._source.refusal(info["publication_sequence_number"], known, now)
         if problem is not None:
             names = publisher_names(self, self._commands.topic_name)
@@ -240,67 +241,53 @@ class ArmNode(DeviceNode):
 
     # -- what people ask for ----------------------------------------------------------------------
 
-    def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+    def _stop(self) -> str:
         """Stop the arm, and let it move again only after `clear_errors`."""
-        assert self.guard is not None
         reason = "the service stop was called"
         self._stop_guard(reason)
-        with self._clearing.refused_by_stop():  # once the mode is told, who asks has heard of it
+        with self.refusing(self._clearing, "arm"):  # once the mode is told, who asks has heard
             self._tell_mode()  # which keeps the stop, whatever the driver does next
             self.get_logger().warning(f"stopped: {reason}")
-            problem = self._stop_driver() if self.is_connected else None
-        answer.success = problem is None
-        answer.message = problem or "stopped; clear_errors allows motion again"
-        return answer
+            if self.is_connected:
+                self._stop_driver()
+        return "stopped; clear_errors allows motion again"
 
-    def _stop_driver(self) -> str | None:
+    def _stop_driver(self) -> None:
         try:
             self.driver.stop()
-        except Exception as error:  # of a vendor's library, for example: this node must go on
-            problem = (
-                f"no more targets are sent, but the arm did not take the stop: {described(error)}; "
-                "next: look whether it stands, and use its emergency stop if not"
-            )
-            self.get_logger().error(problem)
-            return problem
-        return None
+        except Exception as error:  # of a vendor's library, for example
+            raise DriverError(
+                "no more targets are sent, but the arm did not take the stop",
+                got=described(error),
+                hint="look whether it stands, and use its emergency stop if not",
+            ) from error
 
-    def _on_clear_errors(
-        self, request: Trigger.Request, answer: Trigger.Response
-    ) -> Trigger.Response:
+    def _stop_driver_or_log(self) -> None:
+        """Go on, and say what kept the driver from stopping."""
+        try:
+            self._stop_driver()
+        except DriverError as error:
+            self.get_logger().error(str(error))
+
+    def _clear_errors(self) -> str:
         assert self.guard is not None
         if not self.is_connected:
-            answer.success, answer.message = False, "the arm is not connected"
-            return answer
-        try:
-            self.driver.clear_errors()
-            self._latch.release()
-        except Exception as error:  # as in a stop, this node must go on
-            answer.success, answer.message = False, described(error)
-        else:
-            self.guard.clear()
-            self._tell_mode()  # now: a stop that follows at once is a change, and is kept
-            answer.success, answer.message = True, "the arm holds, and follows commands again"
-        return answer
+            raise DriverError("the arm is not connected")
+        self.driver.clear_errors()
+        self._latch.release()
+        self.guard.clear()
+        self._tell_mode()  # now: a stop that follows at once is a change, and is kept
+        return "the arm holds, and follows commands again"
 
-    def _on_zero_ft(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+    def _zero_ft(self) -> str:
         """Zero the force sensor of an arm that holds; afterwards it holds where it is measured."""
         assert self.guard is not None
         if not (self.is_connected and self.is_polling) or self.guard.mode is not Mode.HOLD:
-            problem = f"only where the arm holds; it is: {self.guard.mode.value}"
-            answer.success, answer.message = False, problem
-            return answer
-        try:
-            force = self._rest.force()
-            self._forget("the force sensor is zeroed")  # whatever comes of it
-            self.driver.zero_ft()
-        except Exception as error:  # as in a stop, this node must go on
-            answer.success, answer.message = False, described(error)
-        else:
-            answer.success = True
-            answer.message = f"the force sensor reads zero now; it read {force:.1f} N"
-            self.get_logger().info(answer.message)
-        return answer
+            raise DriverError(f"only where the arm holds; it is: {self.guard.mode.value}")
+        force = self._rest.force()
+        self._forget("the force sensor is zeroed")  # whatever comes of it
+        self.driver.zero_ft()
+        return f"the force sensor reads zero now; it read {force:.1f} N"
 
     async def _on_reset(
         self, request: Trigger.Request, answer: Trigger.Response
@@ -321,10 +308,6 @@ class ArmNode(DeviceNode):
         answer.success, answer.message = outcome
         return answer
 
-    def _commanders(self) -> int:
-        """How many publishers of commands the middleware knows."""
-        return int(self._commands.get_publisher_count())
-
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:
         if outcome is not None and self._reset_done is not None:
             self._reset_done.set_result(outcome)
@@ -336,7 +319,7 @@ class ArmNode(DeviceNode):
         assert self.guard is not None
         self._forget("connected")
         if self.guard.mode is Mode.STOPPED:
-            self._stop_driver()
+            self._stop_driver_or_log()
 
     def disconnected(self) -> None:
         """Nothing is known of the arm any more."""

@@ -62,7 +62,6 @@ class ArmParameters:
     """
 
     def __init__(self, node: DeviceNode) -> None:
-        """See the class."""
         self._node = node
         self._limits = self._numbers("limits", _LIMITS)
         for corner in ("workspace_low", "workspace_high"):

@@ -78,7 +78,6 @@ class SimArm:
         stale_after_s: float = 0.5,
         seed: int = 0,
     ) -> None:
-        """See the class."""
         self.task = simulated(task)
         self._world = make_world(self.task, model, gripper)
         self._scene = SceneState(self._world)

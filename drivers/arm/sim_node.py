@@ -16,7 +16,6 @@ from typing import Any
 from geometry_msgs.msg import PoseArray
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64
-from std_srvs.srv import Trigger
 
 from drivers.arm.base import ArmState
 from drivers.arm.node import ArmNode
@@ -34,7 +33,6 @@ class SimArmNode(ArmNode):
     """See the module."""
 
     def __init__(self, name: str = "arm", **options: Any) -> None:
-        """See the class."""
         super().__init__(name, **options)
         self.parameter(
             "episode_seed",
@@ -46,7 +44,7 @@ class SimArmNode(ArmNode):
         )
 
     def setup(self) -> None:
-        """Add what only a simulation has.
+        """Make the guard of the simulated arm.
 
         Raises:
             ParameterError: The driver is not the simulated arm.
@@ -59,6 +57,10 @@ class SimArmNode(ArmNode):
                 hint="use arm_node for this driver",
             )
         super().setup()
+
+    def make_topics(self) -> None:
+        """Add what only a simulation has."""
+        super().make_topics()
         sensors = qos.sensor_publisher(self.rate_hz)
         self._scene = self.create_publisher(JointState, "sim/state", sensors)
         self._objects = self.create_publisher(PoseArray, "object_poses", sensors)
@@ -66,7 +68,7 @@ class SimArmNode(ArmNode):
         self.create_subscription(
             Float64, "sim/gripper_command", self._on_gripper, qos.command_subscription()
         )
-        self.create_service(Trigger, "sim/reset", self._on_sim_reset)
+        self.serve("sim/reset", self._begin_episode)
 
     def publish_state(self, state: ArmState) -> None:
         """Publish the arm's state and the scene's."""
@@ -90,21 +92,17 @@ class SimArmNode(ArmNode):
         except DriverError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=1.0)
 
-    def _on_sim_reset(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+    def _begin_episode(self) -> str:
         assert self.guard is not None
         if not self.is_configured:
-            answer.success, answer.message = False, "the arm's node is not configured"
-            return answer
+            raise DriverError("the arm's node is not configured")
         if self.guard.mode is Mode.STOPPED:
-            answer.success = False
-            answer.message = f"stopped: {self.guard.reason}; next: clear_errors"
-            return answer
+            raise DriverError(f"stopped: {self.guard.reason}", hint="clear_errors")
         seed = int(self.get_parameter("episode_seed").value)
         self.driver.reset(seed)
         self.guard.forget("a new episode", elsewhere=True)
         self._publish_scene()
-        answer.success, answer.message = True, f"episode {seed}"
-        return answer
+        return f"episode {seed}"
 
 
 def main() -> int:

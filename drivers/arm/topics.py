@@ -1,26 +1,29 @@
-"""Arms that already have a controller on ROS 2 topics, for example one of Cartesian impedance.
+"""Arms that already have a controller on ROS 2 topics.
 
-The controller's topics must be in another namespace than the arm's node, or have other names.
+One of Cartesian impedance takes poses; ros2_control's `joint_trajectory_controller` takes joint
+angles. Its topics must be in another namespace than the arm's node, or have other names.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from drivers.arm.base import ArmState, Vector
-from drivers.errors import DriverError, DriverTimeout, Stale, check_ranges, require
+from drivers.errors import DriverError, DriverFault, check_ranges, require
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.resources import find_resource
 from robot_rl.safety import Compliance
 
 if TYPE_CHECKING:
     from robot_rl.ros.client import RosClient
+    from robot_rl.ros.sensors import Sensor
 
-COMMAND_RATE_HZ = 100.0
+_COMMAND_RATE_HZ = 100.0
 
 
 class TopicArm(ABC):
@@ -29,7 +32,10 @@ class TopicArm(ABC):
     Args:
         namespace: Of the controller's topics.
         joint_names: Names of the arm's joints in its JointState.
-        topics: `joints`, and whichever there are of `pose`, `twist` and `wrench` → topic.
+        joint_topic: JointState.
+        pose_topic: PoseStamped, measured; empty where the subclass tells it from the joints.
+        twist_topic: TwistStamped, measured; empty where there is none.
+        wrench_topic: WrenchStamped, what the environment exerts; empty where there is none.
         stale_after_s: Age at which a measurement is too old [s].
         timeout_s: For the first messages [s].
 
@@ -44,11 +50,13 @@ class TopicArm(ABC):
         self,
         namespace: str,
         joint_names: Sequence[str],
-        topics: dict[str, str],
+        joint_topic: str,
+        pose_topic: str,
+        twist_topic: str,
+        wrench_topic: str,
         stale_after_s: float,
         timeout_s: float,
     ) -> None:
-        """See the class."""
         check_ranges(
             "arm on topics",
             {"stale_after_s": (stale_after_s, 0.005, 5.0), "timeout_s": (timeout_s, 0.1, 60.0)},
@@ -56,103 +64,104 @@ class TopicArm(ABC):
         require("rclpy", "ros")
         self.joint_names = tuple(joint_names)
         self._namespace = namespace
-        self._topics = topics
+        topics = {
+            "joints": joint_topic,
+            "pose": pose_topic,
+            "twist": twist_topic,
+            "wrench": wrench_topic,
+        }
+        self._topics = {name: topic for name, topic in topics.items() if topic}
         self._stale_after, self._timeout = stale_after_s, timeout_s
         self._client: RosClient | None = None
-        self._arrived = threading.Condition()
-        self._newest: dict[str, tuple[Any, float]] = {}
-        self._subscriptions: dict[str, Any] = {}
-        # Each controller may publish the states of its own joints, which nothing is derived from
-        # where the pose is measured.
-        self._sole = set(topics) - ({"joints"} if "pose" in topics else set())
+        self._sensors: dict[str, Sensor] = {}
+        self._publisher: Any = None
 
     def connect(self) -> None:
         """Subscribe, and wait for the first message of each topic.
 
         Raises:
-            DriverTimeout: Names the topic that is silent.
-            DriverError: Two publishers measure the same.
+            RobotInterrupted: A topic is silent, or two publishers measure the same; names it.
         """
         from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
         from sensor_msgs.msg import JointState
 
-        from robot_rl.ros import qos
+        from robot_rl.ros import messages
         from robot_rl.ros.client import RosClient
+        from robot_rl.ros.sensors import Sensor, wait_for_all
 
         self.close()
+        client = self._client = RosClient("arm_driver", self._namespace)
         kinds = {
-            "joints": JointState,
-            "pose": PoseStamped,
-            "twist": TwistStamped,
-            "wrench": WrenchStamped,
+            "joints": (JointState, self._joints),
+            "pose": (PoseStamped, messages.pose_array),
+            "twist": (TwistStamped, messages.twist_array),
+            "wrench": (WrenchStamped, messages.wrench_array),
         }
-        self._newest, self._subscriptions = {}, {}
-        client = self._client = RosClient("arm_controller", self._namespace)
-        for name, topic in self._topics.items():
-            take = lambda message, name=name: self._take(name, message)  # noqa: E731
-            profile = qos.sensor_subscription(1)
-            made = client.node.create_subscription(kinds[name], topic, take, profile)
-            self._subscriptions[name] = made
+        # Each controller may publish the states of its own joints, which nothing is derived from
+        # where the pose is measured.
+        own = lambda message: bool(set(self.joint_names) & set(message.name))  # noqa: E731
+        self._sensors = {
+            name: Sensor(
+                client,
+                kinds[name][0],
+                topic,
+                self._stale_after,
+                kinds[name][1],
+                sole=name != "joints" or "pose" not in self._topics,
+                accepts=own if name == "joints" else lambda _: True,
+            )
+            for name, topic in self._topics.items()
+        }
         self._advertise(client)
-        with self._arrived:
-            self._arrived.wait_for(
-                lambda: self._topics.keys() <= self._newest.keys(), self._timeout
-            )
-        self._check_sole_publishers()
-        silent = [topic for name, topic in self._topics.items() if name not in self._newest]
-        if silent:
-            name = client.topic(silent[0])
-            raise DriverTimeout(
-                f"no message on {name}",
-                got=f"none within {self._timeout:g} s",
-                hint="does the arm's controller run? Its topics are arguments of the driver",
-            )
+        wait_for_all(self._sensors.values(), 1, self._timeout)
 
     def read(self) -> ArmState:
         """The newest messages; velocity and wrench NaN without a topic.
 
         Raises:
-            Stale: A topic has become silent.
-            DriverError: A message that cannot be used, for example without one of the joints, or
-                two publishers measure the same.
+            DriverError: It is not connected.
+            RobotInterrupted: A topic has become silent, a message cannot be used, for example
+                without one of the joints, two publishers measure the same, or they were not
+                measured together.
         """
-        from robot_rl.ros import messages
+        from robot_rl.ros.sensors import first_trouble, together
 
-        self._connected().check()
-        self._check_sole_publishers()
-        found = {name: self._fresh(name) for name in self._topics}
-        self._check_stamps(found)
-        try:
-            wrench = messages.wrench_array(found["wrench"]) if "wrench" in found else _unknown()
-            joints = messages.joint_positions(found["joints"], self.joint_names)
-            pose, stamp_ns = self._pose(found, joints)
-            return ArmState(
-                stamp_ns,
-                joints,
-                messages.joint_velocities(found["joints"], self.joint_names),
-                pose,
-                messages.twist_array(found["twist"]) if "twist" in found else _unknown(),
-                wrench,
-            )
-        except messages.MessageError as error:
-            raise DriverError(f"the arm on {self._namespace}: {error}") from error
+        if self._client is None:
+            raise DriverError("the arm on topics is not connected", hint="call connect first")
+        self._client.check()
+        trouble = first_trouble(self._sensors.values())
+        if trouble is not None:
+            raise trouble
+        where = self._sensors["pose" if "pose" in self._sensors else "joints"]
+        taken = together([where], self._sensors.values(), self._stale_after)
+        seen = {name: sensor.value(taken[sensor]) for name, sensor in self._sensors.items()}
+        joints, velocities = seen["joints"]
+        pose = seen["pose"] if "pose" in seen else self._solve_pose(joints)
+        unknown = np.full(6, np.nan)
+        return ArmState(
+            taken[where].stamp_ns,
+            joints,
+            velocities,
+            pose,
+            seen.get("twist", unknown),
+            seen.get("wrench", unknown),
+        )
 
+    @abstractmethod
     def command(self, target_pose: Vector) -> None:
-        """Publish a target.
+        """Publish what leads to a target pose (7,).
 
         Raises:
-            DriverFault: The pose cannot be reached; nothing was sent.
+            DriverFault: It cannot be reached; nothing was sent.
         """
-        self._connected()
-        self._send(target_pose)
 
     def hold(self) -> None:  # noqa: B027 - nothing to do is an answer
         """Nothing: the controller keeps its last target, which leads the arm by a bounded way."""
 
-    def stop(self) -> None:  # noqa: B027 - nothing to do is an answer
+    def stop(self) -> None:  # noqa: B027
         """Nothing: topics have no stop. The guard sends what leads to a halt, and then no more."""
 
-    def clear_errors(self) -> None:  # noqa: B027 - nothing to do is an answer
+    def clear_errors(self) -> None:  # noqa: B027
         """Nothing: the controller's faults are its own business."""
 
     def close(self) -> None:
@@ -161,75 +170,18 @@ class TopicArm(ABC):
         if client is not None:
             client.close()
 
-    def _pose(self, found: Mapping[str, Any], joints: Vector) -> tuple[Vector, int]:
-        """The TCP's pose (7,) and its stamp [ns], from the newest messages."""
-        from robot_rl.ros.messages import pose_array
-        from robot_rl.ros.stamps import to_nanoseconds
-
-        return pose_array(found["pose"]), to_nanoseconds(found["pose"].header.stamp)
-
-    def _check_stamps(self, found: Mapping[str, Any]) -> None:
-        from robot_rl.ros.stamps import to_nanoseconds
-
-        stamps = {name: to_nanoseconds(message.header.stamp) for name, message in found.items()}
-        oldest, newest = min(stamps, key=stamps.__getitem__), max(stamps, key=stamps.__getitem__)
-        apart = 1e-9 * (stamps[newest] - stamps[oldest])
-        if apart > self._stale_after:
-            raise DriverError(
-                f"{self._topics[oldest]} and {self._topics[newest]} were not measured together",
-                got=f"{apart:.3f} s apart by their stamps",
-                expected=f"at most {self._stale_after:g} s",
-                hint="does the controller stamp all of them, by one clock?",
-            )
-
-    def _is_doubtful(self, name: str) -> bool:
-        made = self._subscriptions.get(name)  # None: the first message is earlier than `connect`
-        return name in self._sole and made is not None and made.get_publisher_count() > 1
-
-    def _check_sole_publishers(self) -> None:
-        from robot_rl.ros.client import publisher_names
-
-        for name in self._subscriptions:
-            if self._is_doubtful(name):
-                client = self._connected()
-                topic = client.topic(self._topics[name])
-                raise DriverError(
-                    f"several publishers measure {topic}",
-                    got=", ".join(publisher_names(client.node, topic)),
-                    expected="one",
-                    hint="end the others; one that was killed is listed for up to 20 s",
-                )
-
     @abstractmethod
     def _advertise(self, client: RosClient) -> None:
         """Make the publisher of commands."""
 
-    @abstractmethod
-    def _send(self, target_pose: Vector) -> None:
-        """Publish what leads to a target pose (7,)."""
+    def _solve_pose(self, joints: Vector) -> Vector:
+        raise NotImplementedError
 
-    def _take(self, name: str, message: Any) -> None:
-        if name == "joints" and not set(self.joint_names) & set(message.name):
-            return  # joint_states may come from several controllers, each with its own joints
-        if self._is_doubtful(name):
-            return  # `read` says so; what is kept is of before
-        with self._arrived:
-            self._newest[name] = message, time.monotonic()
-            self._arrived.notify_all()
+    def _joints(self, message: Any) -> tuple[Vector, Vector]:
+        from robot_rl.ros.messages import joint_positions, joint_velocities
 
-    def _fresh(self, name: str) -> Any:
-        with self._arrived:
-            message, received = self._newest[name]
-        age = time.monotonic() - received
-        if age > self._stale_after:
-            topic = self._connected().topic(self._topics[name])
-            raise Stale(topic, age, self._stale_after, "does the arm's controller run?")
-        return message
-
-    def _connected(self) -> RosClient:
-        if self._client is None:
-            raise DriverError("the arm on topics is not connected", hint="call connect first")
-        return self._client
+        names = self.joint_names
+        return joint_positions(message, names), joint_velocities(message, names)
 
 
 class PoseTopicArm(TopicArm):
@@ -239,17 +191,17 @@ class PoseTopicArm(TopicArm):
     watchdog of its own it keeps its last target, which leads the arm by a bounded distance.
 
     Args:
-        namespace: Of the controller's topics.
-        joint_names: Names of the arm's joints in its JointState.
+        namespace: See `TopicArm`, also for what is not named here.
+        joint_names: See there.
         target_topic: PoseStamped, of commands.
-        joint_topic: JointState.
-        pose_topic: PoseStamped, measured.
-        twist_topic: TwistStamped, measured; empty where there is none.
-        wrench_topic: WrenchStamped, what the environment exerts; empty where there is none.
+        joint_topic: See there.
+        pose_topic: See there.
+        twist_topic: See there.
+        wrench_topic: See there.
         compliance: Of the controller.
         frame: `frame_id` of targets.
-        stale_after_s: Age at which a measurement is too old [s].
-        timeout_s: For the first messages [s].
+        stale_after_s: See there.
+        timeout_s: See there.
 
     Raises:
         MissingExtra: ROS 2 is not installed.
@@ -270,31 +222,148 @@ class PoseTopicArm(TopicArm):
         stale_after_s: float = 0.1,
         timeout_s: float = 5.0,
     ) -> None:
-        """See the class."""
-        topics = named(joint_topic, pose_topic, twist_topic, wrench_topic)
-        super().__init__(namespace, joint_names, topics, stale_after_s, timeout_s)
+        topics = (joint_topic, pose_topic, twist_topic, wrench_topic)
+        super().__init__(namespace, joint_names, *topics, stale_after_s, timeout_s)
         self.compliance = compliance
         self._target_topic, self._frame = target_topic, frame
+
+    def command(self, target_pose: Vector) -> None:
+        """Publish a target (7,)."""
+        from robot_rl.ros.messages import pose_message
+
+        self._publisher.publish(pose_message(target_pose, time.time_ns(), self._frame))
 
     def _advertise(self, client: RosClient) -> None:
         from geometry_msgs.msg import PoseStamped
 
         from robot_rl.ros import qos
 
-        profile = qos.command_publisher(COMMAND_RATE_HZ)
+        profile = qos.command_publisher(_COMMAND_RATE_HZ)
         self._publisher = client.node.create_publisher(PoseStamped, self._target_topic, profile)
 
-    def _send(self, target_pose: Vector) -> None:
-        from robot_rl.ros.messages import pose_message
 
-        self._publisher.publish(pose_message(target_pose, time.time_ns(), self._frame))
+class TrajectoryTopicArm(TopicArm):
+    """Solves targets to joint angles, and publishes them as trajectories.
 
+    It is position controlled. Each command is a trajectory of one point, `horizon_s` ahead: when
+    this process is killed, the controller ends it and holds.
 
-def named(joints: str, pose: str, twist: str, wrench: str) -> dict[str, str]:
-    """The topics that there are."""
-    topics = {"joints": joints, "pose": pose, "twist": twist, "wrench": wrench}
-    return {name: topic for name, topic in topics.items() if topic}
+    Args:
+        namespace: See `TopicArm`, also for what is not named here.
+        joint_names: Names of the arm's joints, in its JointState and in the model.
+        model: MJCF of the arm: a path, or one that begins with `hardware/`.
+        tcp_site: Name of the site of the TCP in the model, whose world is the base frame.
+        command_topic: JointTrajectory.
+        joint_topic: See there.
+        pose_topic: Empty: the model tells the pose from the joints.
+        twist_topic: See there.
+        wrench_topic: See there.
+        horizon_s: Time until the point of a trajectory [s].
+        max_joint_step: Farthest that a joint may go in one command [rad].
+        stale_after_s: See there.
+        timeout_s: See there.
 
+    Raises:
+        MissingExtra: ROS 2 is not installed.
+        DriverError: A number is out of range, or the model lacks a joint or the site.
+    """
 
-def _unknown() -> Vector:
-    return np.full(6, np.nan)
+    compliance: Compliance = "position"
+
+    def __init__(
+        self,
+        namespace: str,
+        joint_names: Sequence[str],
+        model: str,
+        tcp_site: str = "tcp",
+        command_topic: str = "joint_trajectory_controller/joint_trajectory",
+        joint_topic: str = "joint_states",
+        pose_topic: str = "",
+        twist_topic: str = "",
+        wrench_topic: str = "",
+        horizon_s: float = 0.1,
+        max_joint_step: float = 0.3,
+        stale_after_s: float = 0.1,
+        timeout_s: float = 5.0,
+    ) -> None:
+        import mujoco
+
+        from robot_rl.env.sim.kinematics import Chain
+
+        check_ranges(
+            "arm on topics",
+            {"horizon_s": (horizon_s, 0.01, 1.0), "max_joint_step": (max_joint_step, 0.01, 1.0)},
+        )
+        topics = (joint_topic, pose_topic, twist_topic, wrench_topic)
+        super().__init__(namespace, joint_names, *topics, stale_after_s, timeout_s)
+        self._command_topic = command_topic
+        self._horizon, self._step = horizon_s, max_joint_step
+        path = find_resource(model) if model.startswith("hardware/") else model
+        try:
+            self._model = mujoco.MjModel.from_xml_path(str(path))
+            joints = [self._model.joint(name).id for name in self.joint_names]
+            site = self._model.site(tcp_site).id
+        except (ValueError, KeyError) as error:
+            raise DriverError(
+                f"the model {model} does not describe the arm",
+                got=error,
+                expected=f"joints {', '.join(self.joint_names)} and the site {tcp_site!r}",
+            ) from error
+        low, high = self._model.jnt_range[joints].T
+        qpos, dofs = self._model.jnt_qposadr[joints], self._model.jnt_dofadr[joints]
+        self._chain = Chain(site, qpos, dofs, low, high)
+        self._data = mujoco.MjData(self._model)
+        self.joint_limits = tuple(low.tolist()), tuple(high.tolist())
+
+    def command(self, target_pose: Vector) -> None:
+        """Publish a trajectory of one point, the joint angles of a target pose (7,).
+
+        Raises:
+            DriverFault: It cannot be reached, or a joint would jump; nothing was sent.
+        """
+        from builtin_interfaces.msg import Duration
+        from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+        joints = self._solved(target_pose)
+        seconds = int(self._horizon)
+        ahead = Duration(sec=seconds, nanosec=round((self._horizon - seconds) * 1e9))
+        point = JointTrajectoryPoint(positions=joints.tolist(), time_from_start=ahead)
+        self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
+
+    def _solve_pose(self, joints: Vector) -> Vector:
+        import mujoco
+
+        from robot_rl.env.sim.kinematics import site_pose
+
+        self._data.qpos[self._chain.qpos] = joints
+        mujoco.mj_kinematics(self._model, self._data)
+        return site_pose(self._data, self._chain.site)
+
+    def _advertise(self, client: RosClient) -> None:
+        from trajectory_msgs.msg import JointTrajectory
+
+        from robot_rl.ros import qos
+
+        self._publisher = client.node.create_publisher(
+            JointTrajectory, self._command_topic, qos.command_publisher(_COMMAND_RATE_HZ)
+        )
+
+    def _solved(self, target_pose: Vector) -> Vector:
+        from robot_rl.env.sim.kinematics import solve_inverse_kinematics
+
+        measured = self.read().joint_positions
+        try:
+            joints = solve_inverse_kinematics(
+                self._model, self._data, self._chain, target_pose, measured, 1e-4
+            )
+        except RobotRLError as error:
+            raise DriverFault(str(error), hint="move the arm away, then clear_errors") from error
+        step = float(np.abs(joints - measured).max())
+        if step > self._step:
+            raise DriverFault(
+                "a joint would jump",
+                got=f"{step:.2f} rad",
+                expected=f"at most {self._step} rad in one command",
+                hint="the arm is near a singularity: move it away, then clear_errors",
+            )
+        return joints

@@ -24,8 +24,15 @@ import numpy as np
 
 from drivers.arm.base import ArmState, Vector
 from drivers.arm.impedance import Spring
-from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale, check_ranges, require
-from drivers.network import check_reachable
+from drivers.errors import (
+    DriverError,
+    DriverFault,
+    DriverTimeout,
+    Stale,
+    check_ranges,
+    check_reachable,
+    require,
+)
 from robot_rl.processes.waiting import wait_until
 from robot_rl.safety import Compliance, rotations
 
@@ -88,7 +95,6 @@ class UrArm:
         watchdog_hz: float = 10.0,
         timeout_s: float = 3.0,
     ) -> None:
-        """See the class."""
         ranges = {
             "rate_hz": (rate_hz, 10.0, 500.0),
             "max_speed": (max_speed, 0.001, 1.0),

@@ -20,8 +20,14 @@ import numpy as np
 
 from drivers.arm.base import ArmState, Vector
 from drivers.arm.impedance import at_most
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
-from drivers.network import check_reachable
+from drivers.errors import (
+    DriverError,
+    DriverFault,
+    DriverTimeout,
+    check_ranges,
+    check_reachable,
+    require,
+)
 from robot_rl.safety import Compliance, rotations
 
 WATCHDOG_SECONDS = 0.15
@@ -64,7 +70,6 @@ class XArm:
         collision_sensitivity: int = 3,
         timeout_s: float = 3.0,
     ) -> None:
-        """See the class."""
         ranges = {
             "joints": (joints, 5, 7),
             "gain": (gain, 0.1, 20.0),

@@ -1,7 +1,6 @@
 """The ROS 2 node of any camera, with the topic names of realsense-ros.
 
     <camera>/color/image_raw                   sensor_msgs/Image, rgb8
-    <camera>/color/image_raw/compressed        sensor_msgs/CompressedImage, JPEG, where asked for
     <camera>/color/camera_info                 sensor_msgs/CameraInfo; K is 0 while it is unknown
     <camera>/aligned_depth_to_color/image_raw  sensor_msgs/Image, 16UC1 [mm], where there is depth
 
@@ -10,17 +9,15 @@ Every picture is published once, with the stamp of when it was taken; never an o
 
 from __future__ import annotations
 
-import array
-import io
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from PIL import Image as Picture
-from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, Image
 
-from drivers.camera.base import Frame, Intrinsics
-from drivers.errors import DriverError, DriverTimeout
+from drivers.camera.base import Frame
+from drivers.errors import DriverTimeout
+from robot_rl.calibration.intrinsics import Intrinsics
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import camera_info_message, header, image_message
@@ -34,8 +31,7 @@ class CameraNode(DeviceNode):
     """A lifecycle node over a `drivers.camera.base.Camera`.
 
     Parameters (ROS), beside those of `DeviceNode`: `camera`, its name in topics and frames;
-    `frame_rate_hz`, what it is expected to give; `first_frame_s`, how long it may take to begin;
-    `compressed` and `jpeg_quality`.
+    `frame_rate_hz`, what it is expected to give; `first_frame_s`, how long it may take to begin.
 
     Args:
         name: Default name of the node.
@@ -45,7 +41,6 @@ class CameraNode(DeviceNode):
     default_rate_hz = 200.0
 
     def __init__(self, name: str = "camera_node", **options: Any) -> None:
-        """See the class."""
         super().__init__(name, **options)
         self._camera: str = self.parameter("camera", "camera", "its name in topics and frames")
         self._frame_rate: float = self.parameter(
@@ -54,25 +49,19 @@ class CameraNode(DeviceNode):
         self._first_frame: float = self.parameter(
             "first_frame_s", 5.0, "time until its first picture", low=0.0, high=60.0
         )
-        self._compressed: bool = self.parameter("compressed", False, "whether to publish JPEG too")
-        self._quality: int = self.parameter("jpeg_quality", 90, "of the JPEG", low=1, high=100)
         self._stale_after: float = self.get_parameter("stale_after_s").value
         self._patient_until = 0.0
         self._last_sequence: int | None = None
         self._intrinsics: Intrinsics | None = None
-        self._lens_problem = ""
         self._gaps = self._missed = 0
 
-    def setup(self) -> None:
+    def make_topics(self) -> None:
         """Make the topics."""
         self._frame_id = f"{self._camera}_color_optical_frame"
         profile = qos.sensor_publisher(self._frame_rate)
         color = f"{self._camera}/color"
         self._image = self.create_publisher(Image, f"{color}/image_raw", profile)
         self._info = self.create_publisher(CameraInfo, f"{color}/camera_info", profile)
-        if self._compressed:
-            jpeg = f"{color}/image_raw/compressed"
-            self._jpeg = self.create_publisher(CompressedImage, jpeg, profile)
         depth = f"{self._camera}/aligned_depth_to_color/image_raw"
         self._depth = self.create_publisher(Image, depth, profile)
 
@@ -80,7 +69,7 @@ class CameraNode(DeviceNode):
         """Give the camera time for its first picture, and begin to count anew."""
         self._patient_until = time.monotonic() + self._first_frame
         self._last_sequence = None
-        self._intrinsics, self._lens_problem = None, ""
+        self._intrinsics = self.driver.intrinsics()
 
     def poll(self) -> None:
         """Wait a moment for a new picture, and publish it."""
@@ -99,17 +88,6 @@ class CameraNode(DeviceNode):
         """Pictures that the camera took and that were not published."""
         return {"sequence_gaps": self._gaps, "frames_missed": self._missed}
 
-    def warning(self) -> str | None:
-        """Why its lens is not known, where the camera says something that cannot be used."""
-        return self._lens_problem or None
-
-    def _look_for_intrinsics(self) -> None:
-        """Ask until they are known: on topics they may come after the first picture."""
-        try:
-            self._intrinsics, self._lens_problem = self.driver.intrinsics(), ""
-        except DriverError as error:  # pictures are of use without them
-            self._lens_problem = str(error)
-
     def _count(self, sequence: int) -> None:
         if self._last_sequence is not None and sequence > self._last_sequence + 1:
             self._gaps += 1
@@ -118,39 +96,15 @@ class CameraNode(DeviceNode):
 
     def _publish(self, frame: Frame) -> None:
         stamp = frame.stamp_ns
-        if self._intrinsics is None:
-            self._look_for_intrinsics()
         self._image.publish(image_message(frame.color, stamp, self._frame_id))
-        self._info.publish(self._camera_info(frame))
+        if self._intrinsics is not None:
+            info = camera_info_message(self._intrinsics, stamp, self._frame_id)
+        else:  # REP 104: an uncalibrated camera has zeros
+            height, width = frame.color.shape[:2]
+            info = CameraInfo(header=header(stamp, self._frame_id), width=width, height=height)
+        self._info.publish(info)
         if frame.depth is not None:
             self._depth.publish(image_message(frame.depth, stamp, self._frame_id))
-        if self._compressed and self._jpeg.get_subscription_count():
-            self._jpeg.publish(self._compressed_message(frame))
-
-    def _camera_info(self, frame: Frame) -> CameraInfo:
-        known, stamp = self._intrinsics, frame.stamp_ns
-        if known is None:  # REP 104: an uncalibrated camera has zeros
-            height, width = frame.color.shape[:2]
-            return CameraInfo(header=header(stamp, self._frame_id), width=width, height=height)
-        return camera_info_message(
-            known.width,
-            known.height,
-            (known.fx, known.fy),
-            (known.cx, known.cy),
-            known.distortion,
-            stamp,
-            self._frame_id,
-        )
-
-    def _compressed_message(self, frame: Frame) -> CompressedImage:
-        buffer = io.BytesIO()
-        Picture.fromarray(frame.color).save(buffer, format="JPEG", quality=self._quality)
-        message = CompressedImage(header=header(frame.stamp_ns, self._frame_id))
-        message.format = "rgb8; jpeg compressed bgr8"  # as image_transport names it
-        content = array.array("B")
-        content.frombytes(buffer.getbuffer())
-        message.data = content
-        return message
 
 
 def main() -> int:

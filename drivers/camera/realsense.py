@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from drivers.camera.base import Depth, Frame, Intrinsics, check_color
+from drivers.camera.base import Depth, Frame, check_color
 from drivers.errors import DriverError, DriverTimeout, MissingExtra, require
+from robot_rl.calibration.intrinsics import Intrinsics
 
 _MILLIMETRES = 1000.0
 # Colour and depth of one moment are at most half a period apart, where they are not synchronised.
@@ -59,7 +60,6 @@ class RealSenseCamera:
         recording: str | None = None,
         context: Callable[[], Any] | None = None,
     ) -> None:
-        """See the class."""
         if serial is not None and recording is not None:
             raise DriverError(
                 "a camera is either a serial number or a recording",

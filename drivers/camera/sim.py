@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 
-from drivers.camera.base import Frame, Intrinsics
+from drivers.camera.base import Frame
 from drivers.errors import DriverError, DriverTimeout
 from drivers.sim_world import WorldCopy
+from robot_rl.calibration.intrinsics import Intrinsics
 from robot_rl.env.sim.cameras import SceneRenderer
 from robot_rl.env.sim.scene import GripperMotor
 from robot_rl.env.task import Task
@@ -47,7 +48,6 @@ class SimCamera:
         depth: bool = False,
         namespace: str = "",
     ) -> None:
-        """See the class."""
         self._copy = WorldCopy(task, model, gripper, namespace)
         compiled = self._copy.world.model
         known = [compiled.camera(i).name for i in range(compiled.ncam)]

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivers.camera.base import Frame, Intrinsics, check_color
-from drivers.camera.newest import NewestFrame
+from drivers.camera.base import Frame, NewestFrame, check_color
 from drivers.errors import DriverError, require
+from robot_rl.calibration.intrinsics import Intrinsics
 
 _STOP_S = 5.0
 # A camera's own stamps are believed if its first picture arrives at most this old [s]. Older
@@ -51,7 +51,6 @@ class UvcCamera:
         repeat: bool = True,
         intrinsics: Mapping[str, Any] | None = None,
     ) -> None:
-        """See the class."""
         self._av = require("av", "uvc")
         self.device = device
         self._size = (width, height)

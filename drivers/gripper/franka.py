@@ -68,7 +68,6 @@ class FrankaHand:
     """
 
     def __init__(self, host: str, speed: float = 0.1, force: float = 30.0) -> None:
-        """See the class."""
         for name, value, limit in (("speed", speed, 0.2), ("force", force, 140.0)):
             if not 0.0 < value <= limit:
                 raise DriverError(

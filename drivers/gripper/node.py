@@ -10,19 +10,18 @@ What was refused, and whether something is held, is in `/diagnostics`.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
-from std_srvs.srv import Trigger
 
+from drivers.errors import DriverError
 from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import qos
-from robot_rl.ros.clear_service import ClearService
+from robot_rl.ros.client import publisher_names
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import joint_state_message
 from robot_rl.ros.node_process import run_node
@@ -49,7 +48,6 @@ class GripperNode(DeviceNode):
     highest_rate_hz = 200.0
 
     def __init__(self, name: str = "gripper_node", **options: Any) -> None:
-        """See the class."""
         super().__init__(name, **options)
         self._source = SoleSource(_SILENCE_S, _SETTLE_S)
         self._wanted: float | None = None
@@ -58,7 +56,7 @@ class GripperNode(DeviceNode):
         self._refusals = 0
         self._refusal = ""
 
-    def setup(self) -> None:
+    def make_topics(self) -> None:
         """Make the topics and services."""
         profile = qos.sensor_publisher(self.rate_hz)
         self._state = self.create_publisher(JointState, "gripper/state", profile)
@@ -66,9 +64,8 @@ class GripperNode(DeviceNode):
         self._commands = self.create_subscription(
             Float64, "gripper/command", take, qos.command_subscription()
         )
-        self.create_service(Trigger, "gripper/stop", self._on_stop)
-        clear = functools.partial(self._do, "clear_errors", "taken: the fingers may move now")
-        self._clearing = ClearService(self, "gripper/clear_errors", "gripper", clear)
+        self.serve("gripper/stop", self._stop)
+        self._clearing = self.serve("gripper/clear_errors", self._clear_errors)
 
     def poll(self) -> None:
         """Send the newest command, measure and publish."""
@@ -111,7 +108,8 @@ class GripperNode(DeviceNode):
         number = info["publication_sequence_number"]
         conflict = self._source.refusal(number, known, time.monotonic())
         if conflict is not None:
-            self._refuse(f"{self._commands.topic_name}: {conflict}: {', '.join(self._senders())}")
+            topic = self._commands.topic_name
+            self._refuse(f"{topic}: {conflict}: {', '.join(publisher_names(self, topic))}")
             return
         try:
             self._wanted = check_position(message.data)
@@ -126,30 +124,21 @@ class GripperNode(DeviceNode):
             self.get_logger().warning(f"refused: {reason}", throttle_duration_sec=1.0)
         self._refusal = reason
 
-    def _senders(self) -> list[str]:
-        infos = self.get_publishers_info_by_topic(self._commands.topic_name)
-        return sorted(f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
+    def _stop(self) -> str:
+        with self.refusing(self._clearing, "gripper"):
+            self._forget()
+            self.driver.stop()
+        return "stop done"
 
-    def _on_stop(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
-        with self._clearing.refused_by_stop():
-            return self._do("stop", "stop done", request, answer)
+    def _clear_errors(self) -> str:
+        self._forget()
+        self.driver.clear_errors()
+        return "taken: the fingers may move now"
 
-    def _do(
-        self, name: str, done: str, request: Trigger.Request, answer: Trigger.Response
-    ) -> Trigger.Response:
-        """Answer the services `stop` and `clear_errors`, which drivers have by these names."""
+    def _forget(self) -> None:
         self._wanted = self._sent = None
         if not self.is_configured:
-            answer.success, answer.message = False, "the gripper's node is not configured"
-            return answer
-        try:
-            getattr(self.driver, name)()
-        except RobotRLError as error:
-            answer.success, answer.message = False, str(error)
-            self.get_logger().error(f"{name}: {error}")
-        else:
-            answer.success, answer.message = True, done
-        return answer
+            raise DriverError("the gripper's node is not configured")
 
 
 def main() -> int:

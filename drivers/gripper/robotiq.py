@@ -112,7 +112,6 @@ class Robotiq2F:
         timeout_s: float = 0.2,
         activation_timeout_s: float = 10.0,
     ) -> None:
-        """See the class."""
         for name, value in (("speed", speed), ("force", force)):
             if not 0.0 <= value <= 1.0:
                 raise DriverError(f"{name} of the gripper", got=value, expected="0 to 1")

@@ -25,7 +25,6 @@ class SimGripper:
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor, namespace: str = "") -> None:
-        """See the class."""
         self._copy = WorldCopy(task, model, gripper, namespace)
         self._commands: Any = None
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from drivers.errors import DriverError, DriverTimeout, Stale
+from drivers.errors import DriverError, DriverTimeout
 from drivers.gripper.base import GripperState, check_position
+from robot_rl.processes.waiting import wait_until
 
 if TYPE_CHECKING:
     from robot_rl.ros.client import RosClient
@@ -45,7 +44,6 @@ class TopicsGripper:
         command_type: str = "float64_array",
         namespace: str = "",
     ) -> None:
-        """See the class."""
         if command_type not in ("float64", "float64_array"):
             raise DriverError(
                 "command_type of the gripper", got=command_type, expected="float64 or float64_array"
@@ -61,9 +59,7 @@ class TopicsGripper:
         self._as_array = command_type == "float64_array"
         self._namespace = namespace
         self._client: RosClient | None = None
-        self._arrived = threading.Condition()
-        self._message: Any = None
-        self._received = 0.0
+        self._sensor: Any = None
         self._commands: Any = None
 
     def connect(self) -> None:
@@ -73,42 +69,43 @@ class TopicsGripper:
 
         from robot_rl.ros import qos
         from robot_rl.ros.client import RosClient
+        from robot_rl.ros.messages import joint_positions
+        from robot_rl.ros.sensors import Sensor
 
         self.close()
-        self._message = None
         client = self._client = RosClient("topics_gripper", self._namespace)
-        client.node.create_subscription(
-            JointState, self._state_topic, self._take, qos.sensor_subscription(1)
+        self._sensor = Sensor(
+            client,
+            JointState,
+            self._state_topic,
+            _STALE_S,
+            lambda message: joint_positions(message, [self._joint]),
+            # They may come from several controllers, each with its own joints.
+            accepts=lambda message: self._joint in message.name,
         )
         self._commands = client.node.create_publisher(
             Float64MultiArray if self._as_array else Float64,
             self._command_topic,
             qos.command_publisher(_RATE_HZ),
         )
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: self._message is not None, _FIRST_STATE_S):
-                raise DriverTimeout(
-                    f"no state of the joint {self._joint!r} on {client.topic(self._state_topic)}",
-                    got=f"none within {_FIRST_STATE_S:g} s",
-                    hint="does the gripper's controller run, and is the joint's name right?",
-                )
+        if not wait_until(lambda: self._sensor.count, _FIRST_STATE_S):
+            raise DriverTimeout(
+                f"no state of the joint {self._joint!r} on {self._sensor.topic}",
+                got=f"none within {_FIRST_STATE_S:g} s",
+                hint="does the gripper's controller run, and is the joint's name right?",
+            )
 
     def read(self) -> GripperState:
-        """The newest state."""
-        from robot_rl.ros.messages import MessageError, joint_positions
-        from robot_rl.ros.stamps import to_nanoseconds
+        """The newest state.
 
+        Raises:
+            RobotInterrupted: It is too old, or cannot be used.
+        """
         self._connected().check()
-        with self._arrived:
-            message, age = self._message, time.monotonic() - self._received
-        if age > _STALE_S:
-            raise Stale(self._state_topic, age, _STALE_S, "does the gripper's controller run?")
-        try:
-            (value,) = joint_positions(message, [self._joint])
-        except MessageError as error:
-            raise DriverError(f"{self._state_topic}: {error}") from error
+        newest = self._sensor.newest()
+        (value,) = self._sensor.value(newest)
         share = (value - self._open) / (self._closed - self._open)
-        return GripperState(to_nanoseconds(message.header.stamp), min(max(float(share), 0.0), 1.0))
+        return GripperState(newest.stamp_ns, min(max(float(share), 0.0), 1.0))
 
     def command(self, position: float) -> None:
         """Publish a position, in the controller's unit."""
@@ -136,10 +133,3 @@ class TopicsGripper:
         if self._client is None:
             raise DriverError("the gripper is not connected", hint="call connect first")
         return self._client
-
-    def _take(self, message: Any) -> None:
-        if self._joint not in message.name:
-            return  # joint_states may come from several controllers, each with its own joints
-        with self._arrived:
-            self._message, self._received = message, time.monotonic()
-            self._arrived.notify_all()

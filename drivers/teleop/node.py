@@ -23,8 +23,7 @@ from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import MessageError, pose_array, twist_message
 from robot_rl.ros.node_process import run_node
-from robot_rl.ros.operator_services import service_of
-from robot_rl.ros.stop_call import StopCall
+from robot_rl.ros.operator_services import StopCall, service_of
 
 
 class TeleopNode(DeviceNode):
@@ -42,7 +41,6 @@ class TeleopNode(DeviceNode):
     highest_rate_hz = 250.0
 
     def __init__(self, name: str = "teleop_node", **options: Any) -> None:
-        """See the class."""
         super().__init__(name, **options)
         self._full_translation: float = self.parameter(
             "full_translation", 0.1, "velocity of the largest action [m/s]", low=0.001, high=1.0
@@ -56,10 +54,9 @@ class TeleopNode(DeviceNode):
         self._orientation: Vector | None = None
         self._newest: TeleopState | None = None
         self._stop = StopCall(self)
-        self._event_clients: dict[str, Any] = {}
         self._unheard = self._bad_pose = ""
 
-    def setup(self) -> None:
+    def make_topics(self) -> None:
         """Make the topics, and the clients of the services that the device's buttons stand for."""
         profile = qos.command_publisher(self.rate_hz)
         self._motion_command = self.create_publisher(TwistStamped, "teleop/command", profile)
@@ -67,8 +64,10 @@ class TeleopNode(DeviceNode):
         self.create_subscription(
             PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(1)
         )
-        for event in {*self.driver.events.values()} - {OperatorEvent.STOP, *self._event_clients}:
-            self._event_clients[event] = self.create_client(Trigger, service_of(event))
+        self._event_clients = {
+            event: self.create_client(Trigger, service_of(event))
+            for event in {*self.driver.events.values()} - {OperatorEvent.STOP}
+        }
 
     def poll(self) -> None:
         """Read the device and publish what the operator does."""

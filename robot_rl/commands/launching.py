@@ -29,8 +29,7 @@ from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import EXIT_INTERRUPTED
 from robot_rl.ros.environment import ros_environment
-from robot_rl.ros.node_description import NodeDescription
-from robot_rl.ros.nodes import PACKAGE, node_table
+from robot_rl.ros.nodes import PACKAGE, NodeDescription, node_table
 
 CommandConfig = Callable[[Command, list[str]], DictConfig]
 

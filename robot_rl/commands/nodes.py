@@ -14,8 +14,7 @@ from robot_rl.env.factory import check_device
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.node_description import NodeDescription
-from robot_rl.ros.nodes import node_table
+from robot_rl.ros.nodes import NodeDescription, node_table
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1

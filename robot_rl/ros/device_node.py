@@ -3,7 +3,7 @@
     configure   makes the driver of the parameter `driver` and begins to connect
     activate    polls the device and publishes
     deactivate  stops publishing; the device stays connected
-    cleanup     closes the device
+    cleanup     closes the device; topics and services stay
 
 A device that cannot be reached, or fails, is reported in `/diagnostics` and tried again for ever.
 """
@@ -15,26 +15,26 @@ import functools
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.exceptions import ParameterException
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.service import Service
 from rclpy.timer import Timer
+from std_srvs.srv import Trigger
 
 from policies import registry
 from robot_rl.errors import RobotRLError, described
-from robot_rl.ros.connection import CONNECTED, Connection
-from robot_rl.ros.freshness import Freshness
+from robot_rl.ros.connection import CONNECTED, Connection, Freshness
 
 # Between two diagnostics, and at least where a fault has come or gone since.
 _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
 # A fault whose words change at every poll, with an age for example, is logged this often.
 _LOG_SECONDS = 1.0
-_MAPPING = "a YAML or JSON mapping such as {_target_: drivers.camera.sim.SimCamera, ...}"
 _SUCCESS = TransitionCallbackReturn.SUCCESS
 _FAILURE = TransitionCallbackReturn.FAILURE
 
@@ -61,22 +61,12 @@ def _explained(transition: Transition) -> Transition:
     return run
 
 
-class Driver(Protocol):
-    """What every driver has, whatever its kind."""
-
-    def connect(self) -> None:
-        """Connect to the device; may take seconds."""
-
-    def close(self) -> None:
-        """Release the device; may be called at any time, and again."""
-
-
 class DeviceNode(LifecycleNode, ABC):
     """A lifecycle node over one driver.
 
-    A subclass declares parameters and makes its publishers and subscriptions in `setup`, and reads
-    and publishes in `poll`. All of its callbacks run in one thread; only the driver's `connect`
-    runs in another, and while it does the driver is used by nobody else.
+    A subclass declares parameters, makes its topics and services in `make_topics`, and reads and
+    publishes in `poll`. All of its callbacks run in one thread; only the driver's `connect` runs in
+    another, and while it does the driver is used by nobody else.
 
     Parameters (ROS): `driver`, a YAML or JSON mapping with `_target_`; `rate_hz`, how often the
     device is polled; `stale_after_s`, the age at which the newest measurement is reported as stale;
@@ -95,10 +85,8 @@ class DeviceNode(LifecycleNode, ABC):
 
     default_rate_hz: ClassVar[float] = 100.0
     highest_rate_hz: ClassVar[float] = 1000.0
-    default_stale_after_s: ClassVar[float] = 0.5
 
     def __init__(self, name: str, **options: Any) -> None:
-        """See the class."""
         super().__init__(name, **options)
         self.trouble = ""
         self._connection: Connection | None = None
@@ -106,26 +94,18 @@ class DeviceNode(LifecycleNode, ABC):
         self._quiet_until = 0.0  # on the steady clock [s]
         self._told_level, self._told_at = DiagnosticStatus.OK, 0.0
         self._timer: Timer | None = None
-        self._lasting: frozenset[Any] | None = None  # publishers and so on that are not of `setup`
+        self._has_topics = False
         self._driver_config: str = self.parameter(
             "driver", "", "the driver: a mapping with _target_"
         )
         self.rate_hz: float = self.parameter(
             "rate_hz", self.default_rate_hz, "polls per second", low=0.1, high=self.highest_rate_hz
         )
-        stale: float = self.parameter(
-            "stale_after_s",
-            self.default_stale_after_s,
-            "age at which the newest measurement is reported as stale",
-            low=0.001,
-            high=3600.0,
-        )
+        text = "age at which the newest measurement is reported as stale"
+        stale: float = self.parameter("stale_after_s", 0.5, text, low=0.001, high=3600.0)
+        text = "how long the device may fail before it is connected anew"
         self._reconnect_after: float = self.parameter(
-            "reconnect_after_s",
-            1.0,
-            "how long the device may fail before it is connected anew",
-            low=0.0,
-            high=3600.0,
+            "reconnect_after_s", 1.0, text, low=0.0, high=3600.0
         )
         self.freshness = Freshness(stale)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
@@ -133,9 +113,12 @@ class DeviceNode(LifecycleNode, ABC):
 
     # What a subclass gives.
 
-    @abstractmethod
     def setup(self) -> None:
-        """Make publishers, subscriptions and services: at every configure, with the driver made."""
+        """Prepare for the driver, which has just been made: at every configure."""
+
+    @abstractmethod
+    def make_topics(self) -> None:
+        """Make publishers, subscriptions and services: at the first configure, after `setup`."""
 
     @abstractmethod
     def poll(self) -> None:
@@ -220,26 +203,73 @@ class DeviceNode(LifecycleNode, ABC):
         )
         if low is not None and high is not None:
             if isinstance(default, int):
-                descriptor.integer_range = [
-                    IntegerRange(from_value=int(low), to_value=int(high), step=0)
-                ]
+                limits = IntegerRange(from_value=int(low), to_value=int(high))
+                descriptor.integer_range = [limits]
             else:
-                descriptor.floating_point_range = [
-                    FloatingPointRange(from_value=float(low), to_value=float(high), step=0.0)
-                ]
+                limits = FloatingPointRange(from_value=float(low), to_value=float(high))
+                descriptor.floating_point_range = [limits]
         try:
             value = self.declare_parameter(name, default, descriptor).value
-        except ParameterException as error:
-            raise self._refused(name, default, low, high, str(error)) from error
-        if isinstance(default, float) and type(value) is int:
-            value = float(value)
-        fits = type(value) is type(default)
-        if isinstance(default, list) and fits:
-            value = [float(item) if type(item) is int else item for item in value]
-            fits = all(type(item) is float for item in value)
-        if not fits or (low is not None and high is not None and not low <= value <= high):
-            raise self._refused(name, default, low, high, repr(value))
+            if isinstance(default, list):
+                value = [float(item) if type(item) is int else item for item in value]
+            elif isinstance(default, float) and type(value) is int:
+                value = float(value)
+        except (ParameterException, TypeError) as error:
+            value = error
+        parts = value if isinstance(value, list) and isinstance(default, list) else [value]
+        kind = float if isinstance(default, list) else type(default)
+        in_range = low is None or high is None or (type(value) is kind and low <= value <= high)
+        if not in_range or not all(type(part) is kind for part in parts):
+            limits = "" if low is None else f" from {low:g} to {high:g}"
+            node = self.get_fully_qualified_name()
+            raise ParameterError(
+                f"the parameter {name!r} of {node} cannot have this value",
+                got=value,
+                expected=f"{kind.__name__}{'s' * isinstance(default, list)}{limits}",
+            )
         return value
+
+    def serve(self, name: str, do: Callable[[], str]) -> Service:
+        """Serve a `std_srvs/Trigger`.
+
+        Args:
+            name: Of the service.
+            do: Does it, and says what was done. Whatever it raises, a vendor's own errors too, is
+                the answer: the node goes on.
+        """
+
+        def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+            try:
+                response.success, response.message = True, do()
+            except Exception as error:
+                response.success, response.message = False, described(error)
+                self.get_logger().error(f"{name}: {response.message}")
+            return response
+
+        return self.create_service(Trigger, name, answer)
+
+    @contextlib.contextmanager
+    def refusing(self, service: Service, device: str) -> Iterator[None]:
+        """Refuse the requests of a service that wait now, when what a stop does has been done.
+
+        Each service has a queue of its own: their order says nothing about that of the requests.
+        Those that come in between are carried out later: who asks then may have heard of the stop.
+
+        Args:
+            service: Of `serve`.
+            device: What a person is to look at.
+        """
+        taken: list[Any] = []
+        queue = service.handle
+        with queue:
+            while (request := queue.service_take_request(Trigger.Request)[1]) is not None:
+                taken.append(request)
+        try:
+            yield
+        finally:
+            problem = f"a stop came meanwhile; next: look at the {device}, and call it again"
+            for request in taken:
+                service.send_response(Trigger.Response(success=False, message=problem), request)
 
     def publish_diagnostics(self) -> None:
         """Publish rate, age and fault of the device."""
@@ -254,9 +284,8 @@ class DeviceNode(LifecycleNode, ABC):
             **self.facts(),
         }
         status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
-        stamp = self.get_clock().now().to_msg()
         message = DiagnosticArray(status=[status])
-        message.header.stamp = stamp
+        message.header.stamp = self.get_clock().now().to_msg()
         self._diagnostics.publish(message)
 
     # The life cycle.
@@ -267,51 +296,54 @@ class DeviceNode(LifecycleNode, ABC):
         try:
             driver = registry.make(_mapping(self._driver_config))
             self._connection = Connection(driver, self._reconnect_after)
-            self._destroy_earlier()
             self.setup()
+            if not self._has_topics:
+                self.make_topics()
+                self._has_topics = True
         except RobotRLError as error:
             self.trouble = str(error)
             self.get_logger().error(self.trouble)
             self._connection = None
             return _FAILURE
         self._connection.begin()
-        return cast("TransitionCallbackReturn", super().on_configure(state))
+        return _SUCCESS
 
     @_explained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin to poll."""
         self.activating()
         self._timer = self.create_timer(1.0 / self.rate_hz, self._tick)
-        return cast("TransitionCallbackReturn", super().on_activate(state))
+        return _SUCCESS
 
     @_explained
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Stop polling."""
         self._stop_polling()
-        result = super().on_deactivate(state)
         self.deactivated()
-        return cast("TransitionCallbackReturn", result)
+        return _SUCCESS
 
     @_explained
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Close the device."""
-        self._release()
-        return cast("TransitionCallbackReturn", super().on_cleanup(state))
+        """Close the device; also at shutdown and after a transition that raised."""
+        self._stop_polling()
+        if self._connection is not None:
+            self._connection.close()
+            if self._connection.news is not None:
+                self.get_logger().warning(self._connection.news)
+        was_connected, self._was_connected = self._was_connected, False
+        self._connection = None
+        if was_connected:
+            self.disconnected()
+        return _SUCCESS
 
-    @_explained
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the device, from any state."""
-        self._stop_polling()
-        self._release()
-        return cast("TransitionCallbackReturn", super().on_shutdown(state))
+        return self.on_cleanup(state)
 
-    @_explained
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the device after a transition that raised: nothing may go on behind its back."""
         self.get_logger().error(f"a transition from {state.label} failed; the device is closed")
-        self._stop_polling()
-        self._release()
-        return cast("TransitionCallbackReturn", super().on_error(state))
+        return self.on_cleanup(state)
 
     def _tick(self) -> None:
         connection = self._connection
@@ -350,66 +382,27 @@ class DeviceNode(LifecycleNode, ABC):
         warning = self.warning() or self.freshness.warning
         return (DiagnosticStatus.WARN, warning) if warning else (DiagnosticStatus.OK, "running")
 
-    def _destroy_earlier(self) -> None:
-        """Destroy what `setup` made when the node was configured before: it would be there twice.
-
-        Until then it stays, for example for whoever stops an arm whose device is closed.
-        """
-        made: dict[Any, Callable[[Any], object]] = {
-            **dict.fromkeys(self.publishers, self.destroy_publisher),
-            **dict.fromkeys(self.subscriptions, self.destroy_subscription),
-            **dict.fromkeys(self.services, self.destroy_service),
-        }
-        if self._lasting is None:
-            self._lasting = frozenset(made)
-        for entity in made.keys() - self._lasting:
-            made[entity](entity)
-
     def _stop_polling(self) -> None:
         if self._timer is not None:
             self.destroy_timer(self._timer)
             self._timer = None
-
-    def _release(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            if self._connection.news is not None:
-                self.get_logger().warning(self._connection.news)
-        was_connected, self._was_connected = self._was_connected, False
-        self._connection = None
-        if was_connected:
-            self.disconnected()
 
     def _target(self) -> str:
         with contextlib.suppress(RobotRLError):
             return str(_mapping(self._driver_config).get("_target_"))
         return "none"
 
-    def _refused(
-        self, name: str, default: object, low: float | None, high: float | None, got: str
-    ) -> ParameterError:
-        limits = "" if low is None else f" from {low:g} to {high:g}"
-        return ParameterError(
-            f"the parameter {name!r} of {self.get_fully_qualified_name()} cannot have this value",
-            got=got,
-            expected=f"{'floats' if isinstance(default, list) else type(default).__name__}{limits}",
-        )
-
 
 def _mapping(text: str) -> dict[str, Any]:
-    """The mapping of a parameter that holds YAML or JSON.
-
-    Raises:
-        ParameterError: It holds none.
-    """
+    """The mapping of a parameter that holds YAML or JSON."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ParameterError(
-            "the parameter 'driver' is no YAML", got=error, expected=_MAPPING
-        ) from error
+        found = error
     if not isinstance(found, dict):
         raise ParameterError(
-            "the parameter 'driver' names no driver", got=text or "nothing", expected=_MAPPING
+            "the parameter 'driver' names no driver",
+            got=found or "nothing",
+            expected="a YAML mapping such as {_target_: drivers.camera.sim.SimCamera, ...}",
         )
     return found

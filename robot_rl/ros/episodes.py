@@ -1,4 +1,4 @@
-"""What brings an arm on topics to where an episode starts."""
+"""What brings an arm on topics to where an episode starts, and the world of a simulated one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import numpy as np
 import numpy.typing as npt
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
+from sensor_msgs.msg import JointState
 
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.sim.scene import GripperMotor
+from robot_rl.env.sim.scene import SceneState, make_world, simulated
+from robot_rl.env.sim.task import SimTask
+from robot_rl.env.task import Task
+from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import ResetFailed, ServiceFailed
+from robot_rl.ros.messages import MessageError
+from robot_rl.ros.sensors import Sensor
 from robot_rl.safety import rotations
 
 if TYPE_CHECKING:
@@ -24,6 +32,50 @@ _ATTEMPTS = 2
 _COMMAND_SECONDS = 0.05
 _AGAIN_SECONDS = 1.0  # a parameter may be set twice
 _LARGEST_SEED = 2**63
+
+
+class SceneMirror:
+    """A copy of the world that the simulated arm's node owns, and the task in it.
+
+    Args:
+        task: The simulated task, the same as the arm's.
+        model: Path of the arm's MJCF, beginning with `hardware/`.
+        gripper: What moves the fingers where the task's action has a gripper column.
+    """
+
+    def __init__(self, task: Task, model: str, gripper: GripperMotor) -> None:
+        self.task: SimTask = simulated(task)
+        self._scene = SceneState(make_world(self.task, model, gripper))
+        self._sensor: Sensor | None = None
+
+    def listen(self, client: RosClient, limit_s: float) -> Sensor:
+        """Begin to follow the world; a state older than `limit_s` is too old."""
+        if self._sensor is None:
+            self._sensor = Sensor(client, JointState, "sim/state", limit_s, self._state)
+        return self._sensor
+
+    def begin(self, seed: int) -> None:
+        """Let the task know what the episode of a seed is about."""
+        self.task.reset(np.random.default_rng(seed))
+
+    def update(self) -> None:
+        """Show the newest state, if anybody listens.
+
+        Raises:
+            RobotInterrupted: It is late, or of another model.
+        """
+        if self._sensor is not None:
+            self._scene.restore(self._sensor.value(self._sensor.newest()))
+
+    def _state(self, message: JointState) -> npt.NDArray[np.float64]:
+        if message.header.frame_id != self._scene.fingerprint:
+            raise MessageError(
+                "the state is of another simulated model",
+                got=message.header.frame_id,
+                expected=self._scene.fingerprint,
+                hint="give this process and the simulated arm's node the same task and model",
+            )
+        return np.asarray(message.position, np.float64)
 
 
 class SimulatedEpisodes:
@@ -41,7 +93,6 @@ class SimulatedEpisodes:
     opens_grippers = True
 
     def __init__(self, node: str, service: str, timeout_s: float) -> None:
-        """See the class."""
         self._parameters, self._service = f"{node}/set_parameters", service
         self._timeout = timeout_s
 
@@ -97,7 +148,6 @@ class ScriptedEpisodes:
         tolerance: float,
         turn_tolerance: float,
     ) -> None:
-        """See the class."""
         self._service, self._timeout = service, timeout_s
         self._speeds = (speed, turn_speed)
         self._tolerances = (tolerance, turn_tolerance)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from robot_rl.env.robot import PersonNeeded, RobotInterrupted
 from robot_rl.errors import RobotRLError
 
@@ -23,7 +21,6 @@ class SensorLate(RobotInterrupted):
     def __init__(
         self, topic: str, age_s: float, limit_s: float, why: str = "", without: str = ""
     ) -> None:
-        """See the class."""
         none = age_s == float("inf")
         other = f"; or {without}" if none and without else ""
         got = [] if none else [f"{1e3 * age_s:.0f} ms"]
@@ -33,8 +30,6 @@ class SensorLate(RobotInterrupted):
             expected=f"at most {1e3 * limit_s:.0f} ms",
             hint=f"is its node running and its device connected? See /diagnostics{other}",
         )
-        self.topic = topic
-        self.age_s = age_s
 
 
 class SensorSlow(RobotInterrupted):
@@ -50,39 +45,11 @@ class BadMeasurement(RobotInterrupted):
 
 
 class CommandConflict(RobotInterrupted):
-    """Somebody else publishes on the topic of this robot's commands.
-
-    Args:
-        topic: Its full name.
-        others: Names of the other nodes.
-    """
-
-    def __init__(self, topic: str, others: Sequence[str]) -> None:
-        """See the class."""
-        super().__init__(
-            f"{topic} has several publishers, so that nobody knows what the arm will do",
-            got=", ".join(others),
-            expected="this process alone",
-            hint="end the other node, or give this robot another namespace",
-        )
+    """Somebody else publishes on the topic of this robot's commands."""
 
 
 class MeasuredTwice(RobotInterrupted):
-    """Two nodes publish what is measured, so that nobody knows which of them is right.
-
-    Args:
-        topic: Its full name.
-        publishers: Names of the nodes.
-    """
-
-    def __init__(self, topic: str, publishers: Sequence[str]) -> None:
-        """See the class."""
-        super().__init__(
-            f"{topic} has several publishers, so that nobody knows where the arm is",
-            got=", ".join(publishers),
-            expected="one",
-            hint="end the others; one that was killed is listed for up to 20 s",
-        )
+    """Two nodes publish what is measured, so that nobody knows which of them is right."""
 
 
 class ServiceFailed(RobotInterrupted):

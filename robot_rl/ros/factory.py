@@ -12,12 +12,11 @@ from robot_rl.env.several_arms import SeveralArms, SeveralTasks
 from robot_rl.env.task import Task, Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.measurements import ArmTopics, CameraTopic, SensorLimits
+from robot_rl.ros.environment import clean_shared_memory, prepare_environment
+from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.nodes import joined
 from robot_rl.ros.robot import RosRobot
-from robot_rl.ros.shared_memory import clean_shared_memory
-from robot_rl.safety import CartesianLimiter, CartesianLimits
+from robot_rl.safety import CartesianLimiter, CartesianLimits, Plausibility
 
 
 def make_ros_robot(
@@ -45,16 +44,16 @@ def make_ros_robot(
         discovery_range: See `robot_rl.ros.environment`.
         control_rate_hz: Actions per second.
         namespace: Of the arm's topics.
-        joint_names: See `ArmTopics`.
-        twist: See `ArmTopics`.
-        wrench: See `ArmTopics`; without it `limits.max_force` does not apply.
-        gripper: See `RosRobot`.
-        cameras: Anything with the attributes of `CameraTopic`.
-        track_objects: See `RosRobot`.
+        joint_names: See `Measurements`.
+        twist: See there.
+        wrench: See there; without it `limits.max_force` does not apply.
+        gripper: See there.
+        cameras: See there.
+        track_objects: Whether poses of objects are observed.
         limits: What the arm may be asked for.
         sensors: See `SensorLimits`.
         episodes: See `RosRobot`.
-        mirror: See `RosRobot`.
+        mirror: See there.
 
     Raises:
         ClockError: Another clock.
@@ -78,22 +77,23 @@ def make_ros_robot(
         limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)
     clean_shared_memory()
-    limiter = CartesianLimiter(limits)
-    topics = [CameraTopic(c.name, c.width, c.height, c.depth) for c in cameras]
     client = RosClient("robot_rl", namespace)
     try:
-        return RosRobot(
+        measurements = Measurements(
             client,
-            task,
-            limiter,
-            ArmTopics(tuple(joint_names), twist, wrench),
-            gripper,
-            topics,
             sensors,
-            episodes,
-            control_rate_hz,
-            track_objects,
-            mirror,
+            Plausibility(limits),
+            joint_names,
+            twist,
+            wrench,
+            gripper,
+            cameras,
+            task.objects if track_objects else 0,
+            task.reports_success,
+        )
+        limiter = CartesianLimiter(limits)
+        return RosRobot(
+            client, task, limiter, measurements, sensors, episodes, control_rate_hz, mirror
         )
     except BaseException:
         client.close()

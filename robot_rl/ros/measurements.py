@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,19 @@ from std_msgs.msg import Bool
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import state_fields
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.phase import best_moment
-from robot_rl.ros.sensors import NodeHealth, Received, Sensor, together, wait_for_all
+from robot_rl.ros.sensors import NodeHealth, Sensor, together, wait_for_all
 from robot_rl.safety import Plausibility, rotations
 
+if TYPE_CHECKING:
+    from robot_rl.env.sim.cameras import CameraOptions
+
 Vector = npt.NDArray[np.float64]
+
+# Pictures vary by milliseconds: what comes so shortly before a tick may come after the next.
+_UNSURE_S = 0.003
 
 
 @dataclass(frozen=True)
@@ -55,53 +61,25 @@ class SensorLimits:
                 )
 
 
-@dataclass(frozen=True)
-class CameraTopic:
-    """One camera.
-
-    Attributes:
-        name: Of the observation `images/<name>`, and of the topic `<name>/color/image_raw`.
-        width: Pixels.
-        height: Pixels.
-        depth: Whether `images/<name>_depth` is observed as well.
-    """
-
-    name: str
-    width: int
-    height: int
-    depth: bool
-
-
-@dataclass(frozen=True)
-class ArmTopics:
-    """What an arm tells of itself, beside its pose.
-
-    Attributes:
-        joint_names: Its joints, in the order of the observation.
-        twist: Whether it measures the velocity of its TCP.
-        wrench: Whether it measures what the environment exerts on its TCP.
-    """
-
-    joint_names: tuple[str, ...]
-    twist: bool
-    wrench: bool
-
-
 class Measurements:
     """The sensors of one arm, its gripper and its cameras.
 
     Args:
         client: The node that subscribes.
         limits: How fresh they must be.
-        arm: What the arm measures.
-        gripper: See `RosRobot`.
-        cameras: See `RosRobot`.
+        plausibility: Judges the measured poses.
+        joint_names: Of the arm, in the order of the observation.
+        twist: Whether it measures the velocity of its TCP.
+        wrench: Whether it measures what the environment exerts on its TCP.
+        gripper: Whether there is a gripper, whose position is then observed.
+        cameras: What it sees with: `images/<name>` of the topic `<name>/color/image_raw`, and where
+            they have depth `images/<name>_depth`.
         objects: How many poses of objects are expected; 0: there is no such topic.
         success: Whether there is a success signal.
-        plausibility: Judges the measured poses.
 
     Attributes:
         all_sensors: Each of the topics.
+        fields: What is observed.
         stamps_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
         tracked: What the newest observation says of the task; see `robot_rl.env.task`.
     """
@@ -110,21 +88,44 @@ class Measurements:
         self,
         client: RosClient,
         limits: SensorLimits,
-        arm: ArmTopics,
+        plausibility: Plausibility,
+        joint_names: Sequence[str],
+        twist: bool,
+        wrench: bool,
         gripper: bool,
-        cameras: Sequence[CameraTopic],
+        cameras: Sequence[CameraOptions],
         objects: int,
         success: bool,
-        plausibility: Plausibility,
     ) -> None:
-        """See the class."""
-        self._client = client
-        self._plausibility = plausibility
-        self._limits = limits
+        self._client, self._limits = client, limits
+        self._health = NodeHealth(client)
         self.tracked: dict[str, Any] = {}
         self.stamps_ns: dict[str, int] = {}
-        self._subscribe(arm, gripper, cameras, objects, success)
-        self.fields = self._fields(arm, gripper, cameras)
+        self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
+        self._subscribe_to_arm(tuple(joint_names), twist, wrench, plausibility)
+        if gripper:
+            jaws = self._sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
+            self._optional["state/gripper_position"] = jaws
+        pictures = [picture for camera in cameras for picture in _pictures(camera)]
+        self._images = {
+            field.name: self._sensor(Image, topic, limits.image_s, _picture_decoder(field), keep=1)
+            for field, topic in pictures
+        }
+        self.objects = self.success = None
+        if objects:
+            decode = lambda message: messages.poses_array(message, objects)  # noqa: E731
+            self.objects = self._sensor(PoseArray, "object_poses", limits.tracker_s, decode)
+            self._aligned.append(self.objects)
+        if success:
+            self.success = self._sensor(
+                Bool, "task/success", limits.tracker_s, lambda m: bool(m.data), stamped=False
+            )
+        self._newest = [jaws] if gripper else []
+        self._newest += self._images.values()
+        signals = [self.success] if self.success else []
+        self.all_sensors = (*self._aligned, *self._newest, *signals)
+        own = state_fields(len(joint_names), velocity=twist, wrench=wrench, gripper=gripper)
+        self.fields = (*own, *(field for field, _ in pictures))
 
     def tcp_pose(self) -> Vector:
         """The newest measured pose (7,) of the TCP, base frame.
@@ -155,19 +156,16 @@ class Measurements:
         # The arm's node believes three that agree, and refuses a reset before.
         wait_for_all([self.pose], 4, self._limits.start_timeout_s)
 
-    def wait_for_phase(self, period: float) -> None:
-        """Wait until a loop that begins now will see young measurements at its ticks.
+    def wait_for_pictures(self) -> None:
+        """Wait until each camera has given a new picture, so that a loop begins with young ones.
 
-        After `wait_until_fresh`, before the loop begins; it takes two of its periods at most.
-
-        Args:
-            period: Of the loop [s].
+        Where the rate of a camera is a multiple of the loop's, a picture that is old at the first
+        tick is as old at all of them.
         """
-        start = time.monotonic()
-        time.sleep(period)
-        streams = [sensor.arrivals() for sensor in (self.pose, *self._newest)]
-        begin = best_moment(streams, start, period) + period
-        time.sleep(max(0.0, begin - time.monotonic()))
+        counts = {image: image.count for image in self._images.values()}
+        arrived = lambda: all(image.count > count for image, count in counts.items())  # noqa: E731
+        wait_until(arrived, self._limits.image_s, every_s=0.001)
+        time.sleep(_UNSURE_S)
 
     def observe(self, target: Vector) -> Observation:
         """The measurements that were taken together.
@@ -190,104 +188,61 @@ class Measurements:
         }
         for name, sensor in self._optional.items():
             state[name] = sensor.value(taken[sensor])
-        self.tracked = {"tcp_pose": pose, **self._tracked_values(taken)}
+        self.tracked = {"tcp_pose": pose}
+        if self.objects is not None:
+            self.tracked["object_poses"] = self.objects.value(taken[self.objects])
+        if self.success is not None:
+            self.tracked["success"] = self.success.value(self.success.newest())
         seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
         for name, image in self._images.items():
             seen[name] = image.value(taken[image])
         return seen
 
-    def _subscribe(
-        self,
-        arm: ArmTopics,
-        gripper: bool,
-        cameras: Sequence[CameraTopic],
-        objects: int,
-        success: bool,
+    def _sensor(self, kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
+        return Sensor(self._client, kind, topic, limit, decode, health=self._health, **more)
+
+    def _subscribe_to_arm(
+        self, names: tuple[str, ...], twist: bool, wrench: bool, plausibility: Plausibility
     ) -> None:
-        names, limits = arm.joint_names, self._limits
-        health = NodeHealth(self._client)
-
-        def sensor(kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
-            return Sensor(self._client, kind, topic, limit, decode, health=health, **more)
-
         def joints(message: JointState) -> tuple[Vector, Vector]:
             positions = messages.joint_positions(message, names)
             return positions, messages.joint_velocities(message, names)
 
-        self.joints = sensor(JointState, "joint_states", limits.arm_s, joints)
-        self.pose = sensor(
+        late = self._limits.arm_s
+        self.joints = self._sensor(JointState, "joint_states", late, joints)
+        self.pose = self._sensor(
             PoseStamped,
             "current_pose",
-            limits.arm_s,
+            late,
             messages.pose_array,
             sole=True,
-            plausibility=self._plausibility,
+            plausibility=plausibility,
         )
         self._aligned = [self.joints, self.pose]
-        self._newest: list[Sensor] = []
-        self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
-        self.twist: Sensor | None = None
-        if arm.twist:
-            self.twist = sensor(
+        self.twist = self.wrench = None
+        if twist:
+            without = "robot.twist=false, if the arm measures no velocity of its TCP"
+            self.twist = self._sensor(
                 TwistStamped,
                 "current_twist",
-                limits.arm_s,
+                late,
                 messages.twist_array,
                 sole=True,
-                without="robot.twist=false, if the arm measures no velocity of its TCP",
+                without=without,
             )
             self._optional["state/tcp_velocity"] = self.twist
-            self._aligned.append(self.twist)
-        self.wrench: Sensor | None = None
-        if arm.wrench:
-            self.wrench = sensor(
+        if wrench:
+            without = "robot.wrench=false, if the arm measures no forces"
+            self.wrench = self._sensor(
                 WrenchStamped,
                 "current_wrench",
-                limits.arm_s,
+                late,
                 messages.wrench_array,
                 sole=True,
-                without="robot.wrench=false, if the arm measures no forces",
+                without=without,
             )
             self._optional["state/tcp_wrench"] = self.wrench
-            self._aligned.append(self.wrench)
-        if gripper:
-            jaws = sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
-            self._optional["state/gripper_position"] = jaws
-            self._newest.append(jaws)
-        self._images: dict[str, Sensor] = {}
-        for camera in cameras:
-            for name, topic, shape, dtype in _pictures(camera):
-                decode = _picture_decoder(shape, dtype)
-                self._images[name] = sensor(Image, topic, limits.image_s, decode, keep=1)
-        self._newest += self._images.values()
-        self.objects: Sensor | None = None
-        if objects:
-            decode = lambda message: messages.poses_array(message, objects)  # noqa: E731
-            self.objects = sensor(PoseArray, "object_poses", limits.tracker_s, decode)
-            self._aligned.append(self.objects)
-        self.success: Sensor | None = None
-        if success:
-            self.success = sensor(
-                Bool, "task/success", limits.tracker_s, lambda m: bool(m.data), stamped=False
-            )
-        signals = [] if self.success is None else [self.success]
-        self.all_sensors = (*self._aligned, *self._newest, *signals)
-
-    def _fields(
-        self, arm: ArmTopics, gripper: bool, cameras: Sequence[CameraTopic]
-    ) -> tuple[Field, ...]:
-        count = len(arm.joint_names)
-        own = state_fields(count, velocity=arm.twist, wrench=arm.wrench, gripper=gripper)
-        seen = (picture for camera in cameras for picture in _pictures(camera))
-        return (*own, *(Field(name, dtype, shape) for name, _, shape, dtype in seen))
-
-    def _tracked_values(self, taken: dict[Sensor, Received]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        if self.objects is not None:
-            values["object_poses"] = self.objects.value(taken[self.objects])
-        if self.success is not None:
-            values["success"] = self.success.value(self.success.newest())
-        return values
+        self._aligned += self._optional.values()
 
 
 def _first_position(message: JointState) -> Vector:
@@ -297,23 +252,23 @@ def _first_position(message: JointState) -> Vector:
     return messages.joint_positions(message, message.name[:1])
 
 
-def _pictures(camera: CameraTopic) -> list[tuple[str, str, tuple[int, int, int], str]]:
-    """Observation, topic, shape and dtype of what a camera gives."""
+def _pictures(camera: CameraOptions) -> list[tuple[Field, str]]:
+    """What is observed of a camera, and its topics."""
     size, name = (camera.height, camera.width), camera.name
-    color = (f"images/{name}", f"{name}/color/image_raw", (*size, 3), "uint8")
-    depth_topic = f"{name}/aligned_depth_to_color/image_raw"
-    depth = (f"images/{name}_depth", depth_topic, (*size, 1), "uint16")
-    return [color, depth] if camera.depth else [color]
+    color = Field(f"images/{name}", "uint8", (*size, 3)), f"{name}/color/image_raw"
+    depth = Field(f"images/{name}_depth", "uint16", (*size, 1))
+    both = [color, (depth, f"{name}/aligned_depth_to_color/image_raw")]
+    return both if camera.depth else [color]
 
 
-def _picture_decoder(shape: tuple[int, int, int], dtype: str) -> Any:
+def _picture_decoder(field: Field) -> Callable[[Image], npt.NDArray[Any]]:
     def decode(message: Image) -> npt.NDArray[Any]:
         picture = messages.image_array(message)
-        if picture.shape != shape or picture.dtype != dtype:
+        if picture.shape != field.shape or picture.dtype != field.dtype:
             raise messages.MessageError(
                 "the picture has another size or kind",
                 got=f"{message.encoding} {picture.shape}",
-                expected=f"{dtype} {shape}",
+                expected=f"{field.dtype} {field.shape}",
                 hint="set width and height of observation.cameras, or of the camera's node",
             )
         return picture

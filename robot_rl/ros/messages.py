@@ -2,7 +2,7 @@
 
 Units are SI, quaternions xyzw, as in ROS. What comes from a message is checked: a missing joint, a
 number that is not finite or an unknown encoding is a `MessageError` that names it; nothing that
-is missing ever becomes zero.
+is missing ever becomes zero. Stamps are nanoseconds of the system clock since 1970.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from builtin_interfaces.msg import Time
 from geometry_msgs.msg import (
     Point,
     Pose,
@@ -27,11 +28,12 @@ from geometry_msgs.msg import (
 from sensor_msgs.msg import CameraInfo, Image, JointState
 from std_msgs.msg import Header
 
+from robot_rl.calibration.intrinsics import Intrinsics
 from robot_rl.errors import RobotRLError
-from robot_rl.ros.stamps import to_stamp
 
 Vector = npt.NDArray[np.float64]
 BASE_FRAME = "base"
+_SECOND = 1_000_000_000  # ns
 
 # Encoding → dtype, channels, and whether red and blue are swapped.
 _ENCODINGS: dict[str, tuple[str, int, bool]] = {
@@ -49,9 +51,15 @@ class MessageError(RobotRLError):
     """A message that does not hold what its topic promises."""
 
 
+def to_nanoseconds(stamp: Time) -> int:
+    """Nanoseconds of a stamp."""
+    return int(stamp.sec) * _SECOND + int(stamp.nanosec)
+
+
 def header(stamp_ns: int, frame: str = BASE_FRAME) -> Header:
     """The header of a measurement taken at `stamp_ns` [ns, system clock] in a frame."""
-    return Header(stamp=to_stamp(stamp_ns), frame_id=frame)
+    seconds, rest = divmod(int(stamp_ns), _SECOND)
+    return Header(stamp=Time(sec=seconds, nanosec=rest), frame_id=frame)
 
 
 def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> Image:
@@ -120,30 +128,12 @@ def image_array(message: Image) -> npt.NDArray[np.generic]:
     return picture.astype(dtype.newbyteorder("="), copy=False)
 
 
-def camera_info_message(
-    width: int,
-    height: int,
-    focal: tuple[float, float],
-    centre: tuple[float, float],
-    distortion: Sequence[float],
-    stamp_ns: int,
-    frame: str,
-) -> CameraInfo:
-    """The intrinsics of a pinhole camera.
-
-    Args:
-        width: Pixels.
-        height: Pixels.
-        focal: fx and fy [pixels].
-        centre: cx and cy [pixels].
-        distortion: k1, k2, p1, p2, k3 of the model `plumb_bob`; empty for none.
-        stamp_ns: Of the frame that it belongs to [ns].
-        frame: Name of the camera's optical frame.
-    """
-    (fx, fy), (cx, cy) = focal, centre
-    message = CameraInfo(header=header(stamp_ns, frame), width=width, height=height)
+def camera_info_message(lens: Intrinsics, stamp_ns: int, frame: str) -> CameraInfo:
+    """How a camera projects, for a picture of a stamp [ns] in its optical frame."""
+    fx, fy, cx, cy = lens.fx, lens.fy, lens.cx, lens.cy
+    message = CameraInfo(header=header(stamp_ns, frame), width=lens.width, height=lens.height)
     message.distortion_model = "plumb_bob"
-    message.d = [float(value) for value in distortion]
+    message.d = [float(value) for value in lens.distortion]
     message.k = [fx, 0.0, cx, 0.0, fy, cy, 0.0, 0.0, 1.0]
     message.r = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     message.p = [fx, 0.0, cx, 0.0, 0.0, fy, cy, 0.0, 0.0, 0.0, 1.0, 0.0]

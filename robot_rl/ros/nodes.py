@@ -12,29 +12,65 @@ arm's, unless it begins with a slash. Loads no ROS.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from policies import registry
 from robot_rl.errors import RobotRLError
-from robot_rl.ros.camera_nodes import camera_node_name, check_camera_nodes, check_each_camera
-from robot_rl.ros.node_description import NodeDescription
 
 PACKAGE = "robot_rl"
 _KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
 
 
 class NodeTableError(RobotRLError):
-    """A node in the configuration that cannot be started."""
+    """A node in the configuration that cannot be started, or an observed camera without one."""
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """One node.
+
+    Attributes:
+        name: Its name in its namespace.
+        executable: Its name in the ROS package `robot_rl`.
+        module: The Python module that the executable runs.
+        namespace: Absolute.
+        parameters: ROS parameters: numbers, booleans, texts and lists, by dotted name.
+        remappings: Old name → new name of topics and services.
+    """
+
+    name: str
+    executable: str
+    module: str
+    namespace: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    remappings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def process(self) -> str:
+        """A name that no other node of the table has, for its process and its files."""
+        return "-".join(part for part in f"{self.namespace}/{self.name}".split("/") if part)
+
+    def arguments(self, parameter_file: Path) -> list[str]:
+        """What follows the executable on a command line."""
+        remappings = {"__node": self.name, "__ns": self.namespace, **self.remappings}
+        pairs = [word for old, new in remappings.items() for word in ("-r", f"{old}:={new}")]
+        return ["--ros-args", *pairs, "--params-file", str(parameter_file)]
+
+    def parameter_file(self) -> str:
+        """The content of a parameter file for this node, YAML."""
+        return json.dumps({"/**": {"ros__parameters": dict(self.parameters)}}, indent=2) + "\n"
 
 
 def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     """The nodes of a configuration, in the order in which they are started.
 
     Raises:
-        NodeTableError: Names the node and the key.
-        CameraNodeError: A camera is observed that no node serves, or a node cannot serve its own.
+        NodeTableError: Names the node and the key, or the camera and the line to write.
     """
     plain = OmegaConf.to_container(config.nodes, resolve=True)
     assert isinstance(plain, dict)
@@ -50,11 +86,11 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
                 continue
             _check(str(name), entry)
             if entry.get("each_camera"):
-                check_each_camera(str(name), entry, cameras)
+                _check_each_camera(str(name), entry, cameras)
             options = cameras if entry.get("each_camera") else [None]
             table += [_description(namespace, str(name), entry, camera) for camera in options]
     by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
-    check_camera_nodes(cameras, by_others, table, _resolved)
+    _check_served(cameras, by_others, table)
     return tuple(table)
 
 
@@ -64,7 +100,7 @@ def _description(
     parameters = dict(entry.get("parameters") or {})
     if camera is not None:
         parameters["camera"] = str(camera["name"])
-        name = camera_node_name(camera)
+        name = _camera_node_name(camera)
         size = {key: camera[key] for key in ("width", "height", "depth") if key in camera}
         parameters["driver"] = {**parameters["driver"], "camera": parameters["camera"], **size}
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
@@ -102,6 +138,54 @@ def _check(name: str, entry: Mapping[str, Any]) -> None:
             got=f"unknown {unknown}" if unknown else f"no {missing[0]}",
             expected=sorted(_KEYS),
         )
+
+
+def _camera_node_name(camera: Mapping[str, Any]) -> str:
+    return f"{camera['name']}_camera"
+
+
+def _check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[Any]) -> None:
+    """Check that the driver of a node for each camera can be told which camera it is."""
+    driver = (entry.get("parameters") or {}).get("driver") or {}
+    if cameras and not registry.takes(driver, "camera"):
+        raise NodeTableError(
+            f"the node nodes.{name} cannot be one for each camera",
+            got=f"each_camera with {driver['_target_']}, which takes no `camera`",
+            expected="a driver that can be told which camera it is, as the simulated one",
+            hint=f"take nodes.{name} out, and {_line(cameras[0])}; and so on for each",
+        )
+
+
+def _check_served(
+    cameras: Sequence[Any], by_others: frozenset[str], table: Sequence[NodeDescription]
+) -> None:
+    """Check that each camera has a node: it would come to light only as a silent topic."""
+    served = {str(node.parameters["camera"]) for node in table if "camera" in node.parameters}
+    alone = [
+        camera
+        for camera in cameras
+        if str(camera["name"]) not in served and _camera_node_name(camera) not in by_others
+    ]
+    if alone:
+        name = alone[0]["name"]
+        raise NodeTableError(
+            f"no node serves what is observed of {', '.join(str(c['name']) for c in alone)}",
+            got=f"nodes for {', '.join(sorted(served)) or 'no camera'}",
+            expected="one for each of observation.cameras",
+            hint=f"{_line(alone[0])}; where somebody else publishes {name}/color/image_raw,"
+            f" +nodes.{_camera_node_name(alone[0])}=null",
+        )
+
+
+def _line(camera: Mapping[str, Any]) -> str:
+    """What a person writes for a node of its own, to be completed with the device."""
+    size = ",".join(f"{key}:{camera.get(key, 128)}" for key in ("width", "height"))
+    return (
+        f'write "+nodes.{_camera_node_name(camera)}={{executable:camera_node,'
+        f"module:drivers.camera.node,parameters:{{camera:{camera['name']},"
+        "driver:{_target_:drivers.camera.realsense.RealSenseCamera,serial:'SERIAL',"
+        f'{size}}}}}}}" (or another driver of hardware/cameras.md)'
+    )
 
 
 def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

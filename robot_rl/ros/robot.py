@@ -6,9 +6,9 @@ thread of its own; the control loop takes what is there, and never waits.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,14 @@ from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Tracked
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
-from robot_rl.ros.applied_target import AppliedTarget
-from robot_rl.ros.arm_mode import ArmMode
+from robot_rl.ros.arm_reports import AppliedTarget, ArmMode
 from robot_rl.ros.client import RosClient, publisher_names
+from robot_rl.ros.episodes import SceneMirror
 from robot_rl.ros.errors import CommandConflict, GoalReachedBefore
-from robot_rl.ros.measurements import ArmTopics, CameraTopic, Measurements, SensorLimits
-from robot_rl.ros.mirror import SceneMirror
-from robot_rl.ros.monitor import SensorMonitor
+from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.operator_services import OperatorServices
 from robot_rl.ros.sensors import first_trouble
-from robot_rl.safety import CartesianLimiter, Plausibility
+from robot_rl.safety import CartesianLimiter
 
 Vector = npt.NDArray[np.float64]
 
@@ -49,25 +47,20 @@ class RosRobot:
     `apply` integrates actions into a target as every robot of robot_rl does and publishes it;
     what the arm's node then makes of it is that node's business, and is in `clamped` by the next
     observation. `observe` assembles the measurements that were taken together. Where one is late,
-    or cannot be used, the robot holds, and both raise `RobotInterrupted` until the next reset. A
-    thread of its own watches the ages, so that the arm holds even when nobody asks for an
-    observation.
+    or cannot be used, the robot holds, and both raise `RobotInterrupted` until the next reset. When
+    neither is called, the arm's node holds by itself.
 
     Args:
         client: Its node.
         task: The task, which may need poses of objects and the success signal.
         limiter: Makes targets of actions.
-        arm: What the arm measures.
-        gripper: Whether there is a gripper, whose position is then observed.
-        cameras: What it sees with.
-        sensors: How fresh measurements must be.
+        measurements: What arrives on topics.
+        sensors: How fresh they must be.
         episodes: Brings the arm to where an episode starts.
         control_rate_hz: At which commands are published.
-        track_objects: Whether poses of objects are observed.
         mirror: The simulated world, for scripted experts; None for a real robot.
 
     Attributes:
-        measurements: What arrives on topics.
         opens_grippers: See `Robot`.
         clamped: See `Robot` and `AppliedTarget`.
     """
@@ -77,16 +70,12 @@ class RosRobot:
         client: RosClient,
         task: Tracked,
         limiter: CartesianLimiter,
-        arm: ArmTopics,
-        gripper: bool,
-        cameras: Sequence[CameraTopic],
+        measurements: Measurements,
         sensors: SensorLimits,
         episodes: Any,
         control_rate_hz: float,
-        track_objects: bool,
         mirror: SceneMirror | None = None,
     ) -> None:
-        """See the class."""
         self.mirror = mirror
         self.client = client
         self.limiter = limiter
@@ -94,27 +83,15 @@ class RosRobot:
         self.limits = sensors
         self._episodes = episodes
         self.opens_grippers = bool(episodes.opens_grippers)
-        self._period = 1.0 / control_rate_hz
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
-        self._lock = threading.Lock()  # what is published, and why no more
-        self._problem: RobotInterrupted | None = None
+        self._problem: RobotInterrupted | None = None  # why nothing more is published
         command = qos.command_publisher(control_rate_hz)
         self._target = client.node.create_publisher(PoseStamped, "target_pose", command)
         self._grip = client.node.create_publisher(Float64, "gripper/command", command)
-        objects = task.objects if track_objects else 0
-        self.measurements = Measurements(
-            client,
-            sensors,
-            arm,
-            gripper,
-            cameras,
-            objects,
-            task.reports_success,
-            Plausibility(limiter.limits),
-        )
-        self.all_sensors = self.measurements.all_sensors
-        self.observation_fields = self.measurements.fields
+        self.measurements = measurements
+        self.all_sensors = measurements.all_sensors
+        self.observation_fields = measurements.fields
         self._applied = AppliedTarget(client)
         self.clamped = False
         self._mode = ArmMode(client)
@@ -123,7 +100,6 @@ class RosRobot:
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
         task.attach(self)
-        self._monitor = SensorMonitor(self.all_sensors, self._interrupt)
 
     # -- Robot ------------------------------------------------------------------------------------
 
@@ -161,21 +137,15 @@ class RosRobot:
         """
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
-        try:
+        with self._holding_at_trouble():
+            self._check_sensors()
             pose, force = self.tcp_pose(), self.measurements.contact_force()
-        except RobotInterrupted as problem:
-            self._interrupt(problem)
-            raise
-        target, clamped = self.limiter.advance(motion, pose, force)
+        target, self.clamped = self.limiter.advance(motion, pose, force)
         stamp = time.time_ns()
-        with self._lock:
-            if self._problem is not None:
-                raise self._problem
-            self._applied.expect(target, stamp)
-            self._target.publish(messages.pose_message(target, stamp))
-            if self._gripper_column:
-                self._grip.publish(Float64(data=0.5 * (1.0 + float(action[-1]))))
-        self.clamped = clamped
+        self._applied.expect(target, stamp)
+        self._target.publish(messages.pose_message(target, stamp))
+        if self._gripper_column:
+            self._grip.publish(Float64(data=0.5 * (1.0 + float(action[-1]))))
         return action
 
     def advance(self, period: float) -> None:
@@ -188,25 +158,21 @@ class RosRobot:
             RobotInterrupted: The robot holds, since one of them is late or cannot be used.
         """
         self.client.check()
-        self._monitor.check()
-        try:
-            with self._lock:
-                if self._problem is not None:
-                    raise self._problem
+        with self._holding_at_trouble():
             self.clamped = self.clamped or self._applied.limited()
             return self._assembled()
-        except RobotInterrupted as problem:
-            self._interrupt(problem)
-            raise
 
     def hold(self) -> None:
         """Let the target be the newest measured pose; without a fresh one nothing is sent.
 
         The arm's node holds by itself when no commands come.
         """
-        self._monitor.disarm()
-        with self._lock:
-            self._publish_hold()
+        try:
+            pose = self.tcp_pose()
+        except RobotInterrupted:
+            return  # where the arm is, is not known: its node holds by itself, without commands
+        self.limiter.reset(pose)
+        self._target.publish(messages.pose_message(pose, time.time_ns()))
 
     def check_free(self) -> None:
         """Look whether the arm's node says that the arm is stopped.
@@ -226,7 +192,6 @@ class RosRobot:
 
     def close(self) -> None:
         """Leave ROS."""
-        self._monitor.close()
         self.client.close()
 
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
@@ -292,11 +257,8 @@ class RosRobot:
             RobotInterrupted: As `attend`, or a measurement is late; nothing was published.
         """
         self.attend()
-        trouble = first_trouble(self.all_sensors)
-        if trouble is not None:
-            raise trouble
-        with self._lock:
-            self._target.publish(messages.pose_message(target, time.time_ns()))
+        self._check_sensors()
+        self._target.publish(messages.pose_message(target, time.time_ns()))
 
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop.
@@ -311,9 +273,7 @@ class RosRobot:
 
     def _prepare(self) -> None:
         """Forget what ended the last episode; nothing moves before all is there that must be."""
-        self._monitor.disarm()
-        with self._lock:
-            self._problem = None
+        self._problem = None
         self.client.check()
         self._stops = self._mode.stops
         self.check_free()
@@ -334,11 +294,10 @@ class RosRobot:
             )
 
     def _begin(self) -> None:
-        """From now on the arm may move, and its sensors are watched."""
-        self.measurements.wait_for_phase(self._period)
+        """From now on the arm may move."""
+        self.measurements.wait_for_pictures()
         self.attend()
         self.limiter.reset(self.tcp_pose())
-        self._monitor.arm()
 
     def _assembled(self) -> Observation:
         seen = self.measurements.observe(self.limiter.target)
@@ -351,19 +310,26 @@ class RosRobot:
         mine = self.client.node.get_fully_qualified_name()
         others = [name for name in publisher_names(self.client.node, topic) if name != mine]
         if others:
-            raise CommandConflict(topic, others)
+            raise CommandConflict(
+                f"{topic} has several publishers, so that nobody knows what the arm will do",
+                got=", ".join(others),
+                expected="this process alone",
+                hint="end the other node, or give this robot another namespace",
+            )
 
-    def _interrupt(self, problem: RobotInterrupted) -> None:
-        """Hold at once, and let nothing move until the next reset; from any thread."""
-        with self._lock:
-            if self._problem is None:
-                self._problem = problem
-                self._publish_hold()
+    def _check_sensors(self) -> None:
+        trouble = first_trouble(self.all_sensors)
+        if trouble is not None:
+            raise trouble
 
-    def _publish_hold(self) -> None:
+    @contextmanager
+    def _holding_at_trouble(self) -> Iterator[None]:
+        """Hold where a measurement is missing, and let nothing move until the next reset."""
+        if self._problem is not None:
+            raise self._problem
         try:
-            pose = self.tcp_pose()
-        except RobotInterrupted:
-            return  # where the arm is, is not known: its node holds by itself, without commands
-        self.limiter.reset(pose)
-        self._target.publish(messages.pose_message(pose, time.time_ns()))
+            yield
+        except RobotInterrupted as problem:
+            self._problem = problem
+            self.hold()
+            raise

@@ -15,12 +15,10 @@ from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient, publisher_names
 from robot_rl.ros.errors import BadMeasurement, MeasuredTwice, SensorLate, SensorsApart, SensorSlow
-from robot_rl.ros.messages import MessageError
-from robot_rl.ros.phase import Arrival
-from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.ros.messages import MessageError, to_nanoseconds
 from robot_rl.safety import Plausibility
 
-# Fast topics are matched with slow ones, and phases are estimated: from so many messages.
+# Fast topics are matched with slow ones: among so many messages.
 _KEPT = 64
 
 
@@ -40,7 +38,6 @@ class NodeHealth:
     """
 
     def __init__(self, client: RosClient) -> None:
-        """See the class."""
         self._node = client.node
         self._problems: dict[str, str] = {}  # by the node's full name
         self._node.create_subscription(DiagnosticArray, "/diagnostics", self._take, _KEPT)
@@ -75,14 +72,13 @@ class Sensor:
         limit_s: Age at which the newest message is too old [s].
         decode: Turns a message into what `value` returns.
         stamped: Whether messages have a header.
-        keep: Messages that are kept to be matched with those of other topics. Of pictures only the
-            newest is read; when the others came is known all the same.
-        depth: Of the subscription's queue.
+        keep: Messages that are kept to be matched with those of other topics.
         health: Tells why the topic is silent.
         sole: Whether nobody knows what is right as soon as there are two publishers.
         plausibility: Of what is decoded, a pose. After one that cannot be true nothing is believed
             until `forget`.
         without: Which setting does without this topic, said where no message has ever come.
+        accepts: Which messages count; by default all.
 
     Attributes:
         topic: The full name.
@@ -100,13 +96,12 @@ class Sensor:
         *,
         stamped: bool = True,
         keep: int = _KEPT,
-        depth: int = 1,
         health: NodeHealth | None = None,
         sole: bool = False,
         plausibility: Plausibility | None = None,
         without: str = "",
+        accepts: Callable[[Any], bool] = lambda _: True,
     ) -> None:
-        """See the class."""
         self.topic = client.topic(topic)
         self.limit_s = limit_s
         self.count = 0
@@ -119,11 +114,11 @@ class Sensor:
         self._doubt: str | None = None
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=keep if stamped else 1)
-        self._times: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # as in `Received`
+        self._accepts = accepts
         self._node = client.node
         self._subscription: Any = None  # while a first message may come already
         self._subscription = client.node.create_subscription(
-            kind, topic, self._receive, qos.sensor_subscription(depth)
+            kind, topic, self._receive, qos.sensor_subscription(1)
         )
 
     def trouble(self) -> RobotInterrupted | None:
@@ -131,7 +126,12 @@ class Sensor:
         with self._lock:
             age, doubt = self._age(), self._doubt
         if self._is_doubtful():
-            return MeasuredTwice(self.topic, publisher_names(self._node, self.topic))
+            return MeasuredTwice(
+                f"{self.topic} has several publishers, so that nobody knows what is true",
+                got=", ".join(publisher_names(self._node, self.topic)),
+                expected="one",
+                hint="end the others; one that was killed is listed for up to 20 s",
+            )
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
         return self._problem(age) if age > self.limit_s else None
@@ -140,13 +140,6 @@ class Sensor:
     def is_published(self) -> bool:
         """Whether there is anybody who publishes on the topic, as far as this node knows."""
         return bool(self._subscription.get_publisher_count())
-
-    def arrivals(self) -> list[Arrival]:
-        """The newest measurements, oldest first."""
-        since_steady = 1e-9 * time.time_ns() - time.monotonic()
-        with self._lock:
-            times = list(self._times)
-        return [Arrival(1e-9 * stamp_ns - since_steady, came) for stamp_ns, came in times]
 
     def newest(self) -> Received:
         """The newest measurement.
@@ -186,7 +179,7 @@ class Sensor:
     def forget(self) -> None:
         """Forget what was received, so that only later measurements count."""
         with self._lock:
-            self._clear()
+            self._kept.clear()
             self.count, self._doubt = 0, None
             if self._plausibility is not None:
                 self._plausibility.forget()
@@ -208,7 +201,7 @@ class Sensor:
         return SensorLate(self.topic, age, self.limit_s, why, self._without)
 
     def _receive(self, message: Any) -> None:
-        if self._is_doubtful():
+        if self._is_doubtful() or not self._accepts(message):
             return  # `trouble` says so; what is kept is of before
         stamp = to_nanoseconds(message.header.stamp) if self._stamped else time.time_ns()
         with self._lock:
@@ -218,17 +211,12 @@ class Sensor:
                     self._repeated = time.monotonic()
                     return
                 if stamp < last:
-                    self._clear()
+                    self._kept.clear()
             received = Received(message, stamp, time.monotonic())
             self._kept.append(received)
-            self._times.append((stamp, received.received))
             self.count += 1
             if self._doubt is None:
                 self._doubt = self._doubt_of(received)
-
-    def _clear(self) -> None:
-        self._kept.clear()
-        self._times.clear()
 
     def _doubt_of(self, received: Received) -> str | None:
         if self._plausibility is None:

@@ -27,8 +27,8 @@ from robot_rl.learning.stages.vision import Vision
 from robot_rl.learning.workbench import Workbench
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.messages import to_nanoseconds
 from robot_rl.ros.robot import RosRobot
-from robot_rl.ros.stamps import to_nanoseconds
 
 # Control and cameras keep their phase within an episode: many short ones meet all phases.
 _EPISODE_STEPS = 20

@@ -17,7 +17,7 @@ from topics import BenchFailed
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.ros.messages import to_nanoseconds
 
 Vector = npt.NDArray[np.float64]
 

@@ -11,15 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from sensor_msgs.msg import Image
 from topics import NAMESPACE, BenchFailed, over_topics
 
+from policies import registry
 from robot_rl.commands.nodes import robot_nodes
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.messages import image_array
-from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.ros.messages import image_array, to_nanoseconds
 
 RATE_HZ = 30.0
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
-_DRIVER = "drivers.camera.pattern.PatternCamera"
+_DRIVER = "pattern_camera.PatternCamera"
 _DEPTH = 5
 _SETTLING_FRAMES = 30
 _PATIENCE = 3.0  # times as long as it should take
@@ -39,6 +39,7 @@ def count_pictures(config: DictConfig, logs: Path) -> dict[str, object]:
     Raises:
         BenchFailed: They did not come.
     """
+    registry.add_folder(str(Path(__file__).parent))
     camera = f"{{_target_:{_CAMERA},name:front,width:640,height:480}}"
     settings = over_topics(config, f"observation.cameras=[{camera}]")
     OmegaConf.set_struct(settings, False)

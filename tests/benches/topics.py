@@ -14,13 +14,14 @@ from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
-from robot_rl.ros.environment import DISCOVERY, prepare_environment
-from robot_rl.ros.errors import RosUnavailable
-from robot_rl.ros.shared_memory import (
+from robot_rl.ros.environment import (
+    DISCOVERY,
     SHARED_MEMORY,
     is_owned,
+    prepare_environment,
     remove_abandoned_segments,
 )
+from robot_rl.ros.errors import RosUnavailable
 from robot_rl.run import RunDirectory
 
 NAMESPACE = "/bench"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 from fractions import Fraction
@@ -15,13 +14,11 @@ pytest.importorskip("av", reason="needs the extra uvc")
 
 import av
 from listening import PATIENT, Listener, Running
-from PIL import Image as Picture
-from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, Image
 
 from drivers.camera.node import CameraNode
 from robot_rl import read_episodes
-from robot_rl.ros.messages import image_array
-from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.ros.messages import image_array, to_nanoseconds
 
 WIDTH, HEIGHT = 64, 48
 
@@ -50,8 +47,6 @@ def start():
         driver |= {"width": WIDTH, "height": HEIGHT, **options}
         listener = Listener(namespace)
         topics = {"image_raw": Image, "camera_info": CameraInfo}
-        if parameters:
-            topics["image_raw/compressed"] = CompressedImage
         for topic, kind in topics.items():
             listener.hear(f"front/color/{topic}", kind)
         parameters = {"camera": "front", **(parameters or {})}
@@ -65,11 +60,10 @@ def start():
 
 def test_pictures_are_published_as_realsense_does(film, start):
     known = {"width": WIDTH, "height": HEIGHT, "fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
-    listener = start("/a", film, {"compressed": True}, intrinsics=known)
+    listener = start("/a", film, intrinsics=known)
     images = listener.heard["front/color/image_raw"]
     infos = listener.heard["front/color/camera_info"]
-    jpegs = listener.heard["front/color/image_raw/compressed"]
-    listener.until(lambda: len(images) > 20 and len(infos) > 20 and len(jpegs) > 5)
+    listener.until(lambda: len(images) > 20 and len(infos) > 20)
     stamps = [to_nanoseconds(message.header.stamp) for message in images]
     assert stamps == sorted(set(stamps))
     assert abs(time.time_ns() - stamps[-1]) < 5e9
@@ -80,8 +74,6 @@ def test_pictures_are_published_as_realsense_does(film, start):
         assert (picture == [picture[0, 0, 0], 100, 200]).all()
     assert infos[-1].k.tolist() == [50.0, 0.0, 32.0, 0.0, 51.0, 24.0, 0.0, 0.0, 1.0]
     assert {to_nanoseconds(info.header.stamp) for info in infos[1:-1]} <= set(stamps)
-    with Picture.open(io.BytesIO(jpegs[-1].data)) as jpeg:
-        assert np.abs(np.asarray(jpeg).astype(int)[..., 1:] - [100, 200]).max() < 10
     facts = listener.reported("running")
     assert 1.0 < float(facts["rate_hz"]) < 60.0
     assert set(facts) >= {"sequence_gaps", "frames_missed", "fault", "connection"}
@@ -119,16 +111,6 @@ def test_a_camera_of_another_size_is_reported_and_publishes_nothing(film, start)
     facts = listener.reported("another size")
     assert f"got: {WIDTH}×{HEIGHT}" in facts["fault"]
     assert listener.heard["front/color/image_raw"] == []
-
-
-def test_a_lens_that_is_known_late_or_of_no_known_model_ends_nothing(film, start):
-    known = {"width": WIDTH, "height": HEIGHT, "fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
-    listener = start("/late", film, intrinsics=known, _target_="late_lens.LateLens")
-    infos = listener.heard["front/color/camera_info"]
-    listener.reported("not supported")
-    assert not listener.until(lambda: infos)[0].k[0]
-    listener.until(lambda: infos[-1].k[0] == 50.0)
-    listener.reported("running")
 
 
 def test_a_camera_of_ones_own_is_recorded(tmp_path, checkout, robot_rl_command):

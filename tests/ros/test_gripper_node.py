@@ -21,7 +21,7 @@ from std_srvs.srv import Trigger
 
 from drivers.gripper.node import GripperNode
 from robot_rl.ros import qos
-from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.ros.messages import to_nanoseconds
 
 
 class Bench:

@@ -8,8 +8,7 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from robot_rl.ros import messages
-from robot_rl.ros.messages import MessageError
-from robot_rl.ros.stamps import to_nanoseconds, to_stamp
+from robot_rl.ros.messages import MessageError, to_nanoseconds
 
 NAMES = ("shoulder", "elbow", "wrist")
 
@@ -103,4 +102,4 @@ def test_a_pose_that_is_none_is_refused(pose, named):
 
 def test_stamps_keep_every_nanosecond():
     for stamp in (0, 999_999_999, 1_790_000_000_123_456_789):
-        assert to_nanoseconds(to_stamp(stamp)) == stamp
+        assert to_nanoseconds(messages.header(stamp).stamp) == stamp

@@ -17,9 +17,8 @@ from rclpy.task import Future
 from std_srvs.srv import Trigger
 
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.ros.client import RosClient
+from robot_rl.ros.client import RosClient, light_executor
 from robot_rl.ros.errors import ServiceFailed
-from robot_rl.ros.executors import light_executor
 
 CYCLES = 20
 

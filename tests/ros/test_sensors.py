@@ -68,7 +68,7 @@ def test_messages_without_a_stamp_of_their_own_are_not_called_silence(sensor):
         sensor.newest()
 
 
-def test_of_pictures_only_the_newest_stays_and_when_they_came_is_known(sensor):
+def test_of_pictures_only_the_newest_stays(sensor):
     client = RosClient("viewer", f"/pictures_{os.getpid()}")
     pictures = Sensor(client, PoseStamped, "picture", 1.0, messages.pose_array, keep=1)
     first = time.time_ns()
@@ -78,7 +78,4 @@ def test_of_pictures_only_the_newest_stays_and_when_they_came_is_known(sensor):
             topic._receive(messages.pose_message(pose, first + index * 10_000_000))
     assert sensor.value(sensor.nearest(first))[0] == 0
     assert pictures.value(pictures.nearest(first))[0] == 4
-    assert len(pictures.arrivals()) == len(sensor.arrivals()) == 5
-    pictures.forget()
-    assert pictures.arrivals() == []
     client.close()

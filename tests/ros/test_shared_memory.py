@@ -16,7 +16,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 import listening  # a ROS domain of this test process's own
 from std_msgs.msg import Float64
 
-from robot_rl.ros.shared_memory import SHARED_MEMORY, remove_abandoned_segments
+from robot_rl.ros.environment import SHARED_MEMORY, remove_abandoned_segments
 
 TALKING = Path(__file__).with_name("talking.py")
 OLD = "fastrtps_0123456789abcdef"

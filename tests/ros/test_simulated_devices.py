@@ -23,8 +23,7 @@ from policies import registry
 from robot_rl.config import compose
 from robot_rl.env.sim.cameras import CameraError, SceneRenderer
 from robot_rl.ros import qos
-from robot_rl.ros.messages import image_array
-from robot_rl.ros.stamps import to_nanoseconds
+from robot_rl.ros.messages import image_array, to_nanoseconds
 
 SIZE = {"width": 48, "height": 36}
 

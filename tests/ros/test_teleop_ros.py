@@ -15,9 +15,8 @@ from sensor_msgs.msg import Joy
 from std_srvs.srv import Trigger
 
 from drivers.teleop.base import Shaping
-from drivers.teleop.joy import JoyTopic
 from drivers.teleop.node import TeleopNode
-from drivers.teleop.twist import TwistTopic
+from drivers.teleop.topics import JoyTopic, TwistTopic
 from robot_rl.ros import qos
 from robot_rl.ros.messages import twist_array, twist_message
 

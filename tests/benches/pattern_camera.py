@@ -27,7 +27,6 @@ class PatternCamera:
     def __init__(
         self, width: int = 640, height: int = 480, rate_hz: float = 30.0, camera: str = ""
     ) -> None:
-        """See the class."""
         if 3 * width * height < _NUMBER_BYTES:
             raise DriverError(
                 "the picture is too small for its number",
