@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.safety import Compliance
+from drivers.errors import DriverFault
+from robot_rl.safety import Compliance, rotations
 
 Vector = npt.NDArray[np.float64]
 
@@ -44,23 +46,14 @@ class Arm(Protocol):
         joint_names: Names of the joints, in the order of `ArmState`.
         joint_limits: Lowest and highest joint positions, each (n,) [rad]; both empty where they
             are left to the controller.
+        fault: What the controller reports, None while it works; never cleared but by
+            `clear_errors`.
     """
 
-    @property
-    def compliance(self) -> Compliance:
-        """See the class."""
-
-    @property
-    def joint_names(self) -> tuple[str, ...]:
-        """See the class."""
-
-    @property
-    def joint_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """See the class."""
-
-    @property
-    def fault(self) -> str | None:
-        """What the controller reports, None while it works; never cleared but by `clear_errors`."""
+    compliance: Compliance
+    joint_names: tuple[str, ...]
+    joint_limits: tuple[tuple[float, ...], tuple[float, ...]]
+    fault: str | None
 
     def connect(self) -> None:
         """Reach the arm, ready to hold where it is; after `close` or an error, once more.
@@ -106,3 +99,24 @@ class Arm(Protocol):
 
     def close(self) -> None:
         """Hold, and let go of the arm; also when it was never reached, and again."""
+
+
+def check_free(arm: str, fault: str | None, stopped: bool) -> None:
+    """Check that an arm may be commanded.
+
+    Raises:
+        DriverFault: A fault or a stop holds it; nothing was sent.
+    """
+    if fault is not None or stopped:
+        raise DriverFault(
+            f"the {arm} does not move",
+            got=fault or "stopped",
+            hint="look at the arm, then clear_errors",
+        )
+
+
+def pose_of(position: Sequence[float], metre: float = 1.0) -> Vector:
+    """The pose (7,) of a position and a rotation vector [rad] (6,); a metre has `metre` units."""
+    values = np.array(position[:6], np.float64)
+    turn = rotations.normalize(rotations.from_rotation_vector(values[3:]))
+    return np.concatenate([values[:3] / metre, turn])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector
+from drivers.arm.base import ArmState, Vector, check_free
 from drivers.arm.impedance import Spring
 from drivers.errors import (
     DriverError,
@@ -124,11 +124,7 @@ class FrankaArm:
             ) from error
 
     def read(self) -> ArmState:
-        """The newest measurement; 1 kHz while the controller runs.
-
-        Raises:
-            DriverTimeout: The connection is cut.
-        """
+        """The newest measurement, 1 kHz while the controller runs; raises as `Arm.read`."""
         if self._robot is None:
             raise DriverTimeout(f"the Franka arm at {self.host} is not connected")
         try:
@@ -153,17 +149,8 @@ class FrankaArm:
         )
 
     def command(self, target_pose: Vector) -> None:
-        """Set the equilibrium pose (7,).
-
-        Raises:
-            DriverFault: A reflex, the user stop or a stop holds the arm.
-        """
-        if self._tracker is None or self.fault is not None or self._stopped:
-            raise DriverFault(
-                "the Franka arm does not move",
-                got=self.fault or "stopped",
-                hint="look at the arm, then clear_errors",
-            )
+        """Set the equilibrium pose (7,); raises as `Arm.command`."""
+        check_free("Franka arm", self.fault, self._stopped or self._tracker is None)
         self._tracker.set_target(self._franky.Affine(target_pose[:3], target_pose[3:]))
 
     def hold(self) -> None:

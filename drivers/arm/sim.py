@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector
-from drivers.errors import DriverError, DriverFault, Stale
+from drivers.arm.base import ArmState, Vector, check_free
+from drivers.errors import DriverError, Stale
 from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
@@ -114,12 +114,7 @@ class SimArm:
         self._thread.start()
 
     def read(self) -> ArmState:
-        """The newest measurement.
-
-        Raises:
-            DriverError: The world is at rest: not connected, or its thread failed.
-            Stale: The machine is too busy to simulate.
-        """
+        """The newest measurement; raises as `Arm.read`, also where the simulation has failed."""
         self._check_running()
         age = time.monotonic() - self._measured_at
         if age > self._stale_after:
@@ -129,19 +124,10 @@ class SimArm:
         return self._state
 
     def command(self, target_pose: Vector) -> None:
-        """Set the equilibrium pose (7,); physics takes it at its next step.
-
-        Raises:
-            DriverFault: A reflex or a stop holds the arm; nothing was sent.
-        """
+        """Set the equilibrium pose (7,), which physics takes next; raises as `Arm.command`."""
         self._check_running()
         with self._lock:
-            if self.fault is not None or self._stopped:
-                raise DriverFault(
-                    "the simulated arm does not move",
-                    got=self.fault or "stopped",
-                    hint="look at the arm, then clear_errors",
-                )
+            check_free("simulated arm", self.fault, self._stopped)
             self._world.set_target(target_pose)
 
     def hold(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector
+from drivers.arm.base import ArmState, Vector, check_free, pose_of
 from drivers.arm.impedance import Spring
 from drivers.errors import (
     DriverError,
@@ -34,7 +34,7 @@ from drivers.errors import (
     require,
 )
 from robot_rl.processes.waiting import wait_until
-from robot_rl.safety import Compliance, rotations
+from robot_rl.safety import Compliance
 
 _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2
@@ -183,17 +183,8 @@ class UrArm:
         )
 
     def command(self, target_pose: Vector) -> None:
-        """Set the equilibrium pose (7,).
-
-        Raises:
-            DriverFault: A fault or a stop holds the arm.
-        """
-        if self.fault is not None or self._stopped:
-            raise DriverFault(
-                "the UR arm does not move",
-                got=self.fault or "stopped",
-                hint="look at the arm, then clear_errors",
-            )
+        """Set the equilibrium pose (7,); raises as `Arm.command`."""
+        check_free("UR arm", self.fault, self._stopped)
         self._target = np.array(target_pose, np.float64)
 
     def hold(self) -> None:
@@ -395,9 +386,3 @@ def _part(control: Any, receive: Any, ended: bool) -> None:
         control.disconnect()
     if receive is not None:
         receive.disconnect()
-
-
-def pose_of(pose: list[float]) -> Vector:
-    """Position and quaternion (7,) of UR's position and rotation vector (6,)."""
-    values = np.array(pose, np.float64)
-    return np.concatenate([values[:3], rotations.from_rotation_vector(values[3:])])

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector
+from drivers.arm.base import ArmState, Vector, check_free, pose_of
 from drivers.arm.impedance import at_most
 from drivers.errors import (
     DriverError,
@@ -114,16 +114,12 @@ class XArm:
             self._begin()
 
     def read(self) -> ArmState:
-        """A measurement, asked of the control box.
-
-        Raises:
-            DriverTimeout: It does not answer.
-        """
+        """A measurement, asked of the control box; raises as `Arm.read`."""
         api = self._connected()
         position = self._value("pose", api.get_position_aa(is_radian=True))
         joints = self._value("joint states", api.get_joint_states(is_radian=True))
         now = time.monotonic()
-        pose = pose_of(position)
+        pose = pose_of(position, metre=_MILLI)
         velocity = _velocity(self._pose, pose, now - self._measured_at)
         self._pose, self._measured_at = pose, now
         self.fault = self.fault or self._reported_fault()
@@ -138,17 +134,10 @@ class XArm:
         )
 
     def command(self, target_pose: Vector) -> None:
-        """Move towards a pose (7,) for at most `WATCHDOG_SECONDS`.
-
-        Raises:
-            DriverFault: An error or a stop holds the arm, or it refuses the command.
-        """
-        if self.fault is not None or self._stopped or self._pose is None:
-            raise DriverFault(
-                "the xArm does not move",
-                got=self.fault or ("stopped" if self._stopped else "not measured yet"),
-                hint="look at the arm, then clear_errors",
-            )
+        """Move towards a pose (7,) for at most `WATCHDOG_SECONDS`; raises as `Arm.command`."""
+        check_free("xArm", self.fault, self._stopped)
+        if self._pose is None:
+            raise DriverFault("the xArm does not move", got="not measured yet", hint="read it")
         turn = rotations.to_rotation_vector(
             rotations.multiply(target_pose[3:], rotations.conjugate(self._pose[3:]))
         )
@@ -255,13 +244,6 @@ class XArm:
         if self._api.has_error:
             return f"controller error {self._api.error_code}"
         return None
-
-
-def pose_of(position: list[float]) -> Vector:
-    """Position [m] and quaternion (7,) of a position in mm and a rotation vector (6,)."""
-    values = np.array(position[:6], np.float64)
-    turn = rotations.from_rotation_vector(values[3:])
-    return np.concatenate([values[:3] / _MILLI, rotations.normalize(turn)])
 
 
 def _velocity(before: Vector | None, pose: Vector, seconds: float) -> Vector:

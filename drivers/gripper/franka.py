@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout, require
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
 from drivers.gripper.base import GripperState, check_position
 
 _JOIN_S = 5.0
@@ -68,11 +68,7 @@ class FrankaHand:
     """
 
     def __init__(self, host: str, speed: float = 0.1, force: float = 30.0) -> None:
-        for name, value, limit in (("speed", speed, 0.2), ("force", force, 140.0)):
-            if not 0.0 < value <= limit:
-                raise DriverError(
-                    f"{name} of the Franka Hand", got=value, expected=f"over 0, at most {limit:g}"
-                )
+        check_ranges("Franka Hand", {"speed": (speed, 1e-3, 0.2), "force": (force, 1.0, 140.0)})
         self._franky = require("franky", "franka")
         self._host, self._speed, self._force = host, speed, force
         self._homing = False

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout, require
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
 from drivers.gripper.base import GripperState, check_position
 
 FULL = 255  # of position, speed and force in the registers
@@ -112,9 +112,7 @@ class Robotiq2F:
         timeout_s: float = 0.2,
         activation_timeout_s: float = 10.0,
     ) -> None:
-        for name, value in (("speed", speed), ("force", force)):
-            if not 0.0 <= value <= 1.0:
-                raise DriverError(f"{name} of the gripper", got=value, expected="0 to 1")
+        check_ranges("gripper", {"speed": (speed, 0.0, 1.0), "force": (force, 0.0, 1.0)})
         if not 0 <= open_count < closed_count <= FULL:
             raise DriverError(
                 "open_count and closed_count of the gripper",

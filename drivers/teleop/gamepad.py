@@ -39,12 +39,7 @@ class Gamepad(AxesDevice):
     _released: set[int] = field(default_factory=set, init=False, repr=False)
 
     def connect(self) -> None:
-        """Open the pad.
-
-        Raises:
-            MissingExtra: pygame is not installed.
-            DriverError: There is no such pad.
-        """
+        """Open the pad; raises as `TeleopDevice.connect`."""
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window is opened
         os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
@@ -64,11 +59,7 @@ class Gamepad(AxesDevice):
         self._released.clear()
 
     def axes(self) -> Axes:
-        """The sticks, and the buttons that went down.
-
-        Raises:
-            DriverError: The pad is gone.
-        """
+        """The sticks, and the buttons that went down; raises as `AxesDevice.axes`."""
         if self._pad is None:
             raise DriverError(
                 "the gamepad is not connected", hint="plug it in, and call connect() first"

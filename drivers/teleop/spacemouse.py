@@ -93,12 +93,7 @@ class SpaceMouse(AxesDevice):
     _problem: Exception | None = field(default=None, init=False, repr=False)
 
     def connect(self) -> None:
-        """Open the device and begin to read it.
-
-        Raises:
-            MissingExtra: hidapi is not installed.
-            DriverError: There is none, or it may not be opened.
-        """
+        """Open the device and begin to read it; raises as `TeleopDevice.connect`."""
         hid = require(_MODULE, "spacemouse")
         self.close()
         path = self.path.encode() if self.path is not None else _found(hid)
@@ -117,11 +112,7 @@ class SpaceMouse(AxesDevice):
         self._thread.start()
 
     def axes(self) -> Axes:
-        """The newest state.
-
-        Raises:
-            DriverError: The device is gone.
-        """
+        """The newest state; raises as `AxesDevice.axes`."""
         if self._problem is not None:
             raise DriverError(
                 "the SpaceMouse is gone", got=self._problem, hint="was it pulled out? Connect anew"

@@ -296,7 +296,7 @@ def test_nobody_at_the_address_and_a_wrong_modbus_address(address):
     [
         ({"address": "gripper"}, "expected: /dev/ttyUSB0, tcp://HOST:PORT"),
         ({"address": "tcp://"}, "cannot be read"),
-        ({"address": "tcp://h", "force": 1.5}, "force of the gripper; got: 1.5; expected: 0 to 1"),
+        ({"address": "tcp://h", "force": 1.5}, "'force' of the gripper is out of range; got: 1.5"),
         ({"address": "tcp://h", "open_count": 230}, "open_count < closed_count"),
     ],
 )
