@@ -13,6 +13,7 @@ this node: one that begins anew is stopped until `clear_errors`. How the guard w
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -33,13 +34,11 @@ from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
-from robot_rl.ros.client import publisher_names
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import to_nanoseconds
 from robot_rl.ros.node_process import run_node
 from robot_rl.safety import (
     ArmGuard,
-    CommandRefused,
     Mode,
     ResetOutcome,
     Resets,
@@ -91,8 +90,7 @@ class ArmNode(DeviceNode):
         self._reset_done: Future | None = None
         self._heard = -math.inf  # when a command came last, on the steady clock [s]
         self._reset_is_accompanied = False  # by somebody who goes on sending
-        self._source = SoleSource(limits.command_deadline)
-        self._last_refusal = ""
+        self.last_refusal = ""
         self._told_mode = ""
         self._rest = Rest(self.rate_hz)
 
@@ -106,10 +104,9 @@ class ArmNode(DeviceNode):
         self._wrench = publisher(WrenchStamped, "current_wrench", sensors)
         self._applied = publisher(PoseStamped, "applied_pose", sensors)
         self._mode = publisher(String, "mode", qos.latched())
-        take: Any = self._take_target  # its second argument is not in rclpy's types
-        self._commands = self.create_subscription(
-            PoseStamped, "target_pose", take, qos.command_subscription()
-        )
+        assert self.guard is not None
+        source = SoleSource(self.guard.limits.command_deadline)
+        self.subscribe_to_commands(PoseStamped, "target_pose", source, self._take_target)
         self.serve("stop", self._stop)
         if isinstance(self.driver, ForceSensor):
             self.serve("zero_ft", self._zero_ft)
@@ -209,35 +206,29 @@ class ArmNode(DeviceNode):
                 self.get_logger().error(str(problem))
         self._mode.publish(String(data=mode))
 
-    def _take_target(self, message: PoseStamped, info: Mapping[str, int]) -> None:
-        """Take a command: check it, and move at once instead of at the next poll."""
+    def commanded_by_several(self, problem: str) -> None:
+        """Hold: nobody knows which of them is right."""
+        assert self.guard is not None
+        self.guard.refuse("publishers", problem)
+
+    def _take_target(self, message: PoseStamped) -> None:
+        """Take a command: check it, and move at once instead of at the next poll.
+
+        Raises:
+            CommandRefused: It is not followed.
+        """
         guard = self.guard
-        if guard is None or not (self.is_connected and self.is_polling):
-            return
-        now = time.monotonic()
-        known = int(self._commands.get_publisher_count())
-        problem = self._source.refusal(info["publication_sequence_number"], known, now)
-        if problem is not None:
-            names = publisher_names(self, self._commands.topic_name)
-            self._report(f"{problem}: {', '.join(names)}")
-            guard.refuse("publishers", problem)
-            return
-        self._heard = now
+        assert guard is not None
+        self._heard = now = time.monotonic()
         if self._resets.busy:  # it shows that somebody is there
             self._reset_is_accompanied = True
             return
         stamp = to_nanoseconds(message.header.stamp)
-        try:
-            goal = guard.command(messages.pose_numbers(message.pose), stamp, now, time.time_ns())
-        except CommandRefused as refusal:
-            self._report(str(refusal))
-            return
-        self._report("")
+        goal = guard.command(messages.pose_numbers(message.pose), stamp, now, time.time_ns())
+        self.last_refusal = ""
         self._applied.publish(messages.pose_message(goal, stamp))
-        try:
+        with contextlib.suppress(RobotRLError):  # the next poll meets the same, and reports it
             self._drive()
-        except RobotRLError:
-            return  # the next poll meets the same, and reports it
 
     # -- what people ask for ----------------------------------------------------------------------
 
@@ -354,7 +345,7 @@ class ArmNode(DeviceNode):
         return {
             "mode": guard.mode.value,
             "reason": guard.reason,
-            "last_refusal": self._last_refusal,
+            "last_refusal": self.last_refusal,
             "compliance": self.driver.compliance,
             **guard.counts,
         }
@@ -366,12 +357,7 @@ class ArmNode(DeviceNode):
             return None
         if guard.mode is Mode.STOPPED:
             return f"stopped: {guard.reason}"
-        return self._last_refusal or None
-
-    def _report(self, refusal: str) -> None:
-        if refusal and refusal != self._last_refusal:
-            self.get_logger().warning(f"refused: {refusal}", throttle_duration_sec=1.0)
-        self._last_refusal = refusal
+        return super().warning()
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ What was refused, and whether something is held, is in `/diagnostics`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +18,7 @@ from std_msgs.msg import Float64
 
 from drivers.errors import DriverError
 from drivers.gripper.base import GripperState, check_position
-from robot_rl.errors import RobotRLError
 from robot_rl.ros import qos
-from robot_rl.ros.client import publisher_names
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import joint_state_message
 from robot_rl.ros.node_process import run_node
@@ -49,21 +46,16 @@ class GripperNode(DeviceNode):
 
     def __init__(self, name: str = "gripper_node", **options: Any) -> None:
         super().__init__(name, **options)
-        self._source = SoleSource(_SILENCE_S, _SETTLE_S)
         self._wanted: float | None = None
         self._sent: float | None = None
         self._newest: GripperState | None = None
-        self._refusals = 0
-        self._refusal = ""
 
     def make_topics(self) -> None:
         """Make the topics and services."""
         profile = qos.sensor_publisher(self.rate_hz)
         self._state = self.create_publisher(JointState, "gripper/state", profile)
-        take: Any = self._take  # rclpy's types know nothing of the message's info
-        self._commands = self.create_subscription(
-            Float64, "gripper/command", take, qos.command_subscription()
-        )
+        source = SoleSource(_SILENCE_S, _SETTLE_S)
+        self.subscribe_to_commands(Float64, "gripper/command", source, self._take)
         self.serve("gripper/stop", self._stop)
         self._clearing = self.serve("gripper/clear_errors", self._clear_errors)
 
@@ -93,36 +85,12 @@ class GripperNode(DeviceNode):
         return {
             "position": "unknown" if newest is None else f"{newest.position:.3f}",
             "object_held": "unknown" if held is None else str(held).lower(),
-            "commands_refused": self._refusals,
-            "last_refusal": self._refusal,
+            "commands_refused": self.refusals,
+            "last_refusal": self.last_refusal,
         }
 
-    def warning(self) -> str | None:
-        """Why the last command was refused, until one is taken."""
-        return self._refusal or None
-
-    def _take(self, message: Float64, info: Mapping[str, int]) -> None:
-        if not (self.is_connected and self.is_polling):
-            return  # nor may it move by this later
-        known = int(self._commands.get_publisher_count())
-        number = info["publication_sequence_number"]
-        conflict = self._source.refusal(number, known, time.monotonic())
-        if conflict is not None:
-            topic = self._commands.topic_name
-            self._refuse(f"{topic}: {conflict}: {', '.join(publisher_names(self, topic))}")
-            return
-        try:
-            self._wanted = check_position(message.data)
-        except RobotRLError as error:
-            self._refuse(str(error))
-        else:
-            self._refusal = ""
-
-    def _refuse(self, reason: str) -> None:
-        self._refusals += 1
-        if reason != self._refusal:
-            self.get_logger().warning(f"refused: {reason}", throttle_duration_sec=1.0)
-        self._refusal = reason
+    def _take(self, message: Float64) -> None:
+        self._wanted = check_position(message.data)
 
     def _stop(self) -> str:
         with self.refusing(self._clearing, "gripper"):

@@ -15,21 +15,21 @@ import functools
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
-from rclpy.exceptions import ParameterException
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.service import Service
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.timer import Timer
-from std_srvs.srv import Trigger
 
 from policies import registry
 from robot_rl.errors import RobotRLError, described
+from robot_rl.ros import qos
+from robot_rl.ros.client import publisher_names
 from robot_rl.ros.connection import CONNECTED, Connection, Freshness
+from robot_rl.ros.serving_node import ParameterError, ServingNode
+from robot_rl.safety import SoleSource
 
 # Between two diagnostics, and at least where a fault has come or gone since.
 _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
@@ -37,10 +37,6 @@ _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
 _LOG_SECONDS = 1.0
 _SUCCESS = TransitionCallbackReturn.SUCCESS
 _FAILURE = TransitionCallbackReturn.FAILURE
-
-
-class ParameterError(RobotRLError):
-    """A parameter of a node that is missing, of another type, or out of range."""
 
 
 Transition = Callable[["DeviceNode", LifecycleState], TransitionCallbackReturn]
@@ -61,7 +57,7 @@ def _explained(transition: Transition) -> Transition:
     return run
 
 
-class DeviceNode(LifecycleNode, ABC):
+class DeviceNode(ServingNode, ABC):
     """A lifecycle node over one driver.
 
     A subclass declares parameters, makes its topics and services in `make_topics`, and reads and
@@ -78,6 +74,8 @@ class DeviceNode(LifecycleNode, ABC):
 
     Attributes:
         trouble: Why the last transition that failed did.
+        refusals: How many commands were refused.
+        last_refusal: Why the last command was; empty if it was not.
 
     Raises:
         ParameterError: See there.
@@ -88,7 +86,8 @@ class DeviceNode(LifecycleNode, ABC):
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
-        self.trouble = ""
+        self.trouble = self.last_refusal = ""
+        self.refusals = 0
         self._connection: Connection | None = None
         self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
@@ -141,13 +140,16 @@ class DeviceNode(LifecycleNode, ABC):
     def disconnected(self) -> None:
         """The device has just been lost."""
 
+    def commanded_by_several(self, problem: str) -> None:
+        """A command was refused since there are several who send them."""
+
     def facts(self) -> Mapping[str, object]:
         """Further values for the diagnostics, for example counts of refusals."""
         return {}
 
     def warning(self) -> str | None:
-        """What is wrong without being a fault of the device, for the diagnostics."""
-        return None
+        """What is wrong without being a fault of the device; by default a command's refusal."""
+        return self.last_refusal or None
 
     # What it can use.
 
@@ -172,104 +174,44 @@ class DeviceNode(LifecycleNode, ABC):
         """Whether the node is active."""
         return self._timer is not None
 
-    def parameter(
-        self,
-        name: str,
-        default: Any,
-        description: str,
-        *,
-        low: float | None = None,
-        high: float | None = None,
-        read_only: bool = True,
-    ) -> Any:
-        """Declare a parameter, and return its value.
+    def subscribe_to_commands(
+        self, kind: Any, topic: str, source: SoleSource, take: Callable[[Any], None]
+    ) -> None:
+        """Follow commands, of one publisher alone, while the device answers and is polled.
 
         Args:
-            name: Its name.
-            default: Its default, whose type it keeps; a list is one of floats.
-            description: One line that says what it is, with its unit.
-            low: Lowest value of a number.
-            high: Highest value of a number.
-            read_only: Whether it may only be given at the start.
-
-        Raises:
-            ParameterError: The value is out of range or of another type; names the parameter.
-        """
-        # A whole number serves as a float too: rclpy's own check of types would refuse it.
-        descriptor = ParameterDescriptor(
-            description=description,
-            read_only=read_only,
-            dynamic_typing=isinstance(default, float | list),
-        )
-        if low is not None and high is not None:
-            if isinstance(default, int):
-                limits = IntegerRange(from_value=int(low), to_value=int(high))
-                descriptor.integer_range = [limits]
-            else:
-                limits = FloatingPointRange(from_value=float(low), to_value=float(high))
-                descriptor.floating_point_range = [limits]
-        try:
-            value = self.declare_parameter(name, default, descriptor).value
-            if isinstance(default, list):
-                value = [float(item) if type(item) is int else item for item in value]
-            elif isinstance(default, float) and type(value) is int:
-                value = float(value)
-        except (ParameterException, TypeError) as error:
-            value = error
-        parts = value if isinstance(value, list) and isinstance(default, list) else [value]
-        kind = float if isinstance(default, list) else type(default)
-        in_range = low is None or high is None or (type(value) is kind and low <= value <= high)
-        if not in_range or not all(type(part) is kind for part in parts):
-            limits = "" if low is None else f" from {low:g} to {high:g}"
-            node = self.get_fully_qualified_name()
-            raise ParameterError(
-                f"the parameter {name!r} of {node} cannot have this value",
-                got=value,
-                expected=f"{kind.__name__}{'s' * isinstance(default, list)}{limits}",
-            )
-        return value
-
-    def serve(self, name: str, do: Callable[[], str]) -> Service:
-        """Serve a `std_srvs/Trigger`.
-
-        Args:
-            name: Of the service.
-            do: Does it, and says what was done. Whatever it raises, a vendor's own errors too, is
-                the answer: the node goes on.
+            kind: Type of the messages.
+            topic: Its name.
+            source: Notices a second publisher.
+            take: Takes a command; what it raises is a refusal too.
         """
 
-        def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        def check(message: Any, info: Mapping[str, int]) -> None:
+            if not (self.is_connected and self.is_polling):
+                return  # nor may it move by this later
+            number, known = info["publication_sequence_number"], commands.get_publisher_count()
+            problem = source.refusal(number, known, time.monotonic())
+            if problem is not None:
+                names = ", ".join(publisher_names(self, commands.topic_name))
+                self._refuse(f"{commands.topic_name}: {problem}: {names}")
+                self.commanded_by_several(problem)
+                return
             try:
-                response.success, response.message = True, do()
-            except Exception as error:
-                response.success, response.message = False, described(error)
-                self.get_logger().error(f"{name}: {response.message}")
-            return response
+                take(message)
+            except RobotRLError as refusal:
+                self._refuse(str(refusal))
+            else:
+                self.last_refusal = ""
 
-        return self.create_service(Trigger, name, answer)
+        callback: Any = check  # its second argument is not in rclpy's types
+        profile = qos.command_subscription()
+        commands = self.create_subscription(kind, topic, callback, profile)
 
-    @contextlib.contextmanager
-    def refusing(self, service: Service, device: str) -> Iterator[None]:
-        """Refuse the requests of a service that wait now, when what a stop does has been done.
-
-        Each service has a queue of its own: their order says nothing about that of the requests.
-        Those that come in between are carried out later: who asks then may have heard of the stop.
-
-        Args:
-            service: Of `serve`.
-            device: What a person is to look at.
-        """
-        taken: list[Any] = []
-        queue = service.handle
-        with queue:
-            while (request := queue.service_take_request(Trigger.Request)[1]) is not None:
-                taken.append(request)
-        try:
-            yield
-        finally:
-            problem = f"a stop came meanwhile; next: look at the {device}, and call it again"
-            for request in taken:
-                service.send_response(Trigger.Response(success=False, message=problem), request)
+    def _refuse(self, reason: str) -> None:
+        self.refusals += 1
+        if reason != self.last_refusal:
+            self.get_logger().warning(f"refused: {reason}", throttle_duration_sec=1.0)
+        self.last_refusal = reason
 
     def publish_diagnostics(self) -> None:
         """Publish rate, age and fault of the device."""

@@ -57,7 +57,7 @@ def held_after(cell, since):
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_arm_holds_after_its_client(cell, start_client, ending):
     times = []
-    for _ in range(3):
+    for _ in range(2):
         client = start_client()
         time.sleep(0.5)
         client.send_signal(ending)
@@ -120,12 +120,11 @@ def test_a_stop_outlives_the_node_that_kept_it(apart):
     node, listener = apart
     assert listener.trigger("stop")[0]
     listener.reports("mode", "stopped")
-    for _ in range(2):
-        node.kill()
-        listener.heard["/diagnostics"].clear()
-        node.start()
-        facts = listener.reported("stopped: since before this node began: the service stop")
-        assert facts["mode"] == "stopped"
+    node.kill()
+    listener.heard["/diagnostics"].clear()
+    node.start()
+    facts = listener.reported("stopped: since before this node began: the service stop")
+    assert facts["mode"] == "stopped"
     assert listener.trigger("clear_errors")[0]
     listener.reports("mode", "hold")
     node.kill()
