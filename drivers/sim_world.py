@@ -6,20 +6,18 @@ as one vector, so that a simulated gripper or camera can be killed alone.
 
 from __future__ import annotations
 
-import threading
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from drivers.errors import DriverError, DriverTimeout, Stale
-from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
+from drivers.errors import DriverError, DriverTimeout
+from robot_rl.env.sim.scene import GripperMotor
+from robot_rl.env.sim.scene import SceneState, make_world, simulated
 from robot_rl.env.task import Task
+from robot_rl.processes.waiting import wait_until
 
 if TYPE_CHECKING:
     from robot_rl.ros.client import RosClient
+    from robot_rl.ros.sensors import Sensor
 
-TOPIC = "sim/state"
 _STALE_S = 0.5
 
 
@@ -36,98 +34,64 @@ class WorldCopy:
 
     Attributes:
         world: The copy, as it was at the newest `update` or `wait`.
-        client: The ROS node; None while it is not connected.
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor, namespace: str) -> None:
         self.world = make_world(simulated(task), model, gripper)
-        self.client: RosClient | None = None
+        self._client: RosClient | None = None
+        self._sensor: Sensor | None = None
         self._scene = SceneState(self.world)
         self._namespace = namespace
-        self._arrived = threading.Condition()
-        self._message: Any = None
-        self._stamp = 0
-        self._received = 0.0
 
     def connect(self, name: str) -> RosClient:
         """Begin to listen; `name` is that of the device."""
-        from sensor_msgs.msg import JointState
-
-        from robot_rl.ros import qos
         from robot_rl.ros.client import RosClient
+        from robot_rl.ros.episodes import scene_sensor
 
         self.close()
-        self.client = RosClient(name, self._namespace)
-        self.client.node.create_subscription(
-            JointState, TOPIC, self._take, qos.sensor_subscription(1)
-        )
-        return self.client
+        self._client = RosClient(name, self._namespace)
+        self._sensor = scene_sensor(self._client, self._scene, _STALE_S)
+        return self._client
 
     def close(self) -> None:
         """Stop listening."""
-        client, self.client = self.client, None
+        client, self._client, self._sensor = self._client, None, None
         if client is not None:
             client.close()
-        self._message, self._stamp = None, 0
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the next state, and show it; returns its stamp [ns].
 
         Raises:
             DriverTimeout: None came in time.
-            DriverError: It is the state of another model.
+            RobotInterrupted: It is the state of another model.
         """
-        with self._arrived:
-            last = self._stamp
-            newer = self._arrived.wait_for(lambda: self._stamp != last, timeout_s)
-        self._check()
-        if not newer:
+        sensor = self._connected()
+        seen = sensor.count
+        if not wait_until(lambda: sensor.count != seen, timeout_s, every_s=0.001):
             raise DriverTimeout(
-                f"no new simulated state on {TOPIC}",
+                f"no new simulated state on {sensor.topic}",
                 got=f"none within {timeout_s:g} s",
                 hint="does the simulated arm's node run, in the same namespace?",
             )
-        return self._show()
+        return self.update()
 
     def update(self) -> int:
-        """Show the newest state; returns its stamp [ns].
+        """Show the newest state, waiting for the first one; returns its stamp [ns].
 
         Raises:
             DriverTimeout: There is none yet.
-            Stale: It is too old.
-            DriverError: It is the state of another model.
+            RobotInterrupted: It is too old, or of another model.
         """
-        if self._message is None:
+        sensor = self._connected()
+        if not sensor.count:
             return self.wait(_STALE_S)
-        self._check()
-        age = time.monotonic() - self._received
-        if age > _STALE_S:
-            raise Stale(f"the state on {TOPIC}", age, _STALE_S, "the simulated arm's node is gone")
-        return self._show()
+        newest = sensor.newest()
+        self._scene.restore(sensor.value(newest))
+        return newest.stamp_ns
 
-    def _check(self) -> None:
-        if self.client is None:
+    def _connected(self) -> Sensor:
+        if self._client is None or self._sensor is None:
             raise DriverError("the simulated device is not connected", hint="call connect first")
-        self.client.check()
-
-    def _take(self, message: Any) -> None:
-        from robot_rl.ros.messages import to_nanoseconds
-
-        with self._arrived:
-            self._message, self._received = message, time.monotonic()
-            self._stamp = to_nanoseconds(message.header.stamp)
-            self._arrived.notify_all()
-
-    def _show(self) -> int:
-        with self._arrived:
-            message, stamp = self._message, self._stamp
-        model = message.header.frame_id
-        if model != self._scene.fingerprint:
-            raise DriverError(
-                f"the state on {TOPIC} is of another model",
-                got=model,
-                expected=self._scene.fingerprint,
-                hint="give all simulated nodes the same task and model",
-            )
-        self._scene.restore(np.asarray(message.position, np.float64))
-        return stamp
+        self._client.check()
+        return self._sensor

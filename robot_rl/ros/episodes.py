@@ -34,6 +34,28 @@ _AGAIN_SECONDS = 1.0  # a parameter may be set twice
 _LARGEST_SEED = 2**63
 
 
+def scene_sensor(client: RosClient, scene: SceneState, limit_s: float) -> Sensor:
+    """The state of the world that the simulated arm's node owns, for copies of it.
+
+    Args:
+        client: The node that listens.
+        scene: The copy.
+        limit_s: Age at which a state is too old [s].
+    """
+
+    def decode(message: JointState) -> Vector:
+        if message.header.frame_id != scene.fingerprint:
+            raise MessageError(
+                "the state is of another simulated model",
+                got=message.header.frame_id,
+                expected=scene.fingerprint,
+                hint="give this process and the simulated arm's node the same task and model",
+            )
+        return np.asarray(message.position, np.float64)
+
+    return Sensor(client, JointState, "sim/state", limit_s, decode)
+
+
 class SceneMirror:
     """A copy of the world that the simulated arm's node owns, and the task in it.
 
@@ -51,7 +73,7 @@ class SceneMirror:
     def listen(self, client: RosClient, limit_s: float) -> Sensor:
         """Begin to follow the world; a state older than `limit_s` is too old."""
         if self._sensor is None:
-            self._sensor = Sensor(client, JointState, "sim/state", limit_s, self._state)
+            self._sensor = scene_sensor(client, self._scene, limit_s)
         return self._sensor
 
     def begin(self, seed: int) -> None:
@@ -66,16 +88,6 @@ class SceneMirror:
         """
         if self._sensor is not None:
             self._scene.restore(self._sensor.value(self._sensor.newest()))
-
-    def _state(self, message: JointState) -> npt.NDArray[np.float64]:
-        if message.header.frame_id != self._scene.fingerprint:
-            raise MessageError(
-                "the state is of another simulated model",
-                got=message.header.frame_id,
-                expected=self._scene.fingerprint,
-                hint="give this process and the simulated arm's node the same task and model",
-            )
-        return np.asarray(message.position, np.float64)
 
 
 class SimulatedEpisodes:
