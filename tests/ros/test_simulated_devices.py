@@ -147,7 +147,7 @@ def test_a_camera_that_is_not_in_the_model_and_a_world_that_is_not_there():
         SimCamera(**_made(shared), camera="frond")
     camera = SimCamera(**_made(shared), camera="front", **SIZE, namespace="/nowhere")
     camera.connect()
-    with pytest.raises(DriverTimeout, match="no new simulated state on /.*sim/state"):
+    with pytest.raises(DriverTimeout, match=r"no new simulated state on /.*sim/state"):
         camera.read(0.2)
     camera.close()
     with pytest.raises((DriverError, CameraError), match="not connected"):
