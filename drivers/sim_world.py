@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivers.errors import DriverError, DriverTimeout
-from robot_rl.env.sim.scene import GripperMotor
-from robot_rl.env.sim.scene import SceneState, make_world, simulated
+from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
 from robot_rl.env.task import Task
 from robot_rl.processes.waiting import wait_until
 

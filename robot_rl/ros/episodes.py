@@ -13,8 +13,7 @@ from rcl_interfaces.srv import SetParameters
 from sensor_msgs.msg import JointState
 
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.sim.scene import GripperMotor
-from robot_rl.env.sim.scene import SceneState, make_world, simulated
+from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Task
 from robot_rl.ros.client import RosClient
