@@ -36,13 +36,13 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import StoreFull
-from robot_rl.replay.server_place import ServerPlace, flush
+from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
 from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.labels import LateLabels
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
-from robot_rl.wire.errors import ServerUnreachable
+from robot_rl.wire import ServerUnreachable
 
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
@@ -169,7 +169,7 @@ def act(
                         _note(f"the episode is cut: {result.interrupted}")
                     result.facts |= env.episode_facts
                     yield controller.run_steps, result
-        flush(client, stop)
+        client.flush(stop=stop)
 
 
 def run(config: DictConfig) -> None:
@@ -220,7 +220,7 @@ def _spooling_client(
     try:
         if client.unacknowledged:
             print(f"actor: first sending the {client.unacknowledged} rows in {path}", flush=True)
-            flush(client, stop)
+            client.flush(stop=stop)
         yield client
     finally:
         try:

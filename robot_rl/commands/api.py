@@ -29,10 +29,10 @@ from robot_rl.evaluation.records import Record, read_json_lines
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient as ReplayClient
-from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
+from robot_rl.replay.server_place import RemoteSampler
 from robot_rl.replay.transfer import StoreEpisodes
 from robot_rl.run import LATEST, RunDirectory
 

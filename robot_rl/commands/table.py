@@ -129,13 +129,13 @@ COMMANDS: dict[str, Command] = {
         " evaluation.final_episodes device console.open resume",
     ),
     "replay": Command(
-        "robot_rl.replay.main:run",
+        "robot_rl.replay.server:run",
         "The replay server of a run, alone.",
         "The only writer of the run's store, and the mailbox of weights.",
         run_key="run",
         default_run="latest",
         keys="replay replay.address replay.keys replay.fsync"
-        " replay.capacity_rows replay.capacity_bytes replay.memory_bytes run runs_directory",
+        " replay.capacity_rows replay.capacity_bytes run runs_directory",
     ),
     "actor": Command(
         "robot_rl.actor:run",

@@ -23,9 +23,8 @@ from robot_rl.console.link import (
 )
 from robot_rl.console.snapshot import Seen, Snapshot
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.wire.connection import client_socket
-from robot_rl.wire.endpoint import Endpoint, read_endpoint
-from robot_rl.wire.errors import ServerUnreachable
+from robot_rl.wire import ServerUnreachable
+from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint
 from robot_rl.wire.messages import Decoder, Message, Refused, encode
 
 _HELLO_SECONDS = LEASE_SECONDS / 4
@@ -144,7 +143,7 @@ class LoopClient:
             self._socket = client_socket(self._context, found)
             self._socket.setsockopt(zmq.RCVHWM, 4)
             self._socket.setsockopt(zmq.SNDHWM, 64)
-            self._socket.connect(found.local or found.address)
+            self._socket.connect(found.address)
 
     def _say(self, message: Message) -> bool:
         """Send a message; returns whether there is anybody to send it to."""

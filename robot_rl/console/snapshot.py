@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from robot_rl.data.schema import DTYPES, Observation
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError
 from robot_rl.wire.messages import (
     MAXIMUM_PAYLOAD_FRAMES,
     Frame,

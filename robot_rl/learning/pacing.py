@@ -7,7 +7,6 @@ from typing import Protocol
 from robot_rl.learning.weights import Published, WeightsPoller, WeightsReceiver
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.server_place import flush
 
 _WAIT_SECONDS = 0.5
 
@@ -57,7 +56,7 @@ class SteppedWeights:
         """
         if step < self._present.acts_until:
             return None
-        flush(self._client, self._stop)  # the learner needs these rows for what is waited for
+        self._client.flush(stop=self._stop)  # the learner needs these rows for what is waited for
         while step >= self._present.acts_until:
             if self._stop.is_set():
                 raise Stopped
@@ -154,7 +153,7 @@ class SharedWeights:
         if self._asked_at is not None and step < self._asked_at + self._every_steps:
             return None
         before = self._present
-        flush(self._client, self._stop)  # so that the count holds this actor's rows
+        self._client.flush(stop=self._stop)  # so that the count holds this actor's rows
         self._known, self._asked_at = online_steps(self._client, self._table), step
         wait = 0.0
         while wait == 0.0 or self._known >= self._present.acts_until:

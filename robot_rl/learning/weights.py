@@ -14,7 +14,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import WeightsRefused
 from robot_rl.replay.records import WeightsRecord
 from robot_rl.run import CLONED, RunDirectory
-from robot_rl.wire.errors import KeysRefused, ServerUnreachable
+from robot_rl.wire import KeysRefused, ServerUnreachable
 
 BEHAVIOUR = "behaviour"
 _UNTIL = "acts_until"

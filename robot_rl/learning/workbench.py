@@ -41,7 +41,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.run import CLONED, STATE_FILE, RunDirectory
-from robot_rl.wire.errors import KeysRefused, ServerUnreachable
+from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _RETRY_SECONDS = 0.5
 _TENSORS = "algorithm.safetensors"

@@ -7,7 +7,6 @@ from robot_rl.replay.errors import (
     NotEnoughData,
     ReplayError,
     RowRefused,
-    ServerBusy,
     SessionTaken,
     SpoolDamaged,
     SpoolError,
@@ -29,15 +28,14 @@ from robot_rl.replay.records import (
     WeightsRecord,
     row_keys,
 )
-from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import Batch, Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.segments import Capacity
 from robot_rl.replay.server import ReplayServer, serve
+from robot_rl.replay.server_place import RemoteSampler
 from robot_rl.replay.sessions import OpenSession
 from robot_rl.replay.store import StoreWriter
-from robot_rl.wire.endpoint import Endpoint, read_endpoint, wait_for_endpoint
-from robot_rl.wire.errors import (
+from robot_rl.wire import (
     AddressInUse,
     AddressRefused,
     KeysError,
@@ -45,6 +43,7 @@ from robot_rl.wire.errors import (
     ServerUnreachable,
     WireError,
 )
+from robot_rl.wire.endpoint import Endpoint, read_endpoint, wait_for_endpoint
 
 __all__ = [
     "AddressInUse",
@@ -70,7 +69,6 @@ __all__ = [
     "RowRefused",
     "SampleSpec",
     "Sampler",
-    "ServerBusy",
     "ServerUnreachable",
     "SessionTaken",
     "SpoolDamaged",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -17,27 +18,20 @@ import msgspec
 
 from robot_rl.data.schema import Array, Row, RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import messages
-from robot_rl.replay.errors import ReplayError, RowRefused, SpoolFull, StoreFull
-from robot_rl.replay.link import Link, LinkOptions
-from robot_rl.replay.outbox import Outbox, Request
+from robot_rl.replay.errors import ClientFailed, ReplayError, RowRefused, SpoolFull
+from robot_rl.replay.link import Link, LinkOptions, Request
 from robot_rl.replay.records import RowFacts, WeightsRecord
 from robot_rl.replay.sessions import OpenSession, RowFlags, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
+from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import check_protected
-from robot_rl.wire.errors import ServerUnreachable
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import (
-    Facts,
-    Frame,
-    Numbered,
-    Payload,
-    json_text,
-    split,
-)
+from robot_rl.wire.messages import Facts, Frame, Numbered, Payload, json_text, split
 
-LONG_POLL_SECONDS = 2.0
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
+_SLICE_SECONDS = 0.25  # between two looks at a stop event
 _Answer = TypeVar("_Answer", bound=Numbered)
 
 
@@ -80,8 +74,8 @@ class ReplayClient:
         if isinstance(address, str):
             check_protected(address, keys=keys is not None)
         own = None if keys is None else ClientKeys.load(keys)
-        self._outbox = Outbox(Spool(spool_path, spool_bytes))
-        self._link = Link(address, self._outbox, options or LinkOptions(), own)
+        self._spool = Spool(spool_path, spool_bytes)
+        self._link = Link(address, self._spool, options or LinkOptions(), own)
         self._schema: RowSchema | None = None
         self._flags: RowFlags | None = None
         self._in_episode = self._ended = False
@@ -119,8 +113,8 @@ class ReplayClient:
             ServerUnreachable: No answer, or rows of the session before are unacknowledged.
         """
         flags = RowFlags.of(schema)
-        self._drain(self._request_seconds)
-        before = self._outbox.session
+        self.flush(self._request_seconds)
+        before = self._link.session
         opening = messages.Open(
             table=table,
             schema=schema.to_json(),
@@ -132,7 +126,7 @@ class ReplayClient:
         )
         self.ask(opening, messages.Opened)
         self._schema, self._flags = schema, flags
-        opened = self._outbox.session
+        opened = self._link.session
         assert opened is not None
         self._in_episode, self._ended = opened.in_episode, opened.ended
         return opened
@@ -182,49 +176,52 @@ class ReplayClient:
         first = 0
         for index, (parts, facts) in enumerate(packed):
             text = metadata if index == 0 else b""
-            self._wait_for_room(bool(text), timeout)
+            self._wait_for(partial(self._spool.has_room, 1, begins=bool(text)), timeout)
             sequence = self._push(parts, facts, text)
             first = sequence if index == 0 else first
         return first
 
     def has_room(self, rows: int) -> bool:
         """Return whether so many more rows of one episode can be appended without waiting."""
-        with self._outbox.condition:
-            self._outbox.check()
-            return self._outbox.spool.has_room(rows, begins=True)
+        with self._link.condition:
+            self._check()
+            return self._spool.has_room(rows, begins=True)
 
     @property
     def unacknowledged(self) -> int:
         """Rows that the server has not committed yet."""
-        with self._outbox.condition:
-            self._outbox.check()
-            return self._outbox.spool.end - self._outbox.spool.first
+        with self._link.condition:
+            self._check()
+            return self._spool.end - self._spool.first
 
     @property
     def problem(self) -> RobotRLError | None:
         """Why rows are not getting through at the moment, for example `StoreFull`."""
-        with self._outbox.condition:
-            self._outbox.check()
-            return self._outbox.problem
+        with self._link.condition:
+            self._check()
+            return self._link.problem
 
-    def flush(self, timeout: float = 30.0) -> None:
-        """Wait until every row is committed.
+    def flush(self, timeout: float = 30.0, stop: StopEvent | None = None) -> None:
+        """Wait until every row is committed, as long as rows get through.
+
+        Args:
+            timeout: How long none may get through, seconds.
+            stop: When set, waiting ends; closing the client still tries for a while.
 
         Raises:
             StoreFull: The store has no room; the rows are still here.
-            ServerUnreachable: Not done within `timeout` seconds; the rows are still here.
+            ServerUnreachable: No row got through in time; the rows are still here.
+            Stopped: `stop` was set.
         """
-        spool = self._outbox.spool
-        if not self._outbox.wait_for(lambda: spool.first == spool.end, timeout):
-            with self._outbox.condition:
-                problem = self._outbox.problem
-                kind = ServerUnreachable if problem is None else type(problem)
-                raise kind(
-                    f"{spool.end - spool.first} rows are not acknowledged after {timeout:g} s",
-                    got=problem,
-                    hint=f"they are kept in {spool.place} and sent again; see that the replay"
-                    " server runs",
-                ) from problem
+        slice_seconds = timeout if stop is None else _SLICE_SECONDS
+        first, deadline = self._spool.first, time.monotonic() + timeout
+        while not self._wait_for(self._is_empty, min(slice_seconds, timeout)):
+            if stop is not None and stop.is_set():
+                raise Stopped
+            if self._spool.first != first:
+                first, deadline = self._spool.first, time.monotonic() + timeout
+            elif time.monotonic() >= deadline:
+                raise self._not_committed(timeout)
 
     def put_weights(
         self, name: str, version: int, tensors: bytes, metadata: Mapping[str, object] | None = None
@@ -247,20 +244,17 @@ class ReplayClient:
         Args:
             name: Whose weights.
             newer_than: Version that the caller has.
-            wait_seconds: How long to wait for newer ones.
+            wait_seconds: How long to wait for newer ones, at most 60.
 
         Raises:
             ServerUnreachable: No answer.
         """
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            wait = min(max(deadline - time.monotonic(), 0.0), LONG_POLL_SECONDS)
-            question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait)
-            answer, tensors = self.ask(question, messages.Weights, held_back=wait + LARGE_SECONDS)
-            if answer.version is not None:
-                return WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
-            if time.monotonic() >= deadline:
-                return None
+        question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait_seconds)
+        held_back = wait_seconds + LARGE_SECONDS
+        answer, tensors = self.ask(question, messages.Weights, held_back=held_back)
+        if answer.version is None:
+            return None
+        return WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
 
     def annotate(self, table: str, name: str, version: int, keys: Array, values: Array) -> int:
         """Store values beside rows, durably, and return how many were new; the same are accepted.
@@ -295,7 +289,6 @@ class ReplayClient:
         payload: Sequence[Frame] = (),
         *,
         held_back: float = 0.0,
-        timeout: float | None = None,
     ) -> tuple[_Answer, Payload]:
         """Send a request and return its answer; it is sent again until there is one.
 
@@ -303,18 +296,39 @@ class ReplayClient:
             question: What is asked, without a number.
             expected: Kind of the answer.
             payload: What goes with it.
-            held_back: How long a server that is there may take, seconds.
-            timeout: When to give up, seconds; by default `request_seconds` later than that.
+            held_back: How long a server that is there may take beyond `request_seconds`.
 
         Raises:
-            ServerUnreachable: No answer.
+            KeysRefused: The server and this client do not accept each other's keys.
+            ServerUnreachable: No answer in time, or before the client was closed.
             RobotRLError: What the server answered.
         """
-        patience = held_back + self._request_seconds if timeout is None else timeout
-        return self._outbox.ask(Request(question, payload, held_back), expected, patience)
+        link, request = self._link, Request(question, payload, held_back)
+        with link.condition:
+            self._check()
+            number = link.put(request)
+        try:
+            self._wait_for(
+                lambda: request.answer is not None or isinstance(link.problem, KeysRefused),
+                held_back + self._request_seconds,
+            )
+        finally:
+            link.forget(number)
+        if request.answer is None:
+            raise self._unanswered(held_back + self._request_seconds)
+        if isinstance(request.answer, RobotRLError):
+            raise request.answer
+        answer, content = request.answer
+        if not isinstance(answer, expected):
+            raise WireError(
+                "the server has answered something else",
+                got=type(answer).__name__,
+                expected=expected.__name__,
+            )
+        return answer, content
 
     def close(self, timeout: float = 5.0) -> None:
-        """Flush, then end the background thread.
+        """Wait until every row is committed, then end the background thread.
 
         Raises:
             ReplayError: Rows were still unacknowledged after `timeout` seconds, or the thread
@@ -324,12 +338,10 @@ class ReplayClient:
             return
         self._closed = True
         try:
-            self.flush(timeout)
+            if not self._wait_for(self._is_empty, timeout):
+                raise self._not_committed(timeout)
         finally:
-            with self._outbox.condition:
-                self._outbox.finish()
-            self._link.join()
-            self._outbox.release()
+            self._link.close()
 
     def __enter__(self) -> Self:
         """Return the client."""
@@ -339,15 +351,57 @@ class ReplayClient:
         """Close the client."""
         self.close()
 
-    def _drain(self, patience: float) -> None:
-        """Wait until every row is committed, as long as rows get through."""
-        while True:
-            before = self._outbox.spool.first
-            try:
-                return self.flush(patience)
-            except (ServerUnreachable, StoreFull):
-                if self._outbox.spool.first == before:
-                    raise
+    def _is_empty(self) -> bool:
+        return self._spool.first == self._spool.end
+
+    def _check(self) -> None:
+        """Raise what ended the link. Call with the condition held."""
+        failure = self._link.failure
+        if isinstance(failure, RobotRLError):
+            raise failure
+        if failure is not None:
+            raise ClientFailed(
+                "the replay client's thread has died", got=repr(failure)
+            ) from failure
+
+    def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Wait until something is so, the client is closed or time is over; return whether it is.
+
+        Raises:
+            RobotRLError: What ended the link.
+        """
+        link = self._link
+        with link.condition:
+            if not done():
+                link.wake()
+            link.condition.wait_for(
+                lambda: done() or link.failure is not None or link.closing, timeout
+            )
+            self._check()
+            return done()
+
+    def _not_committed(self, seconds: float) -> RobotRLError:
+        problem, spool = self._link.problem, self._spool
+        kind = ServerUnreachable if problem is None else type(problem)
+        error = kind(
+            f"{spool.end - spool.first} rows are not acknowledged after {seconds:g} s",
+            got=problem,
+            hint=f"they are kept in {spool.place} and sent again; see that the replay server runs",
+        )
+        error.__cause__ = problem
+        return error
+
+    def _unanswered(self, seconds: float) -> ServerUnreachable:
+        problem = self._link.problem
+        if isinstance(problem, KeysRefused):
+            return KeysRefused(str(problem))
+        if self._link.closing:
+            return ServerUnreachable("the replay client was closed before the answer came")
+        return ServerUnreachable(
+            f"the replay server did not answer within {seconds:g} s",
+            got=problem,
+            hint="see that the replay server runs",
+        )
 
     def _pack(self, row: Row) -> tuple[list[Frame], RowFacts]:
         """Check a row; large arrays are copied later, once, into the spool."""
@@ -361,23 +415,19 @@ class ReplayClient:
         check_order(facts, begins=not self._in_episode, ended=self._ended)
         if metadata and self._in_episode:
             raise RowRefused("episode metadata belongs to the first row of an episode")
-        outbox = self._outbox
-        with outbox.condition:
-            outbox.check()
-            spool = outbox.spool
+        link, spool = self._link, self._spool
+        with link.condition:
+            self._check()
             if not spool.has_room(1, begins=bool(metadata)):
                 raise SpoolFull(
                     "the replay client holds as many unacknowledged rows as it may",
-                    got=f"{spool.end - spool.first} rows in {spool.place}; {outbox.problem or ''}",
+                    got=f"{spool.end - spool.first} rows in {spool.place}; {link.problem or ''}",
                     hint="wait until has_room(rows of an episode) before an episode begins",
                 )
             # The link looks for rows by itself: waking it would take a system call.
             sequence = spool.push(parts, metadata)
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
-
-    def _wait_for_room(self, begins: bool, timeout: float) -> bool:
-        return self._outbox.wait_for(lambda: self._outbox.spool.has_room(1, begins=begins), timeout)
 
 
 def _facts(metadata: Mapping[str, object] | None) -> Facts:

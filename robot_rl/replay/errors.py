@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robot_rl.data.schema import SchemaMismatch as SchemaMismatch
 from robot_rl.errors import RobotRLError
-from robot_rl.wire.errors import WireError as WireError
+from robot_rl.wire import WireError as WireError
 
 
 class ReplayError(RobotRLError):
@@ -69,10 +69,6 @@ class SpoolDamaged(SpoolError):
 
 class SpoolTooSmall(SpoolError):
     """The spool cannot hold one whole episode."""
-
-
-class ServerBusy(ReplayError):
-    """The server has more requests of this kind than it takes; nothing is wrong with this one."""
 
 
 class ClientFailed(ReplayError):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import struct
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import zmq
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import messages
@@ -18,21 +25,33 @@ from robot_rl.replay.errors import (
     StoreReplaced,
     error_from_wire,
 )
-from robot_rl.replay.outbox import Outbox
 from robot_rl.replay.sessions import OpenSession
-from robot_rl.wire.connection import Connection
-from robot_rl.wire.endpoint import Endpoint, read_endpoint
-from robot_rl.wire.errors import KeysRefused, ServerUnreachable, WireError
+from robot_rl.replay.spool import Spool
+from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
+from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import Decoder, Message, Numbered, Payload, Refused, encode
+from robot_rl.wire.messages import Decoder, Frame, Message, Numbered, Payload, Refused, encode
 
 RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
 MAXIMUM_PATIENCE_SECONDS = 4.0
 IDLE_SECONDS = 0.1
 ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
-_DOUBT_SILENCES = 10
+# How often the link looks for new rows while they come. Callers do not wake it for a row, as that
+# would take a system call in the control loop.
+LOOK_SECONDS = 0.005
+CREDIT_BYTES = 32 << 20  # on their way without acknowledgement
+BATCH_BYTES = 2 << 20  # in one message, unless a single row is larger
 _RETRIED = (StoreError, SequenceGap)
 _SILENCE = ServerUnreachable("the replay server does not answer")
+_EVENT = struct.Struct("=HI")  # as zmq_socket_monitor(3) packs event and value
+_MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH of zmq.h
+_EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 @dataclass(frozen=True)
@@ -41,150 +60,226 @@ class LinkOptions:
 
     Attributes:
         credit_rows: Most rows on their way without acknowledgement.
-        credit_bytes: Most bytes of them.
         batch_rows: Most rows in one message.
-        batch_bytes: Most bytes in one message, unless a single row is larger.
         resend_seconds: Silence after which the link connects anew and goes back.
-        poll_seconds: How often the link looks for new rows while they come. Callers do not wake
-            it for a row, as that would take a system call in the control loop.
     """
 
     credit_rows: int = 512
-    credit_bytes: int = 32 << 20
     batch_rows: int = 16
-    batch_bytes: int = 2 << 20
     resend_seconds: float = 0.5
-    poll_seconds: float = 0.005
+
+
+@dataclass
+class Request:
+    """One question to the server.
+
+    Attributes:
+        message: Without the request number, which the link adds.
+        payload: Raw frames.
+        wait: Seconds that the answer may take while the connection stands.
+        answer: The answer with its payload, or the error, once there.
+        sent_at: Steady time at which it was last sent, None before.
+    """
+
+    message: Numbered
+    payload: Sequence[Frame] = ()
+    wait: float = 0.0
+    answer: tuple[Numbered, Payload] | RobotRLError | None = None
+    sent_at: float | None = None
 
 
 class Link:
-    """Moves rows and requests from an outbox to the server and answers back.
+    """Sends rows and requests to the server, which may go away and come back, and takes answers.
 
     Args:
         address: ``tcp://HOST:PORT``, or the store's folder, whose server is looked up at every
             connection.
-        outbox: Shared with the callers.
+        spool: The rows. Those that an earlier process left in it are the first to be sent.
         options: How to send.
         keys: With them the connection is authenticated and encrypted.
+
+    Attributes:
+        condition: Guards what callers and thread share; notified on every change that a caller may
+            wait for.
+        session: Whose rows these are; None before the first session.
+        failure: What ended the thread.
+        problem: Why rows are not getting through at the moment.
+        closing: Whether the thread is to end.
     """
 
     def __init__(
-        self,
-        address: str | Path,
-        outbox: Outbox,
-        options: LinkOptions,
-        keys: ClientKeys | None = None,
+        self, address: str | Path, spool: Spool, options: LinkOptions, keys: ClientKeys | None
     ) -> None:
         """Start the thread; see the class."""
-        self._address, self._outbox, self._options = address, outbox, options
-        doubt = _DOUBT_SILENCES * options.resend_seconds
-        self._connection = Connection(self._find_server, outbox.wake_read, keys, doubt)
+        self._address, self._options, self._keys = address, options, keys
+        self.condition = threading.Condition()
+        self.spool = spool
+        self.session = self._left_over = spool.left
+        self.failure: BaseException | None = None
+        self.problem: RobotRLError | None = None
+        self.closing = False
+        self._requests: dict[int, Request] = {}
+        self._numbers = itertools.count(RESYNC + 1)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._decoder = Decoder(*messages.ANSWERS)
-        self._left_over = outbox.session
-        self._sent = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: Any = None
+        self._monitor: Any = None
+        self._sent = self._end_seen = 0
         self._synced = False
         self._resync_sent_at: float | None = None
-        self._pause_until = 0.0
-        self._heard_at = 0.0
-        self._connected_at = 0.0
+        self._pause_until = self._heard_at = self._connected_at = 0.0
         self._patience = options.resend_seconds
-        self._end_seen = 0
         self._rows_at = -float("inf")
         self._thread = threading.Thread(target=self._run, name="replay-link", daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
+    def wake(self) -> None:
+        """End the thread's wait. Call with the condition held."""
+        if not self.closing:
+            os.eventfd_write(self._wake, 1)
+
+    def put(self, request: Request) -> int:
+        """Ask the server; return the request's number. Call with the condition held."""
+        number = next(self._numbers)
+        self._requests[number] = request
+        self.wake()
+        return number
+
+    def forget(self, number: int) -> None:
+        """Wait for an answer no more."""
+        with self.condition:
+            self._requests.pop(number, None)
+
+    def close(self) -> None:
+        """End the thread and close the spool.
+
+        Raises:
+            SpoolError: The rows that are left cannot be written to the disk.
+        """
+        with self.condition:
+            self.wake()
+            self.closing = True
+            self.condition.notify_all()
         self._thread.join()
+        os.close(self._wake)
+        self.spool.close()
 
     def _run(self) -> None:
         try:
             self._connect()
-            while not self._outbox.closing:
+            while not self.closing:
                 self._wait()
                 self._look_at_connection()
                 self._receive()
                 self._send_requests()
                 self._send_rows()
                 if self._is_overdue(time.monotonic()):
-                    if self._outbox.problem is None:
+                    if self.problem is None:
                         self._note(_SILENCE)
                     self._patience = min(2 * self._patience, MAXIMUM_PATIENCE_SECONDS)
                     self._connect()
         except BaseException as failure:
-            self._outbox.fail(failure)
+            with self.condition:
+                self.failure = failure
+                self._say_what_waits(failure)
+                self.condition.notify_all()
         finally:
-            self._connection.close()
+            self._disconnect()
+
+    def _say_what_waits(self, failure: BaseException) -> None:
+        """Add to the server's answer where the rows are that it does not take."""
+        spool = self.spool
+        if spool.left is not None and isinstance(failure, RobotRLError):
+            failure.args = (
+                f"{failure}; {spool.end - spool.first} rows of an earlier process stay"
+                f" in {spool.place}; next: serve the store that they are for, or, to go on"
+                " without them, move the file away",
+            )
 
     def _connect(self) -> None:
         """Open a fresh socket; everything unanswered will be sent again."""
+        self._disconnect()
         self._connected_at = time.monotonic()
-        self._send_again()
+        self._synced, self._resync_sent_at = False, None
+        with self.condition:
+            for request in self._requests.values():
+                request.sent_at = None
         try:
-            self._connection.connect()
+            where = self._address
+            endpoint = read_endpoint(where) if isinstance(where, Path) else Endpoint(where, pid=0)
         except ServerUnreachable as problem:
             self._note(problem)
+            return
+        self._context = zmq.Context()
+        self._socket = client_socket(self._context, endpoint, self._keys)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._socket.connect(endpoint.address)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
 
-    def _find_server(self) -> Endpoint:
-        if isinstance(self._address, Path):
-            return read_endpoint(self._address)
-        return Endpoint(self._address, pid=0)
-
-    def _send_again(self) -> None:
-        """Take nothing that is unanswered for being on its way."""
-        self._synced, self._resync_sent_at = False, None
-        with self._outbox.condition:
-            for request in self._outbox.requests.values():
-                request.sent_at = None
-
-    def _look_at_connection(self) -> None:
-        """Note refused keys, and go back at once where the server has come back."""
-        while (found := self._connection.look(time.monotonic())) is not None:
-            if isinstance(found, KeysRefused):
-                self._note(found)
-                self._connection.close()  # until it is time to try again
-                return
-            if isinstance(self._outbox.problem, KeysRefused):
-                self._note(None)
-            if found:
-                self._connect()
+    def _disconnect(self) -> None:
+        """End the connection; afterwards nothing looks at what was on its way."""
+        if self._context is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=0)
+            self._context.term()
+        self._context, self._up = None, False
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake, zmq.POLLIN)
 
     def _wait(self) -> None:
         """Wait a while for an answer, a wake-up or rows, which come without one."""
-        until = time.monotonic() + min(self._options.resend_seconds / 2, IDLE_SECONDS)
-        while True:
-            now = time.monotonic()
-            pause = max(until - now, 0.0)
-            if now < self._rows_at + ACTIVE_SECONDS:
-                pause = min(pause, self._options.poll_seconds)
-            if self._connection.poll(pause) or self._rows_have_come() or now >= until:
-                break
-        self._outbox.clear_wake()
+        now = time.monotonic()
+        if self.spool.end != self._end_seen:
+            self._end_seen, self._rows_at = self.spool.end, now
+        active = now < self._rows_at + ACTIVE_SECONDS
+        pause = LOOK_SECONDS if active else min(self._options.resend_seconds / 2, IDLE_SECONDS)
+        if self._wake in dict(self._poller.poll(round(1000 * pause))):
+            os.eventfd_read(self._wake)
 
-    def _rows_have_come(self) -> bool:
-        end = self._outbox.spool.end
-        if end == self._end_seen:
-            return False
-        self._end_seen, self._rows_at = end, time.monotonic()
-        return True
+    def _look_at_connection(self) -> None:
+        """Note why there is none, and go back at once where it broke."""
+        while self._context is not None and self._monitor.poll(0):
+            event, value = _EVENT.unpack(self._monitor.recv_multipart()[0])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._up = True
+                if isinstance(self.problem, ServerUnreachable):
+                    self._note(None)
+            elif event != zmq.EVENT_DISCONNECTED:
+                refused = _why_refused(event, value, keys=self._keys is not None)
+                if refused is not None:
+                    self._note(refused)
+                if isinstance(refused, KeysRefused):
+                    self._disconnect()  # until it is time to try again
+            elif self._up:
+                self._connect()
 
     def _receive(self) -> None:
-        while (frames := self._connection.receive()) is not None:
+        while self._context is not None:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             self._heard_at = time.monotonic()
             message, payload = self._decoder.decode(frames)
-            if isinstance(self._outbox.problem, ServerUnreachable):
-                self._outbox.problem = None
-            session = self._outbox.session
+            if isinstance(self.problem, ServerUnreachable):
+                self.problem = None
             if isinstance(message, Refused):
                 self._on_refused(message)
-            elif not isinstance(message, messages.Acknowledged):
-                self._on_answer(message, payload)
-            elif session is not None and _is_about(message, session):
-                self._acknowledge(message.next)
+            elif isinstance(message, messages.Acknowledged):
+                if self.session is not None and _is_about(message, self.session):
+                    self._acknowledge(message.next)
+            elif message.request == RESYNC:
+                self._on_resync(message)
+            else:
+                self._settle(message.request, (message, payload))
 
     def _acknowledge(self, following: int) -> None:
-        with self._outbox.condition:
-            spool = self._outbox.spool
+        with self.condition:
+            spool = self.spool
             if following > spool.end:
                 raise SessionTaken(
                     "the server has rows of this session that this client never sent",
@@ -193,25 +288,19 @@ class Link:
                 )
             if spool.acknowledge(following):
                 self._patience = self._options.resend_seconds
-                self._outbox.problem = None
-                self._outbox.condition.notify_all()
+                self.problem = None
+                self.condition.notify_all()
             self._sent = max(self._sent, spool.first)
 
-    def _on_answer(self, message: Numbered, payload: Payload) -> None:
-        if message.request == RESYNC and isinstance(message, messages.Opened):
-            self._on_resync(message)
-            return
-        self._settle(message.request or 0, (message, payload))
-
-    def _settle(self, number: int, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
+    def _settle(self, number: int | None, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
         """Hand a request its answer, unless nobody waits for it any more."""
-        with self._outbox.condition:
-            request = self._outbox.requests.pop(number, None)
+        with self.condition:
+            request = self._requests.pop(number or RESYNC, None)
             if request is not None:
                 request.answer = answer
                 if not isinstance(answer, RobotRLError) and isinstance(answer[0], messages.Opened):
                     self._adopt(answer[0], request.message)
-                self._outbox.condition.notify_all()
+                self.condition.notify_all()
 
     def _adopt(self, message: messages.Opened, opening: Message) -> None:
         """Make a session that a caller has opened the current one."""
@@ -226,13 +315,13 @@ class Link:
             msgspec.structs.asdict(opening),
             message.store,
         )
-        self._outbox.spool.begin(session)
-        self._outbox.session = session
+        self.spool.begin(session)
+        self.session = session
         self._sent = session.next_sequence
         self._synced, self._resync_sent_at = True, None
 
     def _on_resync(self, message: messages.Opened) -> None:
-        following, session = message.next, self._outbox.session
+        following, session = message.next, self.session
         if session is None or message.owner != session.owner:
             return  # about the session before, which was the current one when this was asked
         if not _is_about(message, session):
@@ -240,18 +329,18 @@ class Link:
                 "the server keeps the session under another key: it serves another store",
                 hint="start the server on the store that it served before",
             )
-        if following < self._outbox.spool.first:
+        if following < self.spool.first:
             raise StoreError(
                 "the server lacks rows that it had acknowledged: it serves an older copy of the"
                 " store",
                 got=following,
-                expected=f">= {self._outbox.spool.first}",
+                expected=f">= {self.spool.first}",
                 hint="start the server on the store that it served before",
             )
         if session is self._left_over:
             # Nothing is added to it any more. After a power cut the spool may be older than the
             # store: what the spool does not know is stored like all that it still holds.
-            following = min(following, self._outbox.spool.end)
+            following = min(following, self.spool.end)
         self._acknowledge(following)
         self._sent = following
         self._synced, self._resync_sent_at = True, None
@@ -270,71 +359,106 @@ class Link:
         self._synced, self._resync_sent_at = False, None
 
     def _note(self, problem: RobotRLError | None) -> None:
-        with self._outbox.condition:
-            self._outbox.problem = problem
-            self._outbox.condition.notify_all()
+        with self.condition:
+            self.problem = problem
+            self.condition.notify_all()
+
+    def _send(self, frames: list[Frame]) -> None:
+        """Send a message, uncopied; one that cannot be sent counts as lost on its way."""
+        # ZeroMQ gives a connection up whose keys are refused, and then does not take any more.
+        with suppress(zmq.Again):
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def _send_requests(self) -> None:
-        if not self._connection.open:
+        if self._context is None:
             return
-        with self._outbox.condition:
-            waiting = [(n, r) for n, r in self._outbox.requests.items() if r.sent_at is None]
+        with self.condition:
+            waiting = [(n, r) for n, r in self._requests.items() if r.sent_at is None]
         for number, request in waiting:
             request.sent_at = time.monotonic()
             message = msgspec.structs.replace(request.message, request=number)
             try:
-                self._connection.send(encode(message, request.payload))
+                self._send(encode(message, request.payload))
             except WireError as error:  # it is too large to be sent to anybody
                 self._settle(number, error)
 
     def _send_rows(self) -> None:
-        session, now = self._outbox.session, time.monotonic()
-        if session is None or not self._connection.open or now < self._pause_until:
+        session, now = self.session, time.monotonic()
+        if session is None or self._context is None or now < self._pause_until:
             return
-        if not self._synced:
-            if self._resync_sent_at is None:
-                self._resync_sent_at = now
-                opening = msgspec.convert(session.header, messages.Open)
-                again = msgspec.structs.replace(
-                    opening, request=RESYNC, session=session.number, store=session.store or None
-                )
-                self._connection.send(encode(again))
-            return
-        while self._sent_batch(session):
-            pass
+        if self._synced:
+            while self._sent_batch(session):
+                pass
+        elif self._resync_sent_at is None:
+            self._resync_sent_at = now
+            opening = msgspec.convert(session.header, messages.Open)
+            store = session.store or None
+            again = msgspec.structs.replace(
+                opening, request=RESYNC, session=session.number, store=store
+            )
+            self._send(encode(again))
 
     def _sent_batch(self, session: OpenSession) -> bool:
-        options, spool = self._options, self._outbox.spool
-        with self._outbox.condition:
+        options, spool = self._options, self.spool
+        with self.condition:
             on_their_way = self._sent - spool.first
             count = min(options.batch_rows, options.credit_rows - on_their_way)
-            rows = spool.rows_from(self._sent, count, options.batch_bytes) if count > 0 else []
-        if not rows or on_their_way * rows[0].row_bytes >= options.credit_bytes:
+            if count <= 0 or on_their_way * spool.row_bytes >= CREDIT_BYTES:
+                return False
+            rows, frames, episodes = spool.rows_from(self._sent, count, BATCH_BYTES)
+        if not rows:
             return False
         if on_their_way == 0:
             self._heard_at = time.monotonic()
         # Of a row that is not acknowledged only one message is on its way at a time, so that its
         # place in the spool, which is not copied, is not used anew before it is sent.
-        self._connection.send(messages.encode_rows(session, self._sent, rows))
-        self._sent += sum(stretch.rows for stretch in rows)
+        self._send(messages.encode_rows(session, self._sent, frames, episodes))
+        self._sent += rows
         return True
 
     def _is_overdue(self, now: float) -> bool:
         """Return whether an answer should have come by now."""
-        if not self._connection.open:
+        if self._context is None:
             return now > self._connected_at + self._patience
         if self._resync_sent_at is not None:
             return now > self._resync_sent_at + self._patience
-        held_back = self._connection.up  # only a server that is there holds answers back
-        with self._outbox.condition:
+        with self.condition:
             if any(
-                r.sent_at is not None and now > r.sent_at + held_back * r.wait + self._patience
-                for r in self._outbox.requests.values()
+                # Only a server that is there holds answers back.
+                r.sent_at is not None and now > r.sent_at + self._up * r.wait + self._patience
+                for r in self._requests.values()
             ):
                 return True
-            outstanding = self._synced and self._sent > self._outbox.spool.first
+            outstanding = self._synced and self._sent > self.spool.first
         return outstanding and now > self._heard_at + self._patience
 
 
-def _is_about(message: messages.Acknowledged | messages.Opened, session: OpenSession) -> bool:
+def _is_about(message: messages.InSession, session: OpenSession) -> bool:
     return message.place == (session.table, session.actor, session.number)
+
+
+def _why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | None:
+    """Say why a handshake has failed; None where that is no more than a break."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return KeysRefused(
+            "the server does not admit this client's key",
+            hint="in the server's folder of keys there must be a clients/NAME.public for it;"
+            " after a change the server must be restarted",
+        )
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISM_MISMATCH:
+        if keys:
+            return KeysRefused(
+                "this client uses keys, and the server does not",
+                hint="start the server with replay.keys=FOLDER, or this client without",
+            )
+        return KeysRefused(
+            "the server did not accept a client without keys",
+            hint="replay.keys=FOLDER, with keys that robot-rl keys has made beside the server's",
+        )
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys:
+        # A server that restarts behind a tunnel looks the same for a while.
+        return ServerUnreachable(
+            "what listens there ends every handshake",
+            hint="server.public is not the key of this server, or it is none of ours",
+        )
+    return None

@@ -1,14 +1,13 @@
 """The messages between replay's clients and its server, and what stands between them and rows.
 
 The server answers each request with the kind that stands behind it here, or with `Refused`.
-Taking messages apart makes every check that needs no store.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, ClassVar, cast
 
 import msgspec
 import numpy as np
@@ -19,7 +18,6 @@ from robot_rl.replay.errors import AnnotationRefused
 from robot_rl.replay.records import (
     ACTOR_LIMIT,
     MAXIMUM_ANNOTATION_BYTES,
-    MAXIMUM_EPISODE_METADATA,
     ROW_KEY_DTYPE,
     TABLE_LIMIT,
     Annotations,
@@ -27,8 +25,7 @@ from robot_rl.replay.records import (
 )
 from robot_rl.replay.sampler import SampleSpec, Visible
 from robot_rl.replay.sessions import OpenSession
-from robot_rl.replay.spool import Stretch
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError
 from robot_rl.wire.messages import (
     MAXIMUM_PAYLOAD_FRAMES,
     Facts,
@@ -52,7 +49,7 @@ TableNumber = Annotated[int, Meta(ge=0, lt=TABLE_LIMIT)]
 ActorNumber = Annotated[int, Meta(ge=0, lt=ACTOR_LIMIT)]
 Seconds = Annotated[float, Meta(ge=0, le=MAXIMUM_WAIT_SECONDS)]
 Axis = Annotated[int, Meta(ge=1, le=MAXIMUM_ANNOTATION_BYTES)]
-_FACTS = msgspec.json.Decoder(Facts)
+Dtype = Annotated[str, Meta(pattern=rf"\A({'|'.join(sorted(DTYPES))})\Z")]
 
 
 class Open(Numbered):
@@ -99,7 +96,7 @@ class Append(InSession):
     payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_PAYLOAD_FRAMES)
     owner: Name
     first: Natural
-    episodes: dict[Natural, msgspec.Raw] = msgspec.field(default_factory=dict)
+    episodes: dict[Natural, Facts] = msgspec.field(default_factory=dict)
 
 
 class Acknowledged(InSession):
@@ -156,62 +153,58 @@ class Annotate(Numbered):
     table: Name
     name: Name
     version: Natural
-    dtype: Annotated[str, Meta(max_length=16)]
+    dtype: Dtype
     shape: Annotated[tuple[Axis, ...], Meta(max_length=MAXIMUM_ANNOTATION_AXES)]
 
 
 class Sample(Numbered):
-    """Draw a mini-batch; the answer depends on nothing but this message and the store."""
+    """Draw a mini-batch, or none and only see what there is.
+
+    The answer depends on nothing but this message and the store.
+    """
 
     table: Name
     spec: SampleSpec
+    draw: bool
     state: Facts
 
 
 class Sampled(Numbered):
-    """The bytes of a batch's arrays, one after the other, and the sampler's state after it."""
+    """The bytes of a batch's arrays, one after the other, and the sampler's state after it.
+
+    The layout is the dtype of each array and the shape of one item.
+    """
 
     payload_frames: ClassVar[tuple[int, int]] = (0, MAXIMUM_PAYLOAD_FRAMES)
     state: Facts
     visible: Visible
+    layout: dict[str, tuple[Dtype, tuple[Natural, ...]]]
 
 
-class CountWindows(Numbered):
-    """Ask what there is to draw from."""
-
-    table: Name
-    spec: SampleSpec
-    state: Facts
+ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
 
 
-class WindowsCounted(Numbered):
-    """What there is, and for each array of a batch its dtype and the shape of one item."""
+def encode_rows(
+    session: OpenSession, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
+) -> list[Frame]:
+    """Build an append message from rows that lie one after the other in each of some frames.
 
-    store: Name
-    visible: Visible
-    layout: dict[str, tuple[str, tuple[Natural, ...]]]
-
-
-Drawing = Sample | CountWindows
-ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, WindowsCounted, Refused)
-
-
-def encode_rows(session: OpenSession, first: int, rows: list[Stretch]) -> list[Frame]:
-    """Build an append message from stretches of rows."""
-    episodes, following = {}, first
-    for stretch in rows:
-        following += stretch.rows
-        if stretch.episode:
-            episodes[following - 1] = msgspec.Raw(stretch.episode)
+    Args:
+        session: Whose rows.
+        first: Sequence of the first.
+        rows: Their bytes.
+        episodes: JSON of the metadata of the episodes that begin, by sequence.
+    """
+    raw = {sequence: msgspec.Raw(text) for sequence, text in episodes.items()}
     message = Append(
         table=session.table,
         actor=session.actor,
         session=session.number,
         owner=session.owner,
         first=first,
-        episodes=episodes,
+        episodes=cast("dict[int, Facts]", raw),
     )
-    return encode(message, [stretch.data for stretch in rows])
+    return encode(message, rows)
 
 
 def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
@@ -234,28 +227,6 @@ def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
         schema.check_packed(frame)
         rows += [frame[at : at + size] for at in range(0, len(frame), size)]
     return rows
-
-
-def parse_episodes(message: Append) -> dict[int, Facts]:
-    """Read the metadata of the episodes that begin in an append message.
-
-    Raises:
-        WireError: Not objects, or too large.
-    """
-    episodes: dict[int, Facts] = {}
-    for sequence, text in message.episodes.items():
-        size = memoryview(text).nbytes
-        if size > MAXIMUM_EPISODE_METADATA:
-            raise WireError(
-                "episode metadata is too large",
-                got=size,
-                expected=f"<= {MAXIMUM_EPISODE_METADATA} bytes of JSON",
-            )
-        try:
-            episodes[sequence] = _FACTS.decode(text)
-        except (ValueError, RecursionError) as error:
-            raise WireError("episode metadata is not a JSON object", got=repr(error)) from error
-    return episodes
 
 
 def annotate_requests(
@@ -301,8 +272,6 @@ def parse_annotations(message: Annotate, payload: Payload) -> Annotations:
             got=f"{len(keys)} bytes",
             expected=f"a multiple of {size} bytes, at most {MAXIMUM_ANNOTATED_ROWS} keys",
         )
-    if message.dtype not in DTYPES:
-        raise WireError("bad dtype of annotations", got=message.dtype, expected=sorted(DTYPES))
     value_bytes = np.dtype(message.dtype).itemsize * math.prod(message.shape)
     if value_bytes > MAXIMUM_ANNOTATION_BYTES:
         raise WireError(

@@ -6,12 +6,18 @@ only then acknowledged; so a client may forget what was acknowledged.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zmq
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
@@ -19,16 +25,18 @@ from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay import messages
 from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, StoreReplaced
 from robot_rl.replay.mailbox import Mailbox
+from robot_rl.replay.reader import TableRows
 from robot_rl.replay.records import SessionKey
-from robot_rl.replay.remote_sampler import SamplingService
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sampler import SampleSpec, size_of
 from robot_rl.replay.segments import NO_LIMIT, Capacity
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import Fsync, StoreWriter
+from robot_rl.run import RunDirectory
+from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import check_protected
-from robot_rl.wire.errors import WireError
-from robot_rl.wire.keys import ServerKeys
-from robot_rl.wire.limits import LogLimit, keep_freed_memory
-from robot_rl.wire.listener import DEFAULT_MEMORY_BYTES, Listener
+from robot_rl.wire.keys import ServerKeys, is_told
+from robot_rl.wire.listener import Listener
 from robot_rl.wire.messages import (
     DEFAULT_PAYLOAD_BYTES,
     Decoder,
@@ -37,16 +45,22 @@ from robot_rl.wire.messages import (
     Payload,
     encode,
     refusal,
+    split,
 )
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 logger = logging.getLogger(__name__)
-logger.addFilter(LogLimit())
 
 IDLE_SECONDS = 0.1
 DRAIN_MESSAGES = 128
 # Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
 # on a virtual machine may cost five times as much as small ones that were in use before.
 DRAIN_BYTES = 1 << 20
+MAXIMUM_SAMPLERS = 4
+MAXIMUM_WAITING = 64
+_ANSWERS = "inproc://sampled"
 
 
 class ReplayServer:
@@ -63,8 +77,6 @@ class ReplayServer:
         group_rows: With ``"group"``, commit after so many rows ...
         group_seconds: ... or after so many seconds, whichever comes first.
         message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
-        memory_bytes: Most that may wait in memory, unread or unsent, before all connections
-            are cut.
         capacity: How much is kept before the oldest episodes are evicted.
 
     Attributes:
@@ -89,23 +101,23 @@ class ReplayServer:
         group_rows: int = 32,
         group_seconds: float = 0.02,
         message_bytes: int = DEFAULT_PAYLOAD_BYTES,
-        memory_bytes: int = DEFAULT_MEMORY_BYTES,
         capacity: Capacity = NO_LIMIT,
     ) -> None:
         """Open the store and listen; see the class."""
         check_protected(address, keys=keys is not None)
         own = None if keys is None else ServerKeys.load(keys)
-        keep_freed_memory()
+        _keep_freed_memory()
         self.path = path
         self._group = fsync == "group"
         self._group_rows, self._group_seconds = group_rows, group_seconds
         with ExitStack() as opened:
             self._writer = StoreWriter(path, fsync=fsync, capacity=capacity)
             opened.callback(self._writer.close)
-            self._sampling = SamplingService(path, message_bytes)
+            self._sampling = Sampling(path, message_bytes)
             opened.callback(self._sampling.close)
-            self._listener = Listener(address, folder=path, keys=own, memory_bytes=memory_bytes)
+            self._listener = Listener(address, folder=path, keys=own)
             opened.callback(self._listener.close)
+            self._listener.poller.register(self._sampling.socket, zmq.POLLIN)
             self.address = self._listener.endpoint.address
             self._listener.announce()
             self._opened = opened.pop_all()
@@ -124,7 +136,6 @@ class ReplayServer:
             messages.GetStatistics: self._get_statistics,
             messages.Annotate: self._annotate,
             messages.Sample: self._sample,
-            messages.CountWindows: self._sample,
         }
         self._decoder = Decoder(*self._handlers, payload_bytes=message_bytes)
 
@@ -132,11 +143,10 @@ class ReplayServer:
         """Serve until `stop` is set; then commit what was received and close."""
         try:
             while not stop.is_set():
-                if self._listener.poll(self._wait_seconds(), self._sampling.socket):
+                if self._listener.poll(self._wait_seconds()):
                     self._drain()
                 while (sampled := self._sampling.answer()) is not None:
                     self._send(*sampled)
-                self._listener.limit_memory()
                 if self._commit_is_due():
                     self._commit()
                 for client, message in self._mailbox.expired(time.monotonic()):
@@ -159,15 +169,15 @@ class ReplayServer:
 
     def _drain(self) -> None:
         """Handle what waits on the socket, up to a bound that keeps commits short."""
-        enough = self._listener.traffic_bytes + DRAIN_BYTES
+        size = 0
         for _ in range(DRAIN_MESSAGES):
             received = self._listener.receive()
             if received is None:
                 return
-            self._handle(*received)
-            if self._listener.traffic_bytes > enough or (
-                self._group and self._pending_rows >= self._group_rows
-            ):
+            client, frames = received
+            self._handle(client, frames)
+            size += sum(map(len, frames))
+            if size > DRAIN_BYTES or (self._group and self._pending_rows >= self._group_rows):
                 return
 
     def _handle(self, client: bytes, frames: list[Frame]) -> None:
@@ -179,7 +189,8 @@ class ReplayServer:
         except RobotRLError as error:
             if isinstance(error, WireError):
                 self._counters["bad_messages"] += 1
-                logger.warning("bad message: %s", error)
+                if is_told(self._counters["bad_messages"]):
+                    logger.warning("bad message %d: %s", self._counters["bad_messages"], error)
             self._send(client, refusal(error, message))
         except Exception as error:
             # One message must never end the server for everybody else.
@@ -191,7 +202,13 @@ class ReplayServer:
     def _open(self, client: bytes, message: messages.Open, _: Payload) -> None:
         """Create or check the table and begin or resume the session."""
         self._commit()
-        self._check_store(message)
+        if message.store not in (None, self._writer.identity):  # before anything is begun in it
+            raise StoreReplaced(
+                f"this is another store than the one that the client has written to: {self.path}",
+                got=self._writer.identity,
+                expected=message.store,
+                hint="put the former store back, or start the client anew to begin with this one",
+            )
         schema = RowSchema.from_json(message.schema)
         table = self._writer.open_table(message.table, schema, message.metadata)
         key = self._writer.open_session(
@@ -211,27 +228,13 @@ class ReplayServer:
         )
         self._send(client, answer)
 
-    def _check_store(self, message: messages.Open) -> None:
-        """Check that a client which knows a store means this one, before anything is begun in it.
-
-        Raises:
-            StoreReplaced: It means another one.
-        """
-        if message.store not in (None, self._writer.identity):
-            raise StoreReplaced(
-                f"this is another store than the one that the client has written to: {self.path}",
-                got=self._writer.identity,
-                expected=message.store,
-                hint="put the former store back, or start the client anew to begin with this one",
-            )
-
     def _append(self, client: bytes, message: messages.Append, payload: Payload) -> None:
         batch = RowBatch(
             message.place,
             message.owner,
             message.first,
             messages.split_rows(payload, self._writer.schema(message.table)),
-            messages.parse_episodes(message),
+            message.episodes,
         )
         if not self._pending:
             self._pending_since = time.monotonic()
@@ -256,7 +259,6 @@ class ReplayServer:
             "tables": self._writer.statistics(),
             **self._counters,
             "sampling_failures": self._sampling.failures,
-            "connection_resets": self._listener.resets,
             "clients_refused": 0 if admission is None else admission.refused,
             "uptime_seconds": time.monotonic() - self._started,
         }
@@ -266,7 +268,7 @@ class ReplayServer:
         new = self._writer.annotate(messages.parse_annotations(message, payload))
         self._send(client, messages.Stored(request=message.request, new=new))
 
-    def _sample(self, client: bytes, message: messages.Drawing, _: Payload) -> None:
+    def _sample(self, client: bytes, message: messages.Sample, _: Payload) -> None:
         self._sampling.submit(client, message)
 
     def _commit_is_due(self) -> bool:
@@ -320,14 +322,161 @@ class ReplayServer:
             self._counters["replies_dropped"] += 1
 
 
-def serve(
-    path: Path,
-    address: str = "tcp://127.0.0.1:0",
-    **options: Any,
-) -> None:
-    """Run a server as the whole business of this process, until SIGTERM or SIGINT.
+class Sampling:
+    """Answers requests to sample, one at a time, in a thread of its own.
 
-    Call it from the main thread. Takes the arguments of `ReplayServer` and raises what it raises.
+    Of each client the newest request counts.
+
+    Args:
+        store: Folder of the store.
+        message_bytes: Most bytes of one answer.
+
+    Attributes:
+        socket: Readable when `answer` has something.
+        failures: Requests that failed of something else than themselves.
     """
+
+    def __init__(self, store: Path, message_bytes: int) -> None:
+        """Start the thread."""
+        self._store, self._message_bytes = store, message_bytes
+        self.failures = 0
+        self._context = zmq.Context(0)  # no connections, so no thread for them
+        self.socket = self._context.socket(zmq.PAIR)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.bind(_ANSWERS)
+        self._condition = threading.Condition()
+        self._waiting: dict[bytes, messages.Sample] = {}
+        self._stopped = False
+        self._samplers: OrderedDict[tuple[str, SampleSpec], ReplaySampler] = OrderedDict()
+        self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
+        self._thread.start()
+
+    def submit(self, client: bytes, message: messages.Sample) -> None:
+        """Queue a request.
+
+        Raises:
+            ReplayError: Too many clients wait.
+        """
+        with self._condition:
+            if len(self._waiting) >= MAXIMUM_WAITING and client not in self._waiting:
+                raise ReplayError("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
+            self._waiting[client] = message
+            self._condition.notify()
+
+    def answer(self) -> tuple[bytes, list[Frame]] | None:
+        """Return a client and the answer to it, or None where there is none yet."""
+        try:
+            client, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return client.bytes, [frame.buffer for frame in frames]
+
+    def close(self) -> None:
+        """End the thread; what it has not answered is dropped."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify()
+        self._thread.join()
+        self.socket.close(linger=0)
+        self._context.term()
+
+    def _run(self) -> None:
+        socket = self._context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(_ANSWERS)
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting or self._stopped)
+                if self._stopped:
+                    break
+                client = next(iter(self._waiting))
+                message = self._waiting.pop(client)
+            socket.send_multipart([client, *self._answered(message)], copy=False)
+        socket.close()
+        for sampler in self._samplers.values():
+            sampler.close()
+
+    def _answered(self, message: messages.Sample) -> list[Frame]:
+        try:
+            return self._drawn(self._sampler(message.table, message.spec), message)
+        except RobotRLError as error:
+            failure = error
+        except Exception as error:
+            # One request must never end sampling for everybody else.
+            self.failures += 1
+            logger.exception("a request to sample could not be answered")
+            failure = ReplayError("the server failed on this request", got=repr(error))
+        return encode(refusal(failure, message))
+
+    def _drawn(self, sampler: ReplaySampler, request: messages.Sample) -> list[Frame]:
+        size = sampler.spec.batch_size * size_of(sampler.layout)
+        if request.draw and size > self._message_bytes:
+            raise ReplayError(
+                "such a batch is too large for one message",
+                got=f"{size} bytes",
+                expected=f"<= {self._message_bytes} bytes",
+                hint="raise the server's replay.message_bytes",
+            )
+        # The first question of a client cannot know the store yet.
+        store = request.state.get("store") or sampler.state_dict()["store"]
+        sampler.load_state_dict({**request.state, "store": store})
+        batch = sampler.sample() if request.draw else {}
+        answer = messages.Sampled(
+            request=request.request,
+            state=sampler.state_dict(),
+            visible=sampler.visible,
+            layout={name: (dtype.name, shape) for name, (dtype, shape) in sampler.layout.items()},
+        )
+        arrays = (array.reshape(-1).view(np.uint8).data for array in batch.values())
+        return encode(answer, [frame for array in arrays for frame in split(array)])
+
+    def _sampler(self, table: str, spec: SampleSpec) -> ReplaySampler:
+        """Return the sampler for a kind of request; the one unused for longest makes room."""
+        sampler = self._samplers.pop((table, spec), None)
+        if sampler is None:
+            if len(self._samplers) >= MAXIMUM_SAMPLERS:
+                self._samplers.popitem(last=False)[1].close()
+            rows = TableRows(self._store, table)
+            sampler = ReplaySampler(rows, spec, np.random.default_rng(0))
+        self._samplers[table, spec] = sampler
+        return sampler
+
+
+def serve(path: Path, address: str = "tcp://127.0.0.1:0", **options: Any) -> None:
+    """Run a `ReplayServer` as the whole business of this process, until SIGTERM or SIGINT."""
     with stop_event() as stop:
         ReplayServer(path, address, **options).run(stop)
+
+
+def run(config: DictConfig) -> None:
+    """Serve the store of the run `config.run` until SIGINT or SIGTERM."""
+    directory = RunDirectory.open(config.run, config.runs_directory)
+    settings = config.replay
+    with stop_event() as stop:
+        server = ReplayServer(
+            directory.store,
+            settings.address,
+            keys=Path(settings["keys"]) if settings["keys"] else None,
+            fsync=settings.fsync,
+            group_rows=int(settings.group_rows),
+            group_seconds=float(settings.group_seconds),
+            message_bytes=int(settings.message_bytes),
+            capacity=Capacity(settings.get("capacity_rows"), settings.get("capacity_bytes")),
+        )
+        protection = "whoever has a key" if settings["keys"] else "this machine only"
+        print(f"replay: serving {directory.store} at {server.address} to {protection}", flush=True)
+        server.run(stop)
+    print("replay: stopped, everything is committed", flush=True)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what rows free for the next rows, instead of faulting it in again.
+
+    Without this a third of the server's time goes into the kernel's clearing of pages.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # from glibc's malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # other C libraries are left alone
+        mallopt(trim_threshold, 256 << 20)
+        mallopt(mmap_threshold, 4 << 20)

@@ -1,28 +1,32 @@
-"""How the processes of a run find its replay server, and wait for it."""
+"""How the processes of a run reach its replay server, and sample from one on another machine."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from omegaconf import DictConfig
 
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import StoreFull
+from robot_rl.replay.errors import ReplayError
+from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.replay.reader import TableRows
-from robot_rl.replay.remote_sampler import RemoteSampler
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.sampler import Sampler, SampleSpec
+from robot_rl.replay.sampler import Batch, Sampler, SampleSpec
 from robot_rl.run import RunDirectory
-from robot_rl.wire.errors import KeysRefused, ServerUnreachable
+from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
+from robot_rl.wire.messages import Payload
 
 STARTUP_SECONDS = 60.0
-PATIENCE_SECONDS = 30.0
 _SLICE_SECONDS = 0.25
+# The server may be indexing a large store after its restart.
+_SAMPLING_SECONDS = 30.0
+# A learner that waits for data looks again and again; each look is a message.
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class ServerPlace:
         """
         if self.address is None:
             return ReplaySampler(TableRows(self.store, table), spec, rng)
-        client = self.client()
+        client = self.client(request_seconds=_SAMPLING_SECONDS)
         try:
             return RemoteSampler(client, table, spec, rng)
         except BaseException:
@@ -108,23 +112,89 @@ class ServerPlace:
         )
 
 
-def flush(client: ReplayClient, stop: StopEvent, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until every row is committed, as long as rows get through.
+class RemoteSampler(Sampler):
+    """Draws what `ReplaySampler` draws, bit for bit, by asking the server of the store.
+
+    The random stream and what is visible are kept here and travel with each request, so a server
+    that is killed and started again takes nothing along.
+
+    Args:
+        client: A client of its own; it is closed with the sampler.
+        table: Name of the table.
+        spec: What to draw.
+        rng: Where all randomness comes from; its bit generator must be PCG64, as that of
+            `numpy.random.default_rng` is.
 
     Raises:
-        StoreFull: The store has no room, and none came in time.
-        ServerUnreachable: No row got through in time.
-        Stopped: `stop` was set; closing the client still tries for a while.
+        StoreError: No such table.
+        ReplayError: Unknown field, a number out of range, or another bit generator.
+        ServerUnreachable: No answer; so with all that asks the server.
     """
-    left, deadline = client.unacknowledged, time.monotonic() + seconds
-    while True:
-        try:
-            client.flush(_SLICE_SECONDS)
-            return
-        except (ServerUnreachable, StoreFull):
-            if stop.is_set():
-                raise Stopped from None
-            if client.unacknowledged < left:
-                left, deadline = client.unacknowledged, time.monotonic() + seconds
-            elif time.monotonic() > deadline:
-                raise
+
+    def __init__(
+        self, client: ReplayClient, table: str, spec: SampleSpec, rng: np.random.Generator
+    ) -> None:
+        """Ask the server what there is; see the class."""
+        super().__init__(spec, rng)
+        if not isinstance(rng.bit_generator, np.random.PCG64):
+            raise ReplayError(
+                "the random stream cannot travel",
+                got=type(rng.bit_generator).__name__,
+                expected="PCG64, as numpy.random.default_rng makes",
+            )
+        self._client, self._table = client, table
+        self._next_look = 0.0
+        self.refresh(None)
+
+    def transitions_available(self) -> int:
+        """See `Sampler`."""
+        time.sleep(max(0.0, self._next_look - time.monotonic()))
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        return self._ask(draw=False, steps=0)[0].visible.available
+
+    def refresh(self, environment_steps: int | None = None) -> None:
+        """See `Sampler`."""
+        answer, _ = self._ask(draw=False, steps=environment_steps)
+        self._steps, self.visible = environment_steps, answer.visible
+        # What arrives later stays invisible until the next refresh.
+        self._limit = self.visible.available if environment_steps is None else environment_steps
+        self.layout = {n: (np.dtype(dtype), shape) for n, (dtype, shape) in answer.layout.items()}
+        self._identity = answer.state["store"]
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def _fill(self, batch: Batch) -> None:
+        answer, payload = self._ask(draw=True, steps=self._limit)
+        _unpack(payload, batch, list(self.layout))
+        self.rng.bit_generator.state = answer.state["rng"]
+        self._given = cast("tuple[int, int]", tuple(answer.state["given"]))
+        self.visible = answer.visible
+
+    def _ask(self, *, draw: bool, steps: int | None) -> tuple[Sampled, Payload]:
+        state = {**self.state_dict(), "environment_steps": steps}
+        question = Sample(table=self._table, spec=self.spec, draw=draw, state=state)
+        return self._client.ask(question, Sampled, held_back=_SAMPLING_SECONDS)
+
+
+def _unpack(payload: Payload, batch: Batch, names: list[str]) -> None:
+    """Copy the payload into arrays that follow one another; an array may span several frames.
+
+    Raises:
+        WireError: The payload has another size.
+    """
+    frames = iter(payload)
+    for name in names:
+        target = batch[name].reshape(-1).view(np.uint8).data
+        at = 0
+        while at < len(target):
+            frame = next(frames, memoryview(b""))
+            if not 0 < len(frame) <= len(target) - at:
+                raise WireError(
+                    "a batch has another size than was asked for",
+                    got=f"{len(frame)} bytes",
+                    expected=f"{len(target) - at} bytes",
+                )
+            target[at : at + len(frame)] = frame
+            at += len(frame)

@@ -15,10 +15,9 @@ import mmap
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from robot_rl.replay.errors import (
 from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
 from robot_rl.replay.row_file import COUNTERS, RowFile, disk_is_full, is_blank, no_room
 from robot_rl.replay.sessions import OpenSession
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError
 from robot_rl.wire.messages import Frame, json_text
 
 DEFAULT_SPOOL_BYTES = 64 << 20
@@ -51,25 +50,6 @@ _DESCRIPTION_BYTES = 1 << 17  # of the session, with its schema
 _FIRST, _END, _BASE, _EPISODES = range(4)
 # Above 5 KB zlib lets go of the interpreter, and the control loop would have to wait for it.
 _CHECKSUM_STEP = 4096
-
-
-class Stretch(NamedTuple):
-    """Rows that lie one after the other, so that they can be sent uncopied.
-
-    Attributes:
-        data: Their bytes.
-        rows: How many.
-        episode: JSON of the metadata of the episode that the last row begins, if it does.
-    """
-
-    data: Frame
-    rows: int
-    episode: bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return len(self.data) // self.rows
 
 
 class Spool:
@@ -89,6 +69,7 @@ class Spool:
         left: The session whose rows an earlier process left here; None without any.
         first: Sequence of the oldest row.
         end: Sequence of the next row.
+        row_bytes: Bytes of a row.
 
     Raises:
         SpoolInUse: Another process has the file open.
@@ -107,9 +88,7 @@ class Spool:
         if self._file is None:
             return
         try:
-            if is_blank(self._file.path):
-                self._reserve()
-            else:
+            if not is_blank(self._file.path):
                 self._recover()
         except BaseException:
             self._release()
@@ -162,11 +141,11 @@ class Spool:
             # disk too. There is no row whose place it changes.
             self._counters[_BASE] = sequence
         slot = self._slot(sequence)
-        at = start = slot * self._row_bytes
+        at = start = slot * self.row_bytes
         for part in parts:
             self._rows[at : at + len(part)] = part
             at += len(part)
-        assert at - start == self._row_bytes
+        assert at - start == self.row_bytes
         if self._file is not None:  # what ends with this process is read by nobody else
             self._checksums[slot] = _checksum(parts)
         if episode:
@@ -180,21 +159,24 @@ class Spool:
         self._counters[_END] = self.end
         return sequence
 
-    def rows_from(self, sequence: int, rows: int, size: int) -> list[Stretch]:
-        """Return up to so many rows from `sequence` on, with at most `size` bytes or only one."""
-        found = []
-        end = min(self.end, sequence + min(rows, max(size // max(self._row_bytes, 1), 1)))
-        while sequence < end:
-            slot = self._slot(sequence)
-            count = min(end - sequence, self._slots - slot)
-            begins = next((s for s in sorted(self._facts) if s >= sequence), end)
-            if begins < sequence + count:
-                count = begins + 1 - sequence
-            start = slot * self._row_bytes
-            data = self._rows[start : start + count * self._row_bytes]
-            sequence += count
-            found.append(Stretch(data, count, self._facts.get(sequence - 1, b"")))
-        return found
+    def rows_from(
+        self, sequence: int, rows: int, size: int
+    ) -> tuple[int, list[Frame], dict[int, bytes]]:
+        """Return up to so many rows from `sequence` on, with at most `size` bytes or only one.
+
+        Returns:
+            How many, their bytes, and metadata of the episodes that begin there, by sequence.
+        """
+        end = min(self.end, sequence + min(rows, max(size // self.row_bytes, 1)))
+        episodes = {s: text for s, text in self._facts.items() if sequence <= s < end}
+        frames: list[Frame] = []
+        at = sequence
+        while at < end:
+            slot = self._slot(at)
+            count = min(end - at, self._slots - slot)
+            frames.append(self._rows[slot * self.row_bytes : (slot + count) * self.row_bytes])
+            at += count
+        return at - sequence, frames, episodes
 
     def acknowledge(self, following: int) -> bool:
         """Forget the rows below `following`; return whether there were any."""
@@ -230,16 +212,6 @@ class Spool:
     def _slot(self, sequence: int) -> int:
         return (sequence - int(self._counters[_BASE])) % self._slots
 
-    def _reserve(self) -> None:
-        """Take the room on the disk before there is a session, so that a full disk is known."""
-        assert self._file is not None
-        try:
-            os.posix_fallocate(self._file.fileno(), 0, self._size_bytes)
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), 0)
-            raise self._not_made(error) from error
-
     def _take(self, data: memoryview, rows: int, room: int, row_bytes: int, slots: int) -> None:
         """Use mapped memory, in which the rows and the room before them begin at these places."""
         self._counters = np.frombuffer(data[COUNTERS], "<u8")
@@ -247,7 +219,7 @@ class Spool:
         self._entries = np.frombuffer(data[room:entries], _EPISODE)
         self._checksums = np.frombuffer(data[entries : entries + 4 * slots], "<u4")
         self._rows = data[rows : rows + slots * row_bytes]
-        self._row_bytes, self._slots = row_bytes, slots
+        self.row_bytes, self._slots = row_bytes, slots
         self._facts: dict[int, bytes] = {}
 
     def _recover(self) -> None:
@@ -312,7 +284,7 @@ class Spool:
         empty = np.empty(0, "<u8")
         self._counters, self._entries, self._checksums = empty, empty, empty
         self._rows = memoryview(b"")
-        self._slots = 0
+        self._slots = self.row_bytes = 0
         self._facts = {}
 
     def _release(self) -> None:

@@ -29,7 +29,7 @@ from robot_rl.replay.errors import NotEnoughData
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, session_keys
 from robot_rl.replay.sessions import OpenSession
-from robot_rl.wire.errors import ServerUnreachable
+from robot_rl.wire import ServerUnreachable
 
 _FIRST_ACTOR = 1 << 31  # those of actors are counted from 0
 _ROOM_SECONDS = 60.0

@@ -16,7 +16,7 @@ from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.sessions import OpenSession
 from robot_rl.replay.windows import LABELS
-from robot_rl.wire.errors import ServerUnreachable
+from robot_rl.wire import ServerUnreachable
 
 _PATIENCE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2

@@ -29,9 +29,8 @@ from robot_rl.rewards.progress_wire import (
     check_address,
     frames_of,
 )
-from robot_rl.wire.connection import client_socket
-from robot_rl.wire.endpoint import Endpoint
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError
+from robot_rl.wire.endpoint import Endpoint, client_socket
 from robot_rl.wire.messages import Decoder, Payload, Refused, encode
 
 PROGRESS, CONFIDENCE, DONE_PROBABILITY = "progress", "progress_confidence", "done"

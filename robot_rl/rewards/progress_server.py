@@ -30,7 +30,7 @@ from robot_rl.rewards.progress_wire import (
     check_address,
     frames_of,
 )
-from robot_rl.wire.errors import AddressInUse
+from robot_rl.wire import AddressInUse
 from robot_rl.wire.listener import Listener
 from robot_rl.wire.messages import Decoder, Frame, Payload, encode, refusal
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from robot_rl.errors import RobotRLError
+from robot_rl.wire import AddressRefused
 from robot_rl.wire.endpoint import check_protected
-from robot_rl.wire.errors import AddressRefused
 from robot_rl.wire.messages import Message, Numbered, Payload, Refused
 
 MAXIMUM_CAMERAS = 16

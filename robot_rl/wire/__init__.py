@@ -1,1 +1,37 @@
-"""What every connection between our processes is made of: messages, addresses, keys, sockets."""
+"""What every connection between our processes is made of, and what can go wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from robot_rl.errors import RobotRLError
+
+
+class WireError(RobotRLError):
+    """A message that does not follow the wire format or asks for something impossible.
+
+    Attributes:
+        header: What could be read of the message, unchecked; empty for an unreadable one.
+    """
+
+    header: Mapping[str, object] = {}
+
+
+class AddressRefused(RobotRLError):
+    """A server may not listen, or not be reached, at this address."""
+
+
+class AddressInUse(RobotRLError):
+    """Another program already listens on this port."""
+
+
+class KeysError(RobotRLError):
+    """Key files that are absent, damaged, readable by others, or would be overwritten."""
+
+
+class ServerUnreachable(RobotRLError):
+    """The server did not answer in time."""
+
+
+class KeysRefused(ServerUnreachable):
+    """The server is there, but it and this client do not accept each other's keys."""

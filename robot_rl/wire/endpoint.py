@@ -1,19 +1,20 @@
-"""Where a server listens: checking addresses, and the file that tells others."""
+"""Where a server listens: checking addresses, telling others, and a client's socket for it."""
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import zmq
 
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.waiting import wait_until
-from robot_rl.wire.errors import AddressRefused, ServerUnreachable
+from robot_rl.wire import AddressRefused, ServerUnreachable
+from robot_rl.wire.keys import ClientKeys
 
 ENDPOINT_FILE = "endpoint.json"
 _HINT = "start it; that of a store with: robot-rl replay"
@@ -26,14 +27,12 @@ class Endpoint(msgspec.Struct, frozen=True):
     Attributes:
         address: ``tcp://HOST:PORT``.
         pid: Its process id.
-        local: A quicker way to it for clients on the same machine, None where it has none.
         secret: What a client must say. Every user of the machine can reach the port; only those
             who can read the file get in. None where the server lets everybody on this machine in.
     """
 
     address: str
     pid: int
-    local: str | None = None
     secret: str | None = None
 
 
@@ -78,11 +77,6 @@ def check_protected(address: str, *, keys: bool) -> None:
     )
 
 
-def is_ipv6(address: str) -> bool:
-    """Return whether the host is an IPv6 address, for which ZeroMQ wants an option set."""
-    return parse_address(address)[0].startswith("[")
-
-
 def local_address(bound: str) -> str:
     """Return where a client on this machine reaches a server that listens at `bound`."""
     host, port = parse_address(bound)
@@ -92,18 +86,28 @@ def local_address(bound: str) -> str:
     return f"tcp://{'[::1]' if number.version == 6 else '127.0.0.1'}:{port}"
 
 
-def local_socket(folder: Path) -> str | None:
-    """Name the Unix socket of a server; None on systems without names outside of folders.
+def client_socket(
+    context: zmq.Context[Any], endpoint: Endpoint, keys: ClientKeys | None = None
+) -> Any:
+    """Make a client's socket for a server, not yet connected.
 
-    The name is the same after a restart, and ends with the process.
-
-    Args:
-        folder: Where the server announces itself.
+    Raises:
+        AddressRefused: Not an address, or one beyond this machine and no keys.
     """
-    if sys.platform != "linux":
-        return None
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
-    return f"ipc://@robot-rl-{name}"
+    check_protected(endpoint.address, keys=keys is not None)
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, 20)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+    socket.setsockopt(zmq.IPV6, parse_address(endpoint.address)[0].startswith("["))
+    if keys is not None:
+        socket.curve_serverkey = keys.server
+        socket.curve_publickey = zmq.curve_public(keys.secret)
+        socket.curve_secretkey = keys.secret
+    elif endpoint.secret is not None:
+        socket.plain_username = b"robot_rl"
+        socket.plain_password = endpoint.secret.encode()
+    return socket
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:
@@ -127,9 +131,7 @@ def read_endpoint(folder: Path) -> Endpoint:
         return msgspec.json.decode(file.read_bytes(), type=Endpoint)
     except (OSError, ValueError) as error:
         raise ServerUnreachable(
-            f"no server has announced itself in {file}",
-            got=error,
-            hint=_HINT,
+            f"no server has announced itself in {file}", got=error, hint=_HINT
         ) from error
 
 

@@ -19,28 +19,23 @@ import hmac
 import logging
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 from zmq.utils import z85
 
-from robot_rl.wire.errors import KeysError
-from robot_rl.wire.limits import LogLimit
+from robot_rl.wire import KeysError
 
 logger = logging.getLogger(__name__)
-logger.addFilter(LogLimit())
 
 LOCAL_CLIENT = "local"
 SERVER_SECRET, SERVER_PUBLIC, CLIENT_SECRET = "server.secret", "server.public", "client.secret"
 CLIENTS = "clients"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _READABLE_BY_OTHERS = 0o077
-
 _HANDLER = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
-_DOMAIN = b"robot_rl"
 _ANSWERED_AT_A_TIME = 64
 
 
@@ -50,11 +45,11 @@ class ServerKeys:
 
     Attributes:
         secret: Its secret key, Z85.
-        clients: Names of the admitted clients by the 32 bytes of their public key.
+        clients: The 32 bytes of the admitted clients' public keys.
     """
 
     secret: bytes = field(repr=False)
-    clients: Mapping[bytes, str]
+    clients: frozenset[bytes]
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
@@ -63,11 +58,9 @@ class ServerKeys:
         Raises:
             KeysError: A file is absent, damaged or readable by others, or no client is admitted.
         """
-        secret = _read_secret(folder / SERVER_SECRET)
-        clients = {
-            z85.decode(_read_key(file)): file.stem
-            for file in sorted((folder / CLIENTS).glob("*.public"))
-        }
+        secret = _read(folder / SERVER_SECRET, secret=True)
+        files = (folder / CLIENTS).glob("*.public")
+        clients = frozenset(z85.decode(_read(file)) for file in files)
         if not clients:
             raise KeysError(
                 f"the keys in {folder} admit nobody",
@@ -84,11 +77,6 @@ class ClientKeys:
     server: bytes
     secret: bytes = field(repr=False)
 
-    @property
-    def public(self) -> bytes:
-        """The public key that belongs to the secret one, Z85."""
-        return zmq.curve_public(self.secret)
-
     @classmethod
     def load(cls, folder: Path) -> ClientKeys:
         """Read the keys of a client.
@@ -96,15 +84,14 @@ class ClientKeys:
         Raises:
             KeysError: A file is absent, damaged or readable by others.
         """
-        return cls(_read_key(folder / SERVER_PUBLIC), _read_secret(folder / CLIENT_SECRET))
+        return cls(_read(folder / SERVER_PUBLIC), _read(folder / CLIENT_SECRET, secret=True))
 
 
 class Admission:
     """Makes a server's socket ask who is there, and answers whom ZeroMQ lets in.
 
     This is the handler of the ZeroMQ Authentication Protocol (RFC 27). It runs in the server's own
-    thread, so that there is no second one whose end nobody would notice: without a handler ZeroMQ
-    would let every client in that knows the server's public key.
+    thread, so that there is no second one whose end nobody would notice.
 
     Args:
         context: The socket's context; there is one handler in each.
@@ -133,7 +120,7 @@ class Admission:
             socket.curve_secretkey = asked.secret
         else:
             socket.plain_server = True
-        socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"robot_rl")
         # Without a handler nobody comes in, instead of everybody.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
@@ -141,27 +128,33 @@ class Admission:
         """Answer the questions that wait."""
         for _ in range(_ANSWERED_AT_A_TIME):
             try:
-                question = self.socket.recv_multipart(zmq.NOBLOCK)
+                _, request, _, address, _, mechanism, *said = self.socket.recv_multipart(
+                    zmq.NOBLOCK
+                )
             except zmq.Again:
                 return
-            self.socket.send_multipart(self._decide(question))
+            verdict = [b"200", b"OK"]
+            if not self._admits(mechanism, said):
+                self.refused += 1
+                verdict = [b"400", b"the key is not admitted"]
+                if is_told(self.refused):
+                    place = address.decode()
+                    logger.warning("refused client %d, at %s: bad key", self.refused, place)
+            self.socket.send_multipart([_VERSION, request, *verdict, b"", b""])
 
     def close(self) -> None:
         """End; nobody is let in any more."""
         self.socket.close(linger=0)
 
-    def _decide(self, question: list[bytes]) -> list[bytes]:
-        _, request, _, address, _, mechanism, *credentials = question
-        if self._admits(mechanism, credentials):
-            return [_VERSION, request, b"200", b"OK", b"", b""]
-        self.refused += 1
-        logger.warning("refused a client at %s: its key is not admitted", address.decode())
-        return [_VERSION, request, b"400", b"the key is not admitted", b"", b""]
-
-    def _admits(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+    def _admits(self, mechanism: bytes, said: list[bytes]) -> bool:
         if isinstance(self._asked, ServerKeys):
-            return mechanism == b"CURVE" and credentials[0] in self._asked.clients
-        return mechanism == b"PLAIN" and hmac.compare_digest(credentials[1], self._asked.encode())
+            return mechanism == b"CURVE" and said[0] in self._asked.clients
+        return mechanism == b"PLAIN" and hmac.compare_digest(said[1], self._asked.encode())
+
+
+def is_told(count: int) -> bool:
+    """Whether the log tells of the `count`-th thing that others do wrong: 1, 2, 4, 8 and so on."""
+    return count & (count - 1) == 0
 
 
 def create_keys(folder: Path) -> None:
@@ -171,7 +164,7 @@ def create_keys(folder: Path) -> None:
         KeysError: There are keys already, or the folder cannot be written.
     """
     public, secret = zmq.curve_keypair()
-    _write(folder / SERVER_SECRET, secret, secret=True)
+    _write(folder / SERVER_SECRET, secret, 0o600)
     _write(folder / SERVER_PUBLIC, public)
     _create_client(folder, LOCAL_CLIENT, folder)
 
@@ -195,7 +188,7 @@ def add_client(folder: Path, name: str) -> Path:
             got=repr(name),
             expected="up to 64 letters, digits, _ and -",
         )
-    public = _read_key(folder / SERVER_PUBLIC)
+    public = _read(folder / SERVER_PUBLIC)
     own = folder / name
     _create_client(folder, name, own)
     _write(own / SERVER_PUBLIC, public)
@@ -206,14 +199,13 @@ def _create_client(folder: Path, name: str, own: Path) -> None:
     public, secret = zmq.curve_keypair()
     # Admitted first: a secret key that nobody admits would be the harder riddle.
     _write(folder / CLIENTS / f"{name}.public", public)
-    _write(own / CLIENT_SECRET, secret, secret=True)
+    _write(own / CLIENT_SECRET, secret, 0o600)
 
 
-def _write(file: Path, key: bytes, *, secret: bool = False) -> None:
+def _write(file: Path, key: bytes, mode: int = 0o644) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with os.fdopen(os.open(file, flags, 0o600 if secret else 0o644), "wb") as stream:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
             stream.write(key + b"\n")
     except FileExistsError as error:
         raise KeysError(
@@ -224,34 +216,27 @@ def _write(file: Path, key: bytes, *, secret: bool = False) -> None:
         raise KeysError(f"{file} cannot be written", got=error) from error
 
 
-def _read_secret(file: Path) -> bytes:
-    key = _read_key(file)
-    mode = file.stat().st_mode & 0o777
-    if mode & _READABLE_BY_OTHERS:
-        raise KeysError(
-            f"the secret key {file} can be read by others",
-            got=f"mode {mode:03o}",
-            expected="mode 600",
-            hint=f"chmod 600 {file}",
-        )
-    return key
-
-
-def _read_key(file: Path) -> bytes:
+def _read(file: Path, *, secret: bool = False) -> bytes:
     try:
-        key = file.read_bytes().strip()
+        key, mode = file.read_bytes().strip(), file.stat().st_mode & 0o777
+        damaged = len(z85.decode(key)) != 32
     except OSError as error:
         raise KeysError(
             f"there is no key {file}",
             got=error.strerror,
             hint=f"make keys with: robot-rl keys {file.parent}",
         ) from error
-    try:
-        damaged = len(z85.decode(key)) != 32
     except (KeyError, ValueError):
         damaged = True
     if damaged:
         raise KeysError(
             f"{file} is not a key", got=f"{len(key)} bytes", expected="40 characters of Z85"
+        )
+    if secret and mode & _READABLE_BY_OTHERS:
+        raise KeysError(
+            f"the secret key {file} can be read by others",
+            got=f"mode {mode:03o}",
+            expected="mode 600",
+            hint=f"chmod 600 {file}",
         )
     return key

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from robot_rl.errors import RobotRLError
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError
 
 MAGIC = b"RRLW"
 WIRE_VERSION = 3
@@ -34,10 +34,8 @@ MAXIMUM_PAYLOAD_FRAMES = 256
 MAXIMUM_FRAME_BYTES = 64 << 20
 MAXIMUM_ERROR_CHARACTERS = 4000
 DEFAULT_PAYLOAD_BYTES = 1 << 30
-
 _PREFIX = PREFIX.pack(MAGIC, WIRE_VERSION)
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
-_BAD_ENTRY = re.compile(r"\$\.?([\w.\[\]]*)`$|field `(\w+)`")
 
 Frame = bytes | memoryview
 Payload = Sequence[memoryview]
@@ -93,7 +91,7 @@ class Decoder:
 
     def __init__(self, *kinds: type[Message], payload_bytes: int = DEFAULT_PAYLOAD_BYTES) -> None:
         """Prepare for these kinds."""
-        self._kinds, self._payload_bytes = kinds, payload_bytes
+        self._payload_bytes = payload_bytes
         self._json = msgspec.json.Decoder(functools.reduce(operator.or_, kinds))
 
     def decode(self, frames: Sequence[Frame]) -> tuple[Any, list[memoryview]]:
@@ -113,7 +111,7 @@ class Decoder:
             if text.count(b"[") + text.count(b"{") > MAXIMUM_HEADER_DEPTH:
                 _check_depth(msgspec.json.decode(text), MAXIMUM_HEADER_DEPTH)
         except (ValueError, RecursionError) as error:
-            raise self._explained(error, text) from error
+            raise _explained(error, text) from error
         payload = [memoryview(frame) for frame in frames[1:]]
         try:
             _check_payload(message, payload, self._payload_bytes)
@@ -121,33 +119,6 @@ class Decoder:
             error.header = msgspec.structs.asdict(message)
             raise
         return message, payload
-
-    def _explained(self, error: Exception, text: bytes) -> WireError:
-        """Say which entry is wrong, what it is and what it should be."""
-        try:
-            header = msgspec.json.decode(text)
-        except (ValueError, RecursionError):
-            return WireError("the header is not JSON", got=repr(error)[:200])
-        if not isinstance(header, dict):
-            return WireError("the header is not an object", got=type(header).__name__)
-        # "Expected `int` >= 0 - at `$.first`", or "Object missing required field `first`"
-        problem = str(error).partition(" - at ")[0].partition(", got `")[0]
-        found = _BAD_ENTRY.search(str(error))
-        entry = (found[1] or found[2] or "") if found else ""
-        got: object = header
-        for name in re.findall(r"\w+", entry):
-            got = got[name] if isinstance(got, dict) and name in got else got
-        what = f"a message {str(header.get('kind'))[:40]!r} has a bad entry {entry[:80]!r}"
-        expected: object = problem.removeprefix("Expected ")
-        if entry == "kind":
-            expected = [_kind(kind.__name__) for kind in self._kinds]
-        elif expected == problem:  # what is absent, unknown or not the one value that there is
-            what, expected = f"{what}: {problem[:200]!a}", None
-        elif "matching regex" in problem:  # there is one only
-            expected = "printable text"
-        explained = WireError(what, got=repr(got)[:200], expected=expected)
-        explained.header = header
-        return explained
 
 
 def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
@@ -206,6 +177,22 @@ def _plain(value: object) -> float:
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+def _explained(error: Exception, text: bytes) -> WireError:
+    """Say which entry is wrong, and what it should be."""
+    try:
+        header = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return WireError("the header is not JSON", got=repr(error)[:200])
+    if not isinstance(header, dict):
+        return WireError("the header is not an object", got=type(header).__name__)
+    explained = WireError(
+        f"a message {str(header.get('kind'))[:40]!r} has a bad entry: {str(error)[:200]!a}",
+        got=repr(header)[:200],
+    )
+    explained.header = header
+    return explained
 
 
 def _other_prefix(got: bytes) -> WireError:

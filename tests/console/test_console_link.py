@@ -24,9 +24,14 @@ from robot_rl.console.link import (
 )
 from robot_rl.console.snapshot import Activity, InControl, Seen, Situation, Snapshot
 from robot_rl.env.operator import OperatorEvent, OperatorInbox
-from robot_rl.wire.connection import client_socket
-from robot_rl.wire.endpoint import ENDPOINT_FILE, Endpoint, read_endpoint, write_endpoint
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError
+from robot_rl.wire.endpoint import (
+    ENDPOINT_FILE,
+    Endpoint,
+    client_socket,
+    read_endpoint,
+    write_endpoint,
+)
 from robot_rl.wire.messages import MAGIC, PREFIX, WIRE_VERSION, Decoder, Refused, encode
 
 SEEN = {
@@ -292,8 +297,8 @@ def test_what_is_no_snapshot_is_named():
         (whole[:-1], "not as they are announced"),
         ([*whole[:-1], b"x"], "not as they are announced"),
         ([whole[0].replace(b'"float32"', b'"object"'), *whole[1:]], "not as they are announced"),
-        ([whole[0].replace(b'"waiting"', b'"dancing"'), *whole[1:]], "'situation.activity'"),
-        ([whole[0].replace(b'"episode":2', b'"episode":"2"'), *whole[1:]], "'situation.episode'"),
+        ([whole[0].replace(b'"waiting"', b'"dancing"'), *whole[1:]], "situation.activity"),
+        ([whole[0].replace(b'"episode":2', b'"episode":"2"'), *whole[1:]], "situation.episode"),
     ):
         with pytest.raises(WireError, match=problem):
             Snapshot.of(*decode(frames))

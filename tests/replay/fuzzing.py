@@ -31,7 +31,7 @@ import zmq
 from robot_rl.data.schema import RowSchema
 from robot_rl.replay.messages import ANSWERS, Acknowledged, Opened
 from robot_rl.replay.records import ROW_KEY_DTYPE
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import (
     MAGIC,
@@ -44,7 +44,6 @@ from robot_rl.wire.messages import (
 
 REQUESTS = (
     "open", "append", "annotate", "put_weights", "get_weights", "get_statistics", "sample",
-    "count_windows",
 )  # fmt: skip
 decode = Decoder(*ANSWERS).decode
 INTERNAL = "the server failed on"
@@ -103,7 +102,7 @@ class Messages:
         elif kind == "get_weights":
             header |= {"name": f"w{rng.randrange(4)}", "newer_than": rng.choice([None, 0, 10**9])}
             header["wait"] = rng.choice([0, 0.01, 1.0])
-        elif kind in ("sample", "count_windows"):
+        elif kind == "sample":
             spec: dict[str, Any] = {"fields": ["state/x", "action"], "batch_size": 8}
             spec |= {"n_step": rng.randrange(1, 4), "demonstration_share": 0.0}
             if rng.random() < 0.3:
@@ -116,8 +115,7 @@ class Messages:
             state = {"rng": self._generator, "environment_steps": None, "given": [-1, 0]}
             state["store"] = (self.session or {}).get("store", "")
             header |= {"table": "reach", "spec": spec, "state": state}
-            if kind == "sample":
-                header["draws"] = 1
+            header["draw"] = rng.random() < 0.5
         return build(kind, header, *payload)
 
     def overwriting(self) -> list[bytes]:
@@ -315,7 +313,8 @@ class Attack:
             place.setsockopt(zmq.ROUTING_ID, b"somebody")
         if self._keys is not None:
             place.curve_serverkey = self._keys.server
-            place.curve_publickey, place.curve_secretkey = self._keys.public, self._keys.secret
+            place.curve_publickey = zmq.curve_public(self._keys.secret)
+            place.curve_secretkey = self._keys.secret
             if hasattr(self, "_sockets") and self._rng.random() < 0.2:
                 place.curve_publickey, place.curve_secretkey = zmq.curve_keypair()
         place.connect(self._address)

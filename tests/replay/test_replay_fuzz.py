@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from fuzzing import GREETING, READY, build
+from fuzzing import GREETING
 
 from robot_rl.replay import (
     RemoteSampler,
@@ -34,8 +33,7 @@ from robot_rl.wire.keys import add_client, create_keys
 SEED = int(os.environ.get("ROBOT_RL_FUZZ_SEED", "1"))
 LONG_SECONDS = float(os.environ.get("ROBOT_RL_FUZZ_SECONDS", "600"))
 ANSWER_SECONDS = 20.0  # the machine may be busy; without the bound a hang would be a mere wait
-MEMORY_BYTES = 256 << 20
-OWN_BYTES = 300 << 20  # what a server may take with nothing waiting
+MOST_BYTES = 556 << 20  # of a server that is attacked
 ACTOR = 5
 
 
@@ -138,7 +136,7 @@ def fuzz(server, keys, schema, make_episode, seed, seconds):
         assert statistics["sampling_failures"] == 0, errors.decode()
         assert counts.get("internal errors", 0) == 0, errors.decode()
         assert statistics["bad_messages"] > 0
-        assert most < OWN_BYTES + MEMORY_BYTES
+        assert most < MOST_BYTES
         honest.check_store()
     # What was let in must not keep the next server, or a reader, from opening the store.
     server.kill()
@@ -173,7 +171,7 @@ def keys(request, tmp_path):
 
 @pytest.mark.parametrize("keys", [False, True], indirect=True, ids=["loopback", "keys"])
 def test_a_hostile_peer_harms_nobody(start_server, keys, schema, make_episode):
-    server = start_server(keys=keys, memory_bytes=MEMORY_BYTES)
+    server = start_server(keys=keys)
     report(fuzz(server, keys, schema, make_episode, SEED, 2.0))
 
 
@@ -181,77 +179,11 @@ def test_a_hostile_peer_harms_nobody(start_server, keys, schema, make_episode):
 @pytest.mark.timeout(LONG_SECONDS + 300)
 @pytest.mark.parametrize("keys", [False, True], indirect=True, ids=["loopback", "keys"])
 def test_a_hostile_peer_harms_nobody_for_long(start_server, keys, schema, make_episode):
-    server = start_server(keys=keys, memory_bytes=MEMORY_BYTES)
+    server = start_server(keys=keys)
     report(fuzz(server, keys, schema, make_episode, SEED, LONG_SECONDS / 2))
 
 
 # What fuzzing and reading the code have found, each with its limit.
-
-
-@pytest.fixture
-def limited(start_server, schema, make_episode):
-    """A server with little memory for what waits, and an honest client of it."""
-    server = start_server(memory_bytes=64 << 20)
-    with Honest(server, None, schema, make_episode) as honest:
-        yield server, honest
-
-
-def exhausted(server, honest, attack):
-    """Attack until all connections are cut once; return the most memory, without the start's."""
-    pid = server.process.pid
-    before = most = anonymous_bytes(pid)
-    deadline = time.monotonic() + 60
-    while honest.client.statistics()["connection_resets"] == 0:
-        assert time.monotonic() < deadline
-        attack()
-        most = max(most, anonymous_bytes(pid))
-    honest.write()
-    honest.sample()
-    honest.check_store()
-    assert server.process.poll() is None
-    return most - before
-
-
-def test_a_message_without_end_does_not_fill_the_memory(limited):
-    server, honest = limited
-    host, port = read_endpoint(server.store).address.removeprefix("tcp://").split(":")
-    part = b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)  # a long frame; more follow
-    with contextlib.ExitStack() as opened:
-        connections = []
-
-        def attack():
-            with contextlib.suppress(OSError):  # the connection is cut, which is what is wanted
-                if not connections:
-                    plain = socket.create_connection((host, int(port)), timeout=5)
-                    connections.append(opened.enter_context(plain))
-                    plain.sendall(GREETING + READY)
-                connections[0].sendall(8 * part)
-
-        assert exhausted(server, honest, attack) < 200 << 20
-
-
-def test_answers_that_nobody_reads_do_not_fill_the_memory(limited):
-    server, honest = limited
-    honest.client.put_weights("policy", 1, bytes(8 << 20))
-    context = zmq.Context()
-    with context.socket(zmq.DEALER) as greedy:
-        greedy.linger = 0
-        greedy.rcvhwm = 1
-        greedy.connect(read_endpoint(server.store).address)
-        question = build("get_weights", {"request": 1, "name": "policy", "wait": 0})
-        assert exhausted(server, honest, lambda: greedy.send_multipart(question)) < 200 << 20
-    context.term()
-
-
-def test_a_message_of_very_many_frames_keeps_nobody_waiting(limited):
-    server, honest = limited
-    context = zmq.Context()
-    with context.socket(zmq.DEALER) as hostile:
-        hostile.linger = 0
-        hostile.connect(read_endpoint(server.store).address)
-        frames = build("get_statistics", {}) + [b""] * 150_000
-        exhausted(server, honest, lambda: hostile.send_multipart(frames))
-    context.term()
 
 
 def test_tables_are_limited(client, schema):
@@ -276,7 +208,7 @@ def test_the_log_does_not_grow_with_what_is_wrong(tmp_path, start_server, schema
     context.term()
     with ReplayClient(server.store) as client:
         assert client.statistics()["bad_messages"] == 500
-    assert 0 < capfd.readouterr().err.count("bad message") <= 60
+    assert 0 < capfd.readouterr().err.count("bad message") <= 12
 
 
 @pytest.mark.faults

@@ -19,8 +19,6 @@ from robot_rl.replay import (
     ReplaySampler,
     ReplayServer,
     SampleSpec,
-    ServerBusy,
-    ServerUnreachable,
     StoreError,
     StoreReader,
     StoreReplaced,
@@ -29,13 +27,7 @@ from robot_rl.replay import (
     WireError,
     row_keys,
 )
-from robot_rl.replay.messages import CountWindows, Sample, Sampled, WindowsCounted
-from robot_rl.replay.remote_sampler import (
-    MAXIMUM_WAITING,
-    SamplingQueue,
-    SamplingRequest,
-    SamplingService,
-)
+from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
@@ -179,9 +171,9 @@ def test_the_state_of_another_store_is_refused_by_the_server_too(
     state = {**remote.state_dict(), "store": "another"}
     with pytest.raises(StoreReplaced, match="another store"):
         remote.load_state_dict(state)
-    asked = Sample(table="reach", spec=spec_of(), state=state)
+    asked = Sample(table="reach", spec=spec_of(), state=state, draw=True)
     with pytest.raises(StoreReplaced, match="another store"):
-        client.ask(asked, Sampled, timeout=5.0)
+        client.ask(asked, Sampled)
 
 
 @pytest.mark.parametrize(
@@ -337,75 +329,13 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
         actor.flush(20)
 
 
-def question(client, n_step=3):
-    message = CountWindows(table="reach", spec=spec_of(n_step=n_step), state={})
-    return SamplingRequest(client, message)
-
-
-def test_quick_requests_go_first_and_the_others_in_between():
-    queue = SamplingQueue()
-    slow = [question(b"slow%d" % number, n_step=9) for number in range(3)]
-    quick = [question(b"quick%d" % number) for number in range(5)]
-    for request in (*slow, *quick):
-        queue.put(request)
-    taken = [queue.take(lambda request: request.message.spec.n_step == 3) for _ in range(8)]
-    assert taken == [*quick[:3], slow[0], *quick[3:], slow[1], slow[2]]
-    queue.put(slow[0])
-    queue.stop()
-    assert queue.take(lambda _: True) is None
-
-
-def test_a_client_has_one_request_waiting_and_there_are_not_too_many():
-    queue = SamplingQueue()
-    queue.put(question(b"one", n_step=1))
-    queue.put(question(b"one", n_step=2))
-    assert queue.take(lambda _: True).message.spec.n_step == 2
-    for number in range(MAXIMUM_WAITING):
-        queue.put(question(b"%d" % number))
-    queue.put(question(b"0", n_step=2))
-    with pytest.raises(ServerBusy, match="ask again later"):
-        queue.put(question(b"one more"))
-
-
-def test_a_learner_that_finds_the_server_busy_asks_again(
-    server_here, schema, make_episode, monkeypatch
-):
-    server, _, _ = server_here
-    put, refused = SamplingQueue.put, []
-
-    def busy_at_first(queue, request):
-        if len(refused) < 3:
-            refused.append(request)
-            raise ServerBusy("too many clients wait for mini-batches")
-        put(queue, request)
-
-    with ReplayClient(server.address) as client:
-        client.open_session("reach", schema)
-        client.append_episode(make_episode(5))
-        client.flush(10)
-        monkeypatch.setattr(SamplingQueue, "put", busy_at_first)
-        remote = RemoteSampler(
-            ReplayClient(server.address), "reach", spec_of(), np.random.default_rng(0)
-        )
-        assert remote.visible.online == 5
-        remote.close()
-    assert len(refused) == 3
-
-
 @pytest.fixture
 def server_here(tmp_path):
     """A server in a thread of this process, so that a defect can be put into it."""
-    server, stop, failures = ReplayServer(tmp_path / "store"), threading.Event(), []
-
-    def serve():
-        try:
-            server.run(stop)
-        except ReplayError as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=serve)
+    server, stop = ReplayServer(tmp_path / "store"), threading.Event()
+    thread = threading.Thread(target=server.run, args=(stop,))
     thread.start()
-    yield server, failures, thread
+    yield server
     stop.set()
     thread.join()
 
@@ -413,7 +343,7 @@ def server_here(tmp_path):
 def test_a_defect_in_sampling_is_answered_and_counted(
     server_here, schema, make_episode, monkeypatch
 ):
-    server, _, _ = server_here
+    server = server_here
     with ReplayClient(server.address) as client:
         client.open_session("reach", schema)
         client.append_episode(make_episode(5))
@@ -431,30 +361,10 @@ def test_a_defect_in_sampling_is_answered_and_counted(
         client.append_episode(make_episode(5))
 
 
-def test_the_death_of_the_sampling_thread_ends_the_server_with_its_cause(
-    server_here, schema, make_episode, monkeypatch
-):
-    server, failures, thread = server_here
-
-    def die(*_):
-        raise SystemExit("no reason")
-
-    monkeypatch.setattr(SamplingService, "_answered", die)
-    with ReplayClient(server.address, options=FAST) as client:
-        client.open_session("reach", schema)
-        asked = CountWindows(table="reach", spec=spec_of(), state={})
-        with pytest.raises(ServerUnreachable):
-            client.ask(asked, WindowsCounted, timeout=2.0)
-    thread.join(20)
-    (failure,) = failures
-    assert "sampling thread has died" in str(failure)
-    assert "no reason" in str(failure)
-
-
 def test_a_batch_that_nobody_had_thought_of_costs_the_others_nothing(
     server_here, schema, make_episode, monkeypatch
 ):
-    server, _, _ = server_here
+    server = server_here
     store = StoreWriter.append
 
     def stumble(writer, batches):

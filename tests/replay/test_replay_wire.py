@@ -4,16 +4,13 @@ import json
 import random
 import struct
 
-import msgspec
 import numpy as np
 import pytest
 import zmq
 from fuzzing import build
 
-from robot_rl.replay import ReplayClient, RowRefused, WireError, read_endpoint
-from robot_rl.replay.messages import ANSWERS, Append, parse_episodes
-from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
-from robot_rl.replay.spool import metadata_bytes
+from robot_rl.replay import ReplayClient, RowRefused, read_endpoint
+from robot_rl.replay.messages import ANSWERS
 from robot_rl.wire.messages import PREFIX, Decoder, Refused
 
 decode = Decoder(*ANSWERS).decode
@@ -32,7 +29,7 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     spec = {"fields": [], "batch_size": 1, "n_step": 1, "discount": 1.0}
     state = {"rng": np.random.default_rng(0).bit_generator.state, "environment_steps": None}
     state |= {"store": session.store, "given": [-1, 0]}
-    sampling = {"table": "reach", "spec": spec, "state": state}
+    sampling = {"table": "reach", "spec": spec, "state": state, "draw": True}
 
     def other_schema(*fields):
         content = json.loads(schema.to_json())
@@ -51,38 +48,37 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     hostile = [
         ([b"junk"], "WireError", "not a message"),
         ([b""], "WireError", "not a message"),
-        (build("acknowledged", {}), "WireError", "'kind'"),
-        (build("append", {}), "WireError", "'table'"),
+        (build("acknowledged", {}), "WireError", "kind"),
+        (build("append", {}), "WireError", "table"),
         (build("append", {**place, "first": 0}), "WireError", "payload frames"),
         (append(row[:-1]), "WireError", "whole number of rows"),
-        (append(row, first=-1), "WireError", "'first'"),
-        (append(row, first=2**80), "WireError", "'first'"),
+        (append(row, first=-1), "WireError", "first"),
+        (append(row, first=2**80), "WireError", "first"),
         (append(row, first=3), "SequenceGap", "missing"),
         (append(row, table=77), "StoreError", "table"),
         (append(row, session=9), "SessionTaken", "never opened"),
         (append(row, owner="me"), "SessionTaken", "another writer"),
         (append(b"\xff" * len(row)), "SchemaMismatch", ""),
         (append(not_a_bool), "RowRefused", "flag"),
-        (append(row, episodes={"a": {}}), "WireError", "'episodes'"),
-        (append(row, episodes={"0": 1}), "WireError", "not a JSON object"),
-        (append(row, gap=256), "WireError", "'gap'"),
+        (append(row, episodes={"a": {}}), "WireError", "episodes"),
+        (append(row, episodes={"0": 1}), "WireError", "episodes"),
+        (append(row, gap=256), "WireError", "gap"),
         (opened("{}"), "SchemaMismatch", ""),
         (opened(other_schema()), "SchemaMismatch", ""),
         (opened(other_schema(["a", "O", []])), "SchemaMismatch", "dtype"),
         (opened(other_schema(["a", "f8", [2**40, 2**40]])), "SchemaMismatch", ""),
         (opened(other_schema(["a", "f8", []], ["a", "f8", []])), "SchemaMismatch", ""),
-        (opened("x" * 70_000), "WireError", "'schema'"),
-        (build("put_weights", {"name": "p", "version": "1"}, b"x"), "WireError", "'version'"),
-        (build("put_weights", {"name": "", "version": 1}, b"x"), "WireError", "'name'"),
+        (opened("x" * 70_000), "WireError", "schema"),
+        (build("put_weights", {"name": "p", "version": "1"}, b"x"), "WireError", "version"),
+        (build("put_weights", {"name": "", "version": 1}, b"x"), "WireError", "name"),
         (build("put_weights", {"name": "p", "version": 1}), "WireError", "payload frames"),
-        (build("get_weights", {"name": "p", "wait": 1e9}), "WireError", "'wait'"),
-        (build("get_weights", {"name": "p", "request": [1] * 999}), "WireError", "'request'"),
-        (sample({"fields": [1]}), "WireError", "'spec.fields[0]'"),
+        (build("get_weights", {"name": "p", "wait": 1e9}), "WireError", "wait"),
+        (build("get_weights", {"name": "p", "request": [1] * 999}), "WireError", "request"),
+        (sample({"fields": [1]}), "WireError", "spec.fields"),
         (sample({"n_step": 1 << 20}), "ReplayError", "n_step"),
         ([*sample(), b"x"], "WireError", "payload frames"),
         (sample(state={}), "ReplayError", "state"),
         (sample(state={**state, "environment_steps": "1"}), "ReplayError", "state"),
-        (build("count_windows", {"table": "reach", "spec": 3, "state": {}}), "WireError", "'spec'"),
     ]
     context = zmq.Context()
     with context.socket(zmq.DEALER) as socket:
@@ -157,18 +153,3 @@ def test_metadata_that_the_server_would_refuse_are_refused_before_they_are_queue
             client.append(make_episode(1)[0], metadata)
     client.append_episode(make_episode(2), {"a": deep, "b": "[{" * 20})
     client.flush(10)
-
-
-def test_client_and_server_have_one_limit_for_the_metadata_of_an_episode():
-    def parsed(text):
-        place = {"table": 0, "actor": 0, "session": 0, "owner": "o", "first": 0}
-        return parse_episodes(Append(**place, episodes={0: msgspec.Raw(text)}))
-
-    most = {"a": "x" * (MAXIMUM_EPISODE_METADATA - len('{"a": ""}'))}
-    text = metadata_bytes(most)
-    assert len(text) == MAXIMUM_EPISODE_METADATA
-    assert parsed(text) == {0: most}
-    with pytest.raises(RowRefused, match="too large"):
-        metadata_bytes({"a": most["a"] + "x"})
-    with pytest.raises(WireError, match="too large"):
-        parsed(text + b" ")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from robot_rl import wire
-from robot_rl.wire import messages
-from robot_rl.wire.errors import WireError
+from robot_rl.wire import WireError, messages
 from robot_rl.wire.messages import (
     MAGIC,
     MAXIMUM_FRAME_BYTES,
@@ -110,20 +109,20 @@ def put(**entries):
         ([put(facts={"a": "é"}).replace(b"u00e9", b"ud800")], "not JSON"),
         ([raw(b"\xff{}")], "not JSON"),
         ([raw(b"[1]")], "not an object; got: list"),
-        ([raw(b"{}")], "bad entry 'kind'"),
-        ([raw(b'{"kind": "get_lost"}')], "'kind'; got: 'get_lost'.*'put_thing', 'get_thing'"),
-        ([raw(b'{"kind": "get_thing"}')], "'get_thing' has a bad entry 'name': 'Object missing"),
-        ([put(count=-1)], "'put_thing' has a bad entry 'count'; got: -1; expected: `int` >= 0"),
-        ([put(count=2**63)], "'count'; got: 9223372036854775808; expected: `int` <="),
-        ([put(count=True)], "'count'; got: True; expected: `int`"),
-        ([put(count="1")], "'count'; got: '1'; expected: `int`"),
-        ([put(share=1.5)], "'share'; got: 1.5; expected: `float` <= 1.0"),
-        ([put(name="")], "'name'; got: ''; expected: `str` of length >= 1"),
-        ([put(name="x" * 65)], "'name'.*expected: `str` of length <= 64"),
-        ([put(name="a\nb")], r"'name'; got: 'a\\nb'; expected: printable text"),
-        ([put(shape=[3, 0])], r"'shape\[1\]'; got: \[3, 0\]; expected: `int` >= 1"),
-        ([put(facts=[1])], r"'facts'; got: \[1\]; expected: `object`"),
-        ([put(colour="red")], "'colour': 'Object contains unknown field `colour`'; got: 'red'"),
+        ([raw(b"{}")], "bad entry.*`kind`"),
+        ([raw(b'{"kind": "get_lost"}')], "'get_lost' has a bad entry.*kind"),
+        ([raw(b'{"kind": "get_thing"}')], "'get_thing' has a bad entry.*required field `name`"),
+        ([put(count=-1)], "'put_thing' has a bad entry.*`int` >= 0.*count.*got: .*'count': -1"),
+        ([put(count=2**63)], "`int` <=.*count.*got: .*9223372036854775808"),
+        ([put(count=True)], "`int`, got `bool`.*count"),
+        ([put(count="1")], "`int`, got `str`.*count"),
+        ([put(share=1.5)], "`float` <= 1.0.*share"),
+        ([put(name="")], "`str` of length >= 1.*name"),
+        ([put(name="x" * 65)], "`str` of length <= 64.*name"),
+        ([put(name="a\nb")], r"matching regex.*name.*got: .*'a\\nb'"),
+        ([put(shape=[3, 0])], r"`int` >= 1.*shape"),
+        ([put(facts=[1])], "`object`, got `array`.*facts"),
+        ([put(colour="red")], "unknown field `colour`"),
         ([put(**{"\n\x1b[31m": 1})], r"unknown field `\\n\\x1b\[31m`"),
         ([put(facts=json.loads('{"a":' * 16 + "1" + "}" * 16))], "nested too deeply"),
         ([raw(b'{"kind": "get_thing", "name": "x"}'), b""], "payload frames; got: 1; expected: 0"),
