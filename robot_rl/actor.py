@@ -38,9 +38,13 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import StoreFull
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
-from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
-from robot_rl.rewards.labels import LateLabels
-from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.rewards.wrapper import (
+    LateLabels,
+    RewardWrapper,
+    make_source,
+    make_watched_env,
+    reward_cameras,
+)
 from robot_rl.run import RunDirectory
 from robot_rl.wire import ServerUnreachable
 

@@ -17,8 +17,7 @@ from rich.table import Table
 
 from robot_rl.commands.runs import load_resolved
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.lerobot import open_lerobot
-from robot_rl.data.lerobot.layout import INFO_PATH
+from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run

@@ -17,7 +17,7 @@ from robot_rl.learning.stages.collect_reward import CollectReward
 from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.reward import Reward
 from robot_rl.learning.stages.vision import Vision
-from robot_rl.rewards.factory import make_source
+from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import CLONED, RunDirectory
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.console.link import ConsoleError
-from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.episodes import EpisodeDataset, Rows
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
-from robot_rl.data.transfer import Rows
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord

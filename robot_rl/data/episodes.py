@@ -108,7 +108,6 @@ class EpisodeWriter:
     def __init__(
         self, path: str | Path, schema: RowSchema, metadata: Mapping[str, Any] | None = None
     ) -> None:
-        """Open or create the dataset; see the class for arguments and errors."""
         self.path = Path(path)
         self.schema = schema
         if not self.path.exists() or files.is_empty_directory(self.path):
@@ -123,7 +122,6 @@ class EpisodeWriter:
         self._open_columns()
 
     def __len__(self) -> int:
-        """Return the number of committed episodes."""
         return len(self._ends)
 
     def append(
@@ -198,11 +196,9 @@ class EpisodeWriter:
             self._lock = None
 
     def __enter__(self) -> EpisodeWriter:
-        """Return the writer."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the writer."""
         self.close()
 
     def _open_columns(self) -> None:
@@ -290,7 +286,6 @@ class EpisodeDataset:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open the dataset; see the class for arguments and errors."""
         self.path = Path(path)
         self.stored_schema, self.metadata = files.read_attributes(self.path)
         self.schema = self.stored_schema.without_annotations
@@ -300,7 +295,6 @@ class EpisodeDataset:
         self._show(files.committed_ends(ends, self.path))
 
     def __len__(self) -> int:
-        """Return the number of episodes in view."""
         return len(self.episode_ends)
 
     @property

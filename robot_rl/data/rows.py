@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import (
+    ACTION_FIELDS,
+    LAST_COMMAND,
+    SCALAR_FIELDS,
     SOURCE_INTERVENTION,
     SOURCE_POLICY,
     Observation,
@@ -23,25 +26,37 @@ Instructions = Sequence[str] | None
 Seen = Mapping[str, npt.NDArray[Any]]
 Active = npt.NDArray[np.bool_] | None
 Executed = npt.NDArray[np.float32]
+_FIXED = {field.name for field in SCALAR_FIELDS} | {*ACTION_FIELDS} - {LAST_COMMAND}
 
 
-class Decision(Protocol):
-    """What was decided for one step of several episodes (slots) side by side.
+class Conclusion(Protocol):
+    """What is known of the final observations of several episodes (slots), which nobody acts on.
 
     Attributes:
-        action: (slots, d) float32 in [-1, 1], what the environment is given.
         base_action: (slots, d) float32, the frozen base's proposal, or zero.
-        chunk_index: (slots,) int16, position in the base's chunk.
-        version: (slots,) int64, version of the policy.
         features: What the policy made of its images, name → (slots, ...), for the row to carry.
     """
 
     @property
-    def action(self) -> npt.NDArray[np.float32]:
+    def base_action(self) -> npt.NDArray[np.float32]:
         """See the class."""
 
     @property
-    def base_action(self) -> npt.NDArray[np.float32]:
+    def features(self) -> Mapping[str, npt.NDArray[Any]]:
+        """See the class."""
+
+
+class Decision(Conclusion, Protocol):
+    """What was decided for one step of several episodes (slots) side by side.
+
+    Attributes:
+        action: (slots, d) float32 in [-1, 1], what the environment is given.
+        chunk_index: (slots,) int16, position in the base's chunk.
+        version: (slots,) int64, version of the policy.
+    """
+
+    @property
+    def action(self) -> npt.NDArray[np.float32]:
         """See the class."""
 
     @property
@@ -50,27 +65,6 @@ class Decision(Protocol):
 
     @property
     def version(self) -> npt.NDArray[np.int64]:
-        """See the class."""
-
-    @property
-    def features(self) -> Mapping[str, npt.NDArray[Any]]:
-        """See the class."""
-
-
-class Conclusion(Protocol):
-    """What belongs to the final observations of several episodes (slots), which nobody acts on.
-
-    Attributes:
-        base_action: (slots, d) float32, the frozen base's proposal, or zero.
-        features: As in `Decision`.
-    """
-
-    @property
-    def base_action(self) -> npt.NDArray[np.float32]:
-        """See the class."""
-
-    @property
-    def features(self) -> Mapping[str, npt.NDArray[Any]]:
         """See the class."""
 
 
@@ -84,10 +78,11 @@ class RowBuilder:
     """
 
     def __init__(self, schema: RowSchema, source: int) -> None:
-        """See the class."""
         self._schema = schema
         self._source = np.uint8(source)
-        self._zero = np.zeros(schema.action_dimension, np.float32)
+        self._zeros: Row = {
+            f.name: np.zeros(f.shape, f.dtype)[()] for f in schema.fields if f.name in _FIXED
+        }
 
     def step(
         self,
@@ -155,21 +150,9 @@ class RowBuilder:
         }
 
     def _fixed(self, episode_step: int, stamp_observation: int) -> Row:
+        """The columns of every schema: zero, but for what is known before the action."""
         return {
-            "action": self._zero,
-            "policy_action": self._zero,
-            "base_action": self._zero,
-            "chunk_index": np.int16(0),
-            "policy_version": np.int64(0),
-            "reward": np.float32(0.0),
-            "terminated": np.False_,
-            "truncated": np.False_,
-            "success": np.False_,
-            "intervened": np.False_,
-            "clamped": np.False_,
-            "is_last": np.False_,
-            "reward_version": np.int32(0),
-            "stamp_action": np.int64(0),
+            **self._zeros,
             "source": self._source,
             "episode_step": np.int32(episode_step),
             "stamp_observation": np.int64(stamp_observation),

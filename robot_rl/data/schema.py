@@ -54,7 +54,7 @@ class Field:
 # The same for every robot and task. `RowBuilder` (robot_rl/data/rows.py) writes them, for actors
 # and for recorders; a comment names who told it. In an episode's last row `is_last`, `source`,
 # `episode_step`, `stamp_observation` and `base_action` say something; the others are 0.
-_SCALAR_FIELDS = (
+SCALAR_FIELDS = (
     # What the action caused: the task's detector says it, or `reward=`, or a person.
     Field("reward", "float32"),  # in the task's own scale; a sparse one is 1 at success, else 0
     Field("terminated", "bool"),  # the episode ended for good: nothing is bootstrapped
@@ -341,7 +341,7 @@ def row_schema(
     names = tuple(action_names)
     observation = sorted(observation_fields, key=lambda f: (f.name.startswith("images/"), f.name))
     actions = tuple(Field(name, "float32", (len(names),)) for name in ACTION_FIELDS)
-    fields = (*_SCALAR_FIELDS, *actions, *observation)
+    fields = (*SCALAR_FIELDS, *actions, *observation)
     return RowSchema(task, float(control_rate_hz), names, fields)
 
 

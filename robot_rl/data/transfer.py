@@ -93,7 +93,6 @@ class DatasetEpisodes:
     """
 
     def __init__(self, path: Path, selection: Selection) -> None:
-        """Open the dataset; see the class."""
         self._dataset = EpisodeDataset(path)
         self.schema = self._dataset.stored_schema
         self.metadata = self._dataset.metadata
@@ -105,7 +104,6 @@ class DatasetEpisodes:
         ]
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
         return len(self._indices)
 
     def episodes(self) -> Iterator[Episode]:
@@ -135,7 +133,6 @@ class DatasetSink:
     """
 
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
-        """See the class."""
         self._writer = EpisodeWriter(path, schema, metadata)
         self._waiting: list[Episode] = []
         self._rows = self._bytes = 0
@@ -159,11 +156,9 @@ class DatasetSink:
             self._writer.extend(waiting)
 
     def __enter__(self) -> DatasetSink:
-        """Return the sink."""
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Write what waits, unless after an error, and release the dataset."""
         with closing(self._writer):
             if kind is None:
                 self._flush()

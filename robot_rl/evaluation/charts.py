@@ -6,6 +6,7 @@ Lines differ in dash and marker as well as in colour, so that a print in grey ca
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from robot_rl.evaluation.statistics import EvaluationResult
 
 # Okabe and Ito's palette: distinct under the common colour-vision deficiencies.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#AA4499", "#5F6B76"
@@ -45,6 +48,8 @@ _STYLE: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
 }
 
+THRESHOLD = 0.97  # success rate that counts as solved
+
 Numbers = Sequence[float]
 
 
@@ -59,99 +64,58 @@ class Series:
 
 @dataclass(frozen=True)
 class Learning:
-    """What the learning curve shows; all x in environment steps, all rates in [0, 1].
+    """What the learning curve shows.
 
     Attributes:
-        steps: Evaluations' environment steps.
-        rates: Their success rates.
-        lows: Lower interval bounds.
-        highs: Upper interval bounds.
-        baseline: Success rate of the cloned policy, or None.
-        training: Success of the training episodes, rolling.
+        evaluations: Periodic ones of the learned policy.
+        cloned: The last evaluation of the cloned policy, if there is one.
+        training: Success of the training episodes, rolling, against environment steps.
         confirmed: Steps at which the threshold was reached and confirmed, or None.
-        threshold: Success rate that counts as solved.
-        final: Final evaluation: steps, rate, lower and upper bound; or None.
+        final: The last evaluation of the learned policy, shown if it is final.
     """
 
-    steps: Numbers
-    rates: Numbers
-    lows: Numbers
-    highs: Numbers
-    baseline: float | None
-    training: Series | None
+    evaluations: Sequence[EvaluationResult]
+    cloned: EvaluationResult | None
+    training: Series
     confirmed: int | None
-    threshold: float = 0.97
-    final: tuple[float, float, float, float] | None = None
+    final: EvaluationResult | None
 
 
-def learning_curve(data: Learning, *, width: float, height: float) -> str:
-    """Draw success against environment steps; sizes in inches."""
-    with _figure("Success rate against environment steps", width, height) as (axes, svg):
-        if data.training is not None and len(data.training.x):
-            axes.plot(
-                data.training.x,
-                data.training.y,
-                color=GREY,
-                linewidth=1.0,
-                alpha=0.7,
-                label=data.training.label,
-            )
-        if len(data.steps):
-            axes.fill_between(
-                data.steps, data.lows, data.highs, color=BLUE, alpha=0.16, linewidth=0
-            )
-            axes.plot(
-                data.steps, data.rates, color=BLUE, marker="o", markersize=4, label="evaluation"
-            )
-        if data.baseline is not None:
-            axes.axhline(
-                data.baseline, color=ORANGE, linestyle="--", linewidth=1.5, label="cloned policy"
-            )
-        axes.axhline(data.threshold, color=GREEN, linestyle=":", linewidth=1.3)
-        axes.annotate(
-            f"{data.threshold:.0%}",
-            (1.0, data.threshold),
-            xycoords=("axes fraction", "data"),
-            xytext=(2, 0),
-            textcoords="offset points",
-            color=GREEN,
-            fontsize=8.5,
-            va="center",
-        )
-        if data.final is not None:
-            _final_point(axes, data.final)
+def learning_curve(data: Learning) -> str:
+    """Draw success against environment steps."""
+    with _figure("Success rate against environment steps", 9.6, 3.7) as (axes, svg):
+        line, curve, final = data.training, data.evaluations, data.final
+        axes.plot(line.x, line.y, color=GREY, linewidth=1.0, alpha=0.7, label=line.label)
+        steps = [e.environment_steps for e in curve]
+        lows, highs = [e.confidence_low for e in curve], [e.confidence_high for e in curve]
+        rates = [e.success_rate for e in curve]
+        axes.fill_between(steps, lows, highs, color=BLUE, alpha=0.16, linewidth=0)
+        axes.plot(steps, rates, color=BLUE, marker="o", markersize=4, label="evaluation")
+        if data.cloned is not None:
+            rate = data.cloned.success_rate
+            axes.axhline(rate, color=ORANGE, linestyle="--", label="cloned policy")
+        dotted: dict[str, Any] = {"color": GREEN, "linestyle": ":", "linewidth": 1.3}
+        axes.axhline(THRESHOLD, **dotted, label=f"{THRESHOLD:.0%}")
         if data.confirmed is not None:
-            axes.axvline(data.confirmed, color=GREEN, linestyle=":", linewidth=1.3)
-            axes.plot([], [], color=GREEN, linestyle=":", label=f"{data.threshold:.0%} confirmed")
+            axes.axvline(data.confirmed, **dotted)
+        if final is not None and final.seed_set == "final":
+            rate, low, high = final.success_rate, final.confidence_low, final.confidence_high
+            point: dict[str, Any] = {"color": "#102A43", "marker": "D", "linestyle": "none"}
+            error = [[rate - low], [high - rate]]
+            place = [final.environment_steps]
+            axes.errorbar(place, [rate], yerr=error, capsize=3, label="final evaluation", **point)
         axes.set_ylim(-0.02, 1.03)
         axes.set_xlim(left=0)
         axes.set_yticks(np.arange(0, 1.01, 0.2))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-        _finish(axes, "success rate", columns=2 if width < 5 else 5)
+        _finish(axes, "success rate", columns=6)
     return svg.text
-
-
-def _final_point(axes: Axes, final: tuple[float, float, float, float]) -> None:
-    steps, rate, low, high = final
-    axes.errorbar(
-        [steps],
-        [rate],
-        yerr=[[rate - low], [high - rate]],
-        color="#102A43",
-        marker="D",
-        markersize=5.5,
-        capsize=3,
-        linewidth=1.3,
-        linestyle="none",
-        label="final evaluation",
-        zorder=5,
-    )
 
 
 def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str = "") -> str:
     """Draw one small chart of lines against environment steps, from 0 to `stop`."""
     with _figure(title, 3.75, 2.35) as (axes, svg):
-        for line, (color, dash) in zip(series, _cycle(len(series)), strict=True):
+        for line, (color, dash) in zip(series, itertools.cycle(_CYCLE), strict=False):
             marker = "o" if len(line.x) < 3 else ""
             axes.plot(line.x, line.y, color=color, linestyle=dash, marker=marker, label=line.label)
         values: npt.NDArray[np.float64] = np.concatenate([np.asarray(s.y, float) for s in series])
@@ -209,10 +173,6 @@ def _finish(axes: Axes, y_label: str, *, columns: int) -> None:
             handlelength=1.8,
             columnspacing=1.4,
         )
-
-
-def _cycle(count: int) -> list[tuple[str, str]]:
-    return [_CYCLE[i % len(_CYCLE)] for i in range(count)]
 
 
 def _inline(svg: str, title: str) -> str:

@@ -9,25 +9,35 @@ from contextlib import ExitStack
 from typing import Literal
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.config import check_least, on_stepped_clock
 from robot_rl.data.policy_columns import check_fit
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorEvent
+from robot_rl.env.reset import make_reset
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.attended import AttendedRobot, succeeded
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.rewards.source import TaskReward
+from robot_rl.rewards.wrapper import (
+    RewardWrapper,
+    make_source,
+    make_watched_env,
+    reward_cameras,
+)
 
 SeedSet = Literal["periodic", "final"]
 # A robot that cuts the same episode so often in a row cannot do it.
 _MOST_CUTS = 5
+# What an operator says of the attempt, not of the policy.
+_TAKEN_BACK = (OperatorEvent.PAUSE, OperatorEvent.DISCARD)
 
 
 class EvaluationError(RobotRLError):
@@ -120,7 +130,8 @@ class Evaluator:
             raise Stopped
         results.sort(key=lambda result: result.seed)
         return EvaluationResult.of_episodes(
-            np.array([succeeded(result) for result in results]),
+            # What a person has driven is none of the policy's successes.
+            np.array([r.success and not r.intervened_steps for r in results]),
             np.array([result.seconds for result in results]),
             policy=behaviour.kind,
             seed_set=seed_set,
@@ -147,3 +158,51 @@ def check_counts(config: DictConfig) -> None:
     names = ("episodes", "final_episodes", "slots")
     least = {f"evaluation.{name}": 1 for name in names}
     check_least(config, {**least, "evaluation.seed": 0, "evaluation.final_seed": 0})
+
+
+class AttendedRobot:
+    """One robot, with its operator and the reset that it is trained with.
+
+    The task's own detector judges where there is one, else the configured reward source; the
+    operator may say `success` and `failure` as in training. An episode in which the operator drives
+    is none of the policy's successes. One that they `pause` or `discard` is made again.
+
+    Args:
+        config: The configuration.
+        note: Told of labels that do not count.
+
+    Attributes:
+        env: The environment.
+    """
+
+    def __init__(self, config: DictConfig, note: Callable[[str], None]) -> None:
+        alone = _without_simulation(config)
+        form = alone.task[alone.robot.get("task", "environment")]
+        detected = form.get("reports_success", True)
+        cameras = [] if detected else reward_cameras(alone)
+        inner, hidden = make_watched_env(alone, cameras)
+        self._operated: Intervention = make_intervention(alone, inner, make_inbox(alone))
+        self.env = RewardWrapper(
+            make_reset(alone, self._operated, lambda: False),
+            TaskReward() if detected else make_source(alone),
+            hidden=hidden,
+        )
+        self.env.on_late_label = lambda success: note(
+            f"evaluation: the label {'success' if success else 'failure'} came after the end of"
+            " its episode and does not count"
+        )
+
+    def taken_back(self) -> str | None:
+        """Why the attempt that has just ended says nothing of the policy, None if it does."""
+        event = self._operated.ended_by
+        return f"the operator said {event}" if event in _TAKEN_BACK else None
+
+
+def _without_simulation(config: DictConfig) -> DictConfig:
+    """The configuration without what trains in simulation only: its operator and the way back."""
+    replaced: dict[str, object] = {"operator": {"simulated": None}}
+    if "backward" in config.reset:
+        replaced["reset"] = {"wrapper": None}
+    merged = OmegaConf.merge(config, replaced)
+    assert isinstance(merged, DictConfig)
+    return merged

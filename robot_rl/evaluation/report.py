@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import platform
-from collections.abc import Iterable, Sequence
-from importlib import metadata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from robot_rl.data.intervals import clopper_pearson
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Learning, Series
-from robot_rl.evaluation.page import write_page
 from robot_rl.evaluation.records import (
     CLIPS,
     VIDEOS,
@@ -36,9 +34,11 @@ from robot_rl.evaluation.statistics import (
     first_confirmed,
     worse_than_cloned,
 )
+from robot_rl.processes.files import replace_text
+from robot_rl.processes.machine import describe_machine
 
 _ROLLING_EPISODES = 20
-_PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "diffusers", "zarr")
+_PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "zarr")
 _ABSENT = "\N{EN DASH}"
 _NOT_METRICS = {"environment_steps", "gradient_updates"}
 _TITLES = {
@@ -70,6 +70,32 @@ def write_report(run_directory: str | Path) -> Path:
     return write_page(path, __package__, "report.html.jinja", _content(records))
 
 
+def write_page(path: Path, package: str, template: str, content: Mapping[str, Any]) -> Path:
+    """Render a template and write it, replacing an older page as a whole.
+
+    Args:
+        path: The page.
+        package: Where the template is; it extends `page.html.jinja`.
+        template: Name of its file.
+        content: What it shows; `title` and `subtitle` among it.
+
+    Returns:
+        The path.
+    """
+    folders = [str(resources.files(name)) for name in (package, __package__)]
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    written = datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z")
+    page = environment.get_template(template).render({**content, "written": written})
+    replace_text(path, page)
+    return path
+
+
 def _content(run: RunRecords) -> dict[str, Any]:
     task = _text(run.summary.get("task"), _chosen(run.config, "task"), "unknown task")
     algorithm = _text(
@@ -77,18 +103,16 @@ def _content(run: RunRecords) -> dict[str, Any]:
     )
     seed = run.summary.get("seed", run.config.get("seed", "unknown"))
     learning = _learning(run)
-    drawn = learning.steps or learning.training
     return {
         "title": f"{task} · {algorithm}",
         "subtitle": f"Run {run.directory.name}, seed {seed}",
         "notes": [*run.notes, *_setbacks(run)],
-        "bc": _success(run, cloned=True),
-        "rl": _success(run, cloned=False),
+        "bc": _success(run.final(cloned=True)),
+        "rl": _success(run.final(cloned=False)),
         "decision": run.summary.get("decision"),
         "figures": _figures(run),
         "rolling": _ROLLING_EPISODES,
-        "learning_curve_wide": _curve(learning, 9.6, 3.7) if drawn else None,
-        "learning_curve_narrow": _curve(learning, 3.75, 3.3) if drawn else None,
+        "learning_curve": Markup(charts.learning_curve(learning)) if learning else None,
         "clips": _clips(run.directory / VIDEOS),
         "charts": _charts(run),
         "evaluations": [_row(e) for e in run.evaluations],
@@ -136,42 +160,29 @@ def _setbacks(run: RunRecords) -> list[str]:
     ]
 
 
-def _success(run: RunRecords, *, cloned: bool) -> dict[str, str]:
-    policy = "bc" if cloned else "rl"
-    result = run.final(cloned=cloned)
-    if result is not None:
-        low, high, count = result.confidence_low, result.confidence_high, result.episodes
-        rate, successes = result.success_rate, result.successes
-        seeds = "" if result.seed_set == "final" else " (periodic)"
-    elif _is_number(run.summary.get(f"{policy}_success_rate")):
-        rate, seeds = float(run.summary[f"{policy}_success_rate"]), ""
-        count = int(run.summary.get("evaluation_episodes") or 0)
-        successes = round(rate * count)
-        low, high = clopper_pearson(successes, count)
-    else:
+def _success(result: EvaluationResult | None) -> dict[str, str]:
+    if result is None:
         return {"rate": _ABSENT, "count": "not evaluated yet", "interval": ""}
+    low, high = 100 * result.confidence_low, 100 * result.confidence_high
+    seeds = "" if result.seed_set == "final" else " (periodic)"
     return {
-        "rate": _percent(rate),
-        "count": f"{successes} of {count} episodes{seeds}",
-        "interval": f"95 % interval {100 * low:.1f} to {100 * high:.1f} %",
+        "rate": _percent(result.success_rate),
+        "count": f"{result.count} episodes{seeds}",
+        "interval": f"95 % interval {low:.1f} to {high:.1f} %",
     }
 
 
 def _figures(run: RunRecords) -> list[dict[str, str]]:
     summary = run.summary
     final = run.final(cloned=summary.get("deployed") == "cloned")
-    curve = [e for e in run.periodic() if not e.cloned]
-    confirmed = summary.get("steps_to_97", _confirmed(curve))
+    confirmed = _confirmed([e for e in run.periodic() if not e.cloned])
     written = [*run.episodes, *run.learner, *(e.to_json() for e in run.evaluations)]
-    steps = summary.get("environment_steps", _largest(written, "environment_steps"))
-    updates = summary.get("gradient_updates", _largest(written, "gradient_updates"))
-    demonstrations = summary.get("demonstrations", run.config.get("demonstrations"))
     memory = summary.get("peak_memory_bytes")
     figures = [
         ("Steps to 97 %", "not reached" if confirmed is None else _count(confirmed)),
-        ("Environment steps", _count(steps)),
-        ("Gradient updates", _count(updates)),
-        ("Demonstrations", _count(demonstrations)),
+        ("Environment steps", _count(_largest(written, "environment_steps"))),
+        ("Gradient updates", _count(_largest(written, "gradient_updates"))),
+        ("Demonstrations", _count(summary.get("demonstrations"))),
         ("Mean time to success", _seconds(final.mean_seconds_to_success if final else None)),
         ("Longest run of successes", _count(final.longest_success_run if final else None)),
         ("Wall time", _duration(summary.get("wall_seconds"))),
@@ -190,37 +201,23 @@ def _confirmed(results: Sequence[EvaluationResult]) -> int | None:
     )
 
 
-def _learning(run: RunRecords) -> Learning:
-    periodic = run.periodic()
-    curve = [e for e in periodic if not e.cloned]
-    confirmed = run.summary.get("steps_to_97", _confirmed(curve))
-    baseline, final = run.final(cloned=True), run.final(cloned=False)
+def _learning(run: RunRecords) -> Learning | None:
+    """What the learning curve shows, None while there is nothing."""
+    curve = [e for e in run.periodic() if not e.cloned]
     steps, won = _columns(run.episodes, "environment_steps", "success")
+    if not curve and not steps:
+        return None
     # The first means would be of few episodes and jump.
-    full = min(_ROLLING_EPISODES, len(won)) - 1
+    full = max(0, min(_ROLLING_EPISODES, len(won)) - 1)
     rolling = charts.rolling_mean(won, _ROLLING_EPISODES)
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
     return Learning(
-        steps=[e.environment_steps for e in curve],
-        rates=[e.success_rate for e in curve],
-        lows=[e.confidence_low for e in curve],
-        highs=[e.confidence_high for e in curve],
-        baseline=run.summary.get("bc_success_rate") if baseline is None else baseline.success_rate,
-        training=training if steps else None,
-        confirmed=confirmed,
-        final=None
-        if final is None or final.seed_set != "final"
-        else (
-            final.environment_steps,
-            final.success_rate,
-            final.confidence_low,
-            final.confidence_high,
-        ),
+        evaluations=curve,
+        cloned=run.final(cloned=True),
+        training=training,
+        confirmed=_confirmed(curve),
+        final=run.final(cloned=False),
     )
-
-
-def _curve(learning: Learning, width: float, height: float) -> Markup:
-    return Markup(charts.learning_curve(learning, width=width, height=height))
 
 
 def _charts(run: RunRecords) -> list[dict[str, Any]]:
@@ -303,35 +300,9 @@ def _row(result: EvaluationResult) -> dict[str, Any]:
 
 def _facts(run: RunRecords) -> list[tuple[str, str]]:
     """Say on what the run was made; the summary's own record wins over this machine's."""
-    recorded = run.summary.get("machine")
-    facts = (
-        {_words(str(k)): str(v) for k, v in recorded.items()}
-        if isinstance(recorded, dict)
-        else {
-            "System": platform.platform(),
-            "Processor": f"{_processor()}, {os.cpu_count()} cores",
-            "Python": platform.python_version(),
-        }
-    )
-    versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
-    return [*facts.items(), ("Packages", ", ".join(versions))]
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    return platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    machine = run.summary.get("machine") or describe_machine()
+    facts = [(_words(str(k)), str(v)) for k, v in machine.items()]
+    return [*facts, ("Packages", ", ".join(f"{n} {metadata.version(n)}" for n in _PACKAGES))]
 
 
 def _percent(rate: float) -> str:

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import image
 
-from robot_rl.evaluation.page import write_page
-from robot_rl.rewards.calibration import Limits, Scored
+from robot_rl.evaluation.report import write_page
+from robot_rl.rewards.calibration import Limits, Rate, Scored, Validation
 from robot_rl.rewards.classifier import TrainedClassifier
 from robot_rl.rewards.examples import Examples
-from robot_rl.rewards.validation import Rate, Validation
 
 _PICTURES = 6
 
@@ -61,7 +60,7 @@ class RewardRecord:
             "tested_on": self.tested_on,
             "separate_test": self.separate_test,
             "warnings": list(self.warnings),
-            "held_out": self.validation.to_json(),
+            "held_out": asdict(self.validation),
         }
 
     def __str__(self) -> str:

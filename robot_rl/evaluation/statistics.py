@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -37,15 +38,7 @@ def first_confirmed(
 
     Returns:
         The steps of the first of the two, or None where no two in a row reached it.
-
-    Raises:
-        StatisticsError: The sequences differ in length.
     """
-    if len(steps) != len(rates):
-        raise StatisticsError(
-            "each evaluation needs its steps and its rate",
-            got=f"{len(steps)} steps and {len(rates)} rates",
-        )
     for step, rate, following in zip(steps, rates, rates[1:], strict=False):
         if rate >= threshold and following >= threshold:
             return int(step)
@@ -176,27 +169,14 @@ class EvaluationResult:
         cls,
         successes: npt.ArrayLike,
         seconds: npt.ArrayLike,
-        *,
-        policy: str,
-        seed_set: Literal["periodic", "final"],
-        first_seed: int,
-        environment_steps: int,
-        gradient_updates: int,
-        wall_seconds: float,
-        repeated: int = 0,
+        **facts: Any,
     ) -> EvaluationResult:
-        """Summarise finished episodes.
+        """Summarise finished episodes; what is not said here is said in the class.
 
         Args:
             successes: (n,) bool in the order of the seeds, n >= 1.
             seconds: (n,) task time of each episode, from reset to its end.
-            policy: Kind of the policy that acted.
-            seed_set: Which seeds were used.
-            first_seed: The first of them.
-            environment_steps: Training steps that the policy has seen.
-            gradient_updates: Updates that produced the policy.
-            wall_seconds: How long the evaluation took.
-            repeated: See the class.
+            **facts: Attributes that do not follow from these.
 
         Raises:
             StatisticsError: No episodes, or arrays of different lengths.
@@ -212,9 +192,6 @@ class EvaluationResult:
         count, total = int(won.sum()), len(won)
         low, high = clopper_pearson(count, total)
         return cls(
-            environment_steps=environment_steps,
-            gradient_updates=gradient_updates,
-            policy=policy,
             episodes=total,
             successes=count,
             success_rate=count / total,
@@ -222,11 +199,8 @@ class EvaluationResult:
             confidence_high=high,
             mean_seconds_to_success=float(duration[won].mean()) if count else None,
             longest_success_run=longest_run(won.tolist()),
-            seed_set=seed_set,
-            first_seed=first_seed,
-            wall_seconds=wall_seconds,
             failures=tuple(np.flatnonzero(~won).tolist()),
-            repeated=repeated,
+            **facts,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -238,18 +212,15 @@ class EvaluationResult:
         """Read a JSON object; keys that are not known are ignored.
 
         Raises:
-            StatisticsError: A key is missing.
+            StatisticsError: A key is missing, or has another type.
         """
-        names = [f.name for f in fields(cls) if f.default is MISSING]
-        missing = [name for name in names if name not in content]
-        if missing:
+        try:
+            return msgspec.convert(dict(content), cls)
+        except msgspec.ValidationError as error:
+            names = [f.name for f in fields(cls)]
             raise StatisticsError(
-                f"the evaluation lacks {missing}", got=sorted(content), expected=names
-            )
-        values = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-        against = values.get("against_cloned")
-        values["against_cloned"] = None if against is None else Comparison(**against)
-        return cls(**{**values, "failures": tuple(values["failures"])})
+                f"this is no evaluation: {error}", got=sorted(content), expected=names
+            ) from error
 
     def __str__(self) -> str:
         """Say the result in one line, as `robot-rl evaluate` prints it."""
@@ -267,71 +238,3 @@ def worse_than_cloned(results: Sequence[EvaluationResult]) -> list[int]:
     """Environment steps of the evaluations that were worse than the cloned policy beyond noise."""
     compared = [(r.environment_steps, r.against_cloned) for r in results]
     return [steps for steps, comparison in compared if comparison and comparison.worse]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledResult:
-    """Evaluations of several training seeds, counted together.
-
-    The interval treats all episodes as draws from one probability: it says how well the mixture
-    of these training runs is known, not how much runs differ; `lowest_rate` and
-    `highest_rate` show that.
-
-    Attributes:
-        runs: Number of evaluations.
-        episodes: Episodes in all.
-        successes: Successful ones in all.
-        success_rate: Their ratio.
-        confidence_low: Lower bound of the exact 95 % interval.
-        confidence_high: Upper bound.
-        lowest_rate: Success rate of the worst run.
-        highest_rate: Success rate of the best run.
-        mean_seconds_to_success: Averaged over all successful episodes.
-        longest_success_run: The longest of any run.
-    """
-
-    runs: int
-    episodes: int
-    successes: int
-    success_rate: float
-    confidence_low: float
-    confidence_high: float
-    lowest_rate: float
-    highest_rate: float
-    mean_seconds_to_success: float | None
-    longest_success_run: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object of the fields."""
-        return asdict(self)
-
-
-def pool(results: Sequence[EvaluationResult]) -> PooledResult:
-    """Count the episodes of several evaluations together.
-
-    Raises:
-        StatisticsError: There are no evaluations.
-    """
-    if not results:
-        raise StatisticsError("there is nothing to pool", expected="at least one evaluation")
-    successes = sum(r.successes for r in results)
-    episodes = sum(r.episodes for r in results)
-    low, high = clopper_pearson(successes, episodes)
-    rates = [r.success_rate for r in results]
-    seconds = math.fsum(
-        r.mean_seconds_to_success * r.successes
-        for r in results
-        if r.mean_seconds_to_success is not None
-    )
-    return PooledResult(
-        runs=len(results),
-        episodes=episodes,
-        successes=successes,
-        success_rate=successes / episodes,
-        confidence_low=low,
-        confidence_high=high,
-        lowest_rate=min(rates),
-        highest_rate=max(rates),
-        mean_seconds_to_success=seconds / successes if successes else None,
-        longest_success_run=max(r.longest_success_run for r in results),
-    )

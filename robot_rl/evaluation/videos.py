@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -44,13 +44,13 @@ class Clip:
     """The film of one episode.
 
     Attributes:
-        path: The MP4 file.
+        file: Name of the MP4 file.
         seed: The episode's.
         success: Whether the goal was reached.
         seconds: Length of the episode on the environment's clock.
     """
 
-    path: Path
+    file: str
     seed: int
     success: bool
     seconds: float
@@ -87,9 +87,6 @@ def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path
         behaviour: The policy.
         seeds: Of the episodes.
         folder: Where the files `<seed>.mp4` go.
-
-    Yields:
-        The clips, in the order of the seeds.
     """
     if not isinstance(env.robot, Filmable):
         return
@@ -100,7 +97,7 @@ def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path
     for result in rollout([filmed], runner, iter(seeds)):
         path = folder / f"{result.seed}.mp4"
         write_video(path, filmed.pictures, rate)
-        yield Clip(path, result.seed, result.success, result.seconds)
+        yield Clip(path.name, result.seed, result.success, result.seconds)
 
 
 def write_video(path: Path, pictures: Iterable[Picture], rate: Fraction) -> None:
@@ -124,11 +121,11 @@ def write_video(path: Path, pictures: Iterable[Picture], rate: Fraction) -> None
 
 
 def chosen_seeds(first: int, failures: Iterable[int], episodes: int, count: int) -> list[int]:
-    """Seeds worth watching: the first failures, then the first successes.
+    """Seeds worth watching: the first failures, then the first successes of an evaluation.
 
     Args:
-        first: Seed of the evaluation's first episode.
-        failures: Numbers of its failed episodes.
+        first: Seed of its first episode.
+        failures: Numbers of its failed episodes, from 0.
         episodes: How many it had.
         count: How many to choose.
     """
@@ -140,9 +137,6 @@ def chosen_seeds(first: int, failures: Iterable[int], episodes: int, count: int)
 
 def save_clips(clips: Iterable[Clip], folder: Path) -> None:
     """Write down which film shows what, for the report; an older list is replaced at once."""
-    facts = [
-        {"file": c.path.name, "seed": c.seed, "success": c.success, "seconds": c.seconds}
-        for c in clips
-    ]
+    facts = [asdict(clip) for clip in clips]
     folder.mkdir(parents=True, exist_ok=True)  # without a film nobody has made it
     replace_text(folder / CLIPS, json.dumps(facts, indent=2) + "\n")

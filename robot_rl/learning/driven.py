@@ -12,8 +12,7 @@ from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.reset import make_reset
 from robot_rl.env.robot_env import RobotEnvWrapper
-from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
-from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env, reward_cameras
 from robot_rl.run import RunDirectory
 
 

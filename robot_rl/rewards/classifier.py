@@ -29,13 +29,16 @@ from policies.networks import linear, seeded
 from robot_rl.data.schema import Observation
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
-from robot_rl.rewards.guard import RewardGuard
 from robot_rl.rewards.source import FIRST_MODEL, RewardError, sparse
 
 DESCRIPTION_FILE = "classifier.json"
 TENSOR_FILE = "classifier.safetensors"
+POSE = "state/tcp_pose"
 
 Array = npt.NDArray[Any]
+
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+_UNREADABLE = (*_DAMAGE, SafetensorError, RobotRLError)
 
 
 class SuccessClassifier(nn.Module):
@@ -58,7 +61,6 @@ class SuccessClassifier(nn.Module):
         *,
         generator: torch.Generator,
     ) -> None:
-        """Make the networks; see the class for the arguments."""
         super().__init__()
         self.cameras = {name: tuple(map(int, shape)) for name, shape in cameras.items()}
         if not self.cameras or frames < 1:
@@ -163,16 +165,7 @@ class TrainedClassifier:
             network.load_state_dict(load_tensors((place / TENSOR_FILE).read_bytes()))
             decision = Decision(**{name: float(v) for name, v in content["decision"].items()})
             task = str(content["task"])
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-            SafetensorError,
-            RobotRLError,
-        ) as error:
+        except _UNREADABLE as error:
             raise RewardError(
                 f"the success classifier in {place} cannot be read",
                 got=" ".join(str(error).split())[:300],
@@ -200,6 +193,56 @@ class TrainedClassifier:
         return {"task": self.task, "network": self.network.config, "decision": decision}
 
 
+class RewardGuard:
+    """Lets a success through only after several frames in a row, and after the robot has moved.
+
+    A success before the TCP has moved is no success: a camera that has turned, a light, a scene
+    that was not reset. It is held back, and `alarm` says so until the next episode.
+
+    Args:
+        consecutive_frames: Frames in a row that must show success, from 1.
+        least_motion: Distance [m] between two places of the TCP in the episode below which a
+            success is not believed; 0 believes all. Without `state/tcp_pose` all are believed.
+
+    Attributes:
+        alarm: Why a success of this episode was held back, None if none was.
+    """
+
+    def __init__(self, consecutive_frames: int, least_motion: float) -> None:
+        self._frames, self._least_motion = max(1, consecutive_frames), least_motion
+        self._seen = 0
+        self._start: npt.NDArray[np.float32] | None = None
+        self._moved = 0.0
+        self.alarm: str | None = None
+
+    def reset(self, observation: Observation) -> None:
+        """Begin an episode."""
+        self._seen, self._moved, self.alarm = 0, 0.0, None
+        pose = observation.get(POSE)
+        self._start = None if pose is None else np.array(pose[:3])
+
+    def passes(self, success: bool, observation: Observation) -> bool:
+        """Whether a frame's verdict makes the step a success.
+
+        Args:
+            success: What the frame shows.
+            observation: All that was seen with it.
+        """
+        if self._start is not None and POSE in observation:
+            distance = float(np.linalg.norm(observation[POSE][:3] - self._start))
+            self._moved = max(self._moved, distance)
+        self._seen = self._seen + 1 if success else 0
+        if self._seen < self._frames:
+            return False
+        if self._start is None or self._moved >= self._least_motion:
+            return True
+        self.alarm = (
+            f"success without motion: the arm had moved {1e3 * self._moved:.1f} mm of at least"
+            f" {1e3 * self._least_motion:.1f} mm; look at cameras, light and reset"
+        )
+        return False
+
+
 class ClassifierReward:
     """Success as a classifier of images sees it, behind a guard.
 
@@ -213,18 +256,13 @@ class ClassifierReward:
     """
 
     def __init__(self, path: str, consecutive_frames: int, least_motion: float) -> None:
-        """Load the classifier; see the class."""
         self.classifier = TrainedClassifier.load(path)
         self.version = self.classifier.version
         self._guard = RewardGuard(consecutive_frames, least_motion)
         network = self.classifier.network
         self.observed = tuple(network.cameras)
+        self.alarm: str | None = None
         self._frames: deque[Observation] = deque(maxlen=network.frames)
-
-    @property
-    def alarm(self) -> str | None:
-        """Why a success was held back in this episode."""
-        return self._guard.alarm
 
     def reset(self, observation: Observation) -> None:
         """Begin an episode: its first frame stands for those before it.
@@ -241,6 +279,7 @@ class ClassifierReward:
                     hint="set the camera as it was when the examples were collected",
                 )
         self._guard.reset(observation)
+        self.alarm = None
         self._frames.extend([observation] * (self._frames.maxlen or 1))
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
@@ -249,4 +288,6 @@ class ClassifierReward:
         images = {n: np.stack([f[n] for f in self._frames])[None] for n in self.observed}
         decision = self.classifier.decision
         shown = decision.probability(self.classifier.logits(images))[0] >= decision.threshold
-        return sparse(self._guard.passes(bool(shown), observation), task)
+        success = self._guard.passes(bool(shown), observation)
+        self.alarm = self._guard.alarm
+        return sparse(success, task)

@@ -1,41 +1,166 @@
 """Progress models: how much nearer to the goal one image is than another, and whether it is there.
 
-A model such as VLAC runs in a process of its own, with its own packages, behind the protocol of
-`robot_rl.rewards.progress_wire`; `robot_rl.rewards.progress_server` is the reference for it.
+A model such as VLAC runs in a process of its own, with its own packages, and is served there by
+`robot_rl.rewards.progress_server`. It is asked by messages as in
+`robot_rl.wire.messages`. The payload of a question is one frame of uint8 bytes for each entry of
+`images`, in its order; that of the answer has frames of n float32, one for each of the `answers`
+of the question.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import zmq
+from msgspec import Meta
 
+from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, row_keys
-from robot_rl.rewards.progress_wire import (
-    ANSWERS,
-    Compare,
-    Done,
-    Hello,
-    Images,
-    ProgressError,
-    answer_arrays,
-    check_address,
-    frames_of,
-)
-from robot_rl.wire import WireError
-from robot_rl.wire.endpoint import Endpoint, client_socket
-from robot_rl.wire.messages import Decoder, Payload, Refused, encode
+from robot_rl.wire import AddressRefused, WireError
+from robot_rl.wire.endpoint import Endpoint, check_protected, client_socket
+from robot_rl.wire.messages import Decoder, Message, Numbered, Payload, Refused, encode
 
 PROGRESS, CONFIDENCE, DONE_PROBABILITY = "progress", "progress_confidence", "done"
 
 Values = npt.NDArray[np.float32]
+MAXIMUM_CAMERAS = 16
+
+Images = Mapping[str, npt.NDArray[np.uint8]]
+Ranges = Mapping[str, tuple[float, float]]
+_Size = Annotated[int, Meta(ge=1, lt=1 << 20)]
+_Cameras = Meta(min_length=1, max_length=MAXIMUM_CAMERAS)
+
+
+class ProgressError(RobotRLError):
+    """A progress model that does not answer, or a message between it and us that is wrong."""
+
+
+class Hello(Numbered):
+    """Ask for the model's version only."""
+
+    answers: ClassVar[Ranges] = {}
+
+
+class _Images(Numbered):
+    payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_CAMERAS)
+    shape: ClassVar[str]
+    answers: ClassVar[Ranges]  # arrays of the answer and what may be in them
+
+    images: Any
+    instruction: str = ""
+
+    def arrays(self, payload: Payload) -> Images:
+        """Take the images of a question.
+
+        Raises:
+            ProgressError: They are not as they are announced.
+        """
+        if len(self.images) != len(payload) or len({s[0] for s in self.images.values()}) != 1:
+            raise ProgressError(
+                "the cameras show different numbers of images, or lack a frame",
+                got=f"{len(payload)} frames, {str(self.images)[:200]}",
+            )
+        arrays = {}
+        for (name, shape), frame in zip(self.images.items(), payload, strict=True):
+            if math.prod(shape) != len(frame):
+                raise ProgressError(
+                    f"the images {name!r} are not as they are announced",
+                    got=f"{len(frame)} bytes",
+                    expected=f"{math.prod(shape)} bytes, of shape {shape}",
+                )
+            arrays[name] = np.frombuffer(frame, np.uint8).reshape(shape)
+        return arrays
+
+
+class Compare(_Images):
+    """Ask how much nearer to the goal the second of each pair is."""
+
+    shape: ClassVar[str] = "(n, 2, H, W, 3)"
+    answers: ClassVar[Ranges] = {"delta": (-1.0, 1.0), "confidence": (0.0, 1.0)}
+    images: Annotated[dict[str, tuple[_Size, Literal[2], _Size, _Size, Literal[3]]], _Cameras]
+
+
+class Done(_Images):
+    """Ask for the probability that the task is done."""
+
+    shape: ClassVar[str] = "(n, H, W, 3)"
+    answers: ClassVar[Ranges] = {"done": (0.0, 1.0)}
+    images: Annotated[dict[str, tuple[_Size, _Size, _Size, Literal[3]]], _Cameras]
+
+
+Question = TypeVar("Question", bound=_Images)
+
+
+class Judged(Numbered):
+    """What the model says."""
+
+    payload_frames: ClassVar[tuple[int, int]] = (0, 2)
+    version: Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+QUESTIONS: tuple[type[Message], ...] = (Hello, Compare, Done)
+ANSWERS: tuple[type[Message], ...] = (Judged, Refused)
+
+
+def answer_arrays(answers: Ranges, count: int, payload: Payload) -> list[npt.NDArray[np.float32]]:
+    """Take the arrays of an answer.
+
+    Args:
+        answers: Names and ranges, as the question has them.
+        count: Number n of observations or pairs that were asked about.
+        payload: The frames.
+
+    Raises:
+        ProgressError: Another number of them, or impossible values.
+    """
+    if len(payload) != len(answers):
+        raise ProgressError(
+            "the answer of a progress model is not one", got=len(payload), expected=list(answers)
+        )
+    arrays = []
+    for (name, (low, high)), frame in zip(answers.items(), payload, strict=True):
+        whole = len(frame) == 4 * count
+        array = np.frombuffer(frame if whole else b"", np.float32)
+        if not whole or not ((array >= low) & (array <= high)).all():
+            raise ProgressError(
+                f"a progress model gave impossible values for {name!r}",
+                got=f"{len(frame)} bytes" if not whole else f"{array.min()} to {array.max()}",
+                expected=f"{count} float32 in [{low:g}, {high:g}]",
+            )
+        arrays.append(array)
+    return arrays
+
+
+def frames_of(arrays: Iterable[npt.ArrayLike], dtype: type[np.generic]) -> list[memoryview]:
+    """Make payload frames of arrays."""
+    whole = (np.ascontiguousarray(array, dtype) for array in arrays)
+    return [array.reshape(-1).view(np.uint8).data for array in whole]
+
+
+def check_address(address: str) -> None:
+    """Check that an address is on this machine: the messages are neither signed nor encrypted.
+
+    Raises:
+        ProgressError: It is not, or is none.
+    """
+    try:
+        check_protected(address, keys=False)
+    except AddressRefused as error:
+        raise ProgressError(
+            "a progress model is asked on this machine only",
+            got=address,
+            expected="tcp://127.0.0.1:PORT",
+            hint="reach one on another machine through an SSH tunnel",
+        ) from error
 
 
 class Comparison(NamedTuple):
@@ -57,9 +182,7 @@ class ProgressModel(Protocol):
         version: Of the model, from 1; other weights are another version.
     """
 
-    @property
-    def version(self) -> int:
-        """See the class."""
+    version: int
 
     def compare(self, pairs: Images, instruction: str) -> Comparison:
         """Compare pairs of observations.
@@ -90,7 +213,6 @@ class RemoteProgressModel:
     """
 
     def __init__(self, address: str, timeout_s: float = 60.0) -> None:
-        """Connect and ask for the version; see the class."""
         check_address(address)
         self._address, self._timeout = address, timeout_s
         self._context = zmq.Context()
@@ -110,7 +232,7 @@ class RemoteProgressModel:
         Raises:
             ProgressError: The server refused, did not answer in time, or answered nonsense.
         """
-        return Comparison(*self._judged(Compare.of(pairs, instruction), pairs))
+        return Comparison(*self._judged(_question(Compare, pairs, instruction), pairs))
 
     def done(self, images: Images, instruction: str) -> Values:
         """See `ProgressModel`.
@@ -118,7 +240,7 @@ class RemoteProgressModel:
         Raises:
             ProgressError: As `compare`.
         """
-        return self._judged(Done.of(images, instruction), images)[0]
+        return self._judged(_question(Done, images, instruction), images)[0]
 
     def close(self) -> None:
         """Hang up."""
@@ -126,11 +248,9 @@ class RemoteProgressModel:
         self._context.term()
 
     def __enter__(self) -> Self:
-        """Return the model."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Hang up."""
         self.close()
 
     def _judged(self, question: Compare | Done, images: Images) -> list[Values]:
@@ -156,8 +276,12 @@ class RemoteProgressModel:
         raise ProgressError(
             f"no progress model answers at {self._address}",
             got=f"nothing within {self._timeout:g} s",
-            hint="start its server; python -m robot_rl.rewards.progress_server is the reference",
+            hint="start its server; examples/4_reward/progress.py is one",
         )
+
+
+def _question(kind: type[Question], images: Images, instruction: str) -> Question:
+    return kind(images={n: array.shape for n, array in images.items()}, instruction=instruction)
 
 
 def annotate_progress(

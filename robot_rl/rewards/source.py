@@ -30,17 +30,9 @@ class RewardSource(Protocol):
         alarm: What is wrong with the rewards of this episode, None while nothing is.
     """
 
-    @property
-    def version(self) -> int:
-        """See the class."""
-
-    @property
-    def observed(self) -> tuple[str, ...]:
-        """See the class."""
-
-    @property
-    def alarm(self) -> str | None:
-        """See the class."""
+    version: int
+    observed: tuple[str, ...]
+    alarm: str | None
 
     def reset(self, observation: Observation) -> None:
         """Begin an episode with its first observation."""
@@ -72,15 +64,10 @@ class TaskReward:
         return task
 
 
-class HumanReward:
+class HumanReward(TaskReward):
     """Nothing but what a person says: the wrapper takes labels, whatever the source is."""
 
     version = HUMAN_VERSION
-    observed: tuple[str, ...] = ()
-    alarm: str | None = None
-
-    def reset(self, observation: Observation) -> None:
-        """Nothing to begin."""
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
         """No reward; an episode that the task gives up as failed is over."""
@@ -109,7 +96,6 @@ class PoseReward:
         steps: int = 1,
         key: str = "state/tcp_pose",
     ) -> None:
-        """Check the numbers; see the class."""
         self._pose, self._tolerance = np.array(pose, float), np.array(position_tolerance, float)
         norm = float(np.linalg.norm(self._pose[3:])) if self._pose.shape == (7,) else 0.0
         if abs(norm - 1.0) > 1e-3 or self._tolerance.shape != (3,) or steps < 1:

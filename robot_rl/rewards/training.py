@@ -73,7 +73,6 @@ class ClassifierTrainer:
         options: ClassifierTraining,
         seed: int,
     ) -> None:
-        """Read the positives and some negatives; see the class."""
         self._network, self._examples, self._episodes = network, examples, list(episodes)
         self._options = options
         self._rng = np.random.default_rng(seed)

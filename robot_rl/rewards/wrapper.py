@@ -1,19 +1,40 @@
-"""The one wrapper that decides rewards in the actor: it asks the source, and listens to people."""
+"""The one wrapper that decides rewards in the actor: it asks the source, and listens to people.
+
+What people say of an episode that is stored already becomes an annotation of its rows.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
+from policies import registry
 from robot_rl.data.schema import Observation, RowSchema
+from robot_rl.env.factory import make_env
 from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.task import Outcome
+from robot_rl.errors import RobotRLError
+from robot_rl.replay.errors import AnnotationRefused, StoreFull
+from robot_rl.replay.records import ROW_KEY_DTYPE
+from robot_rl.replay.server_place import ServerPlace
+from robot_rl.replay.sessions import OpenSession
+from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardSource, check_observed
+from robot_rl.wire import ServerUnreachable
+
+Config = Mapping[str, Any]
+
+_PATIENCE_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
 
 
 class RewardWrapper(RobotEnvWrapper):
@@ -45,7 +66,6 @@ class RewardWrapper(RobotEnvWrapper):
         *,
         hidden: Iterable[str] = (),
     ) -> None:
-        """See the class."""
         super().__init__(env)
         self._source = source
         self._hidden = frozenset(hidden)
@@ -112,3 +132,98 @@ def _label(info: Mapping[str, Any]) -> bool | None:
     said: OperatorInput = info.get("operator", NOTHING)
     labels = [e for e in said.events if e in (OperatorEvent.SUCCESS, OperatorEvent.FAILURE)]
     return labels[-1] is OperatorEvent.SUCCESS if labels else None
+
+
+def make_source(config: Config) -> RewardSource:
+    """Make the configured source.
+
+    Raises:
+        RewardError: Its model cannot be read.
+    """
+    source: RewardSource = registry.make(config["reward"]["source"])
+    return source
+
+
+def reward_cameras(config: Config) -> list[Mapping[str, Any]]:
+    """Cameras that the configured source needs, as `observation.cameras` describes cameras."""
+    return list(config["reward"]["cameras"])
+
+
+def make_watched_env(
+    config: Config, cameras: Iterable[Mapping[str, Any]]
+) -> tuple[RobotEnv, frozenset[str]]:
+    """Make the configured environment with cameras for the reward beside those of the policy.
+
+    Args:
+        config: The configuration.
+        cameras: As `observation.cameras`; one of a name that is there already is not added.
+
+    Returns:
+        The environment, and the observation names that are there for the reward alone.
+    """
+    observed = {camera["name"] for camera in config["observation"]["cameras"]}
+    further = [camera for camera in cameras if camera["name"] not in observed]
+    names = {f"images/{camera['name']}{kind}" for camera in further for kind in ("", "_depth")}
+    return make_env(config, further), frozenset(names)
+
+
+class LateLabels:
+    """Annotates the episode that an actor has sent last, without keeping its loop waiting.
+
+    What somebody says becomes the annotation `reward` of the episode's rows. Learning that asks for
+    it (`reward.annotation=reward`) takes the newest: 1 at the last action after a success, which
+    then ends the episode as one that is said in time does, else 0.
+
+    Args:
+        place: Where the server is; each label has a connection of its own.
+        table: Name of the table.
+        session: The actor's.
+        note: Told of a label that is lost.
+    """
+
+    def __init__(
+        self, place: ServerPlace, table: str, session: OpenSession, note: Callable[[str], None]
+    ) -> None:
+        self._place, self._table, self._session, self._note = place, table, session, note
+        self._first = self._last = session.next_sequence
+        self._threads: list[threading.Thread] = []
+
+    def note_row(self, sequence: int, *, begins: bool) -> None:
+        """Remember a row that was sent, and whether an episode begins with it."""
+        self._first = sequence if begins else self._first
+        self._last = sequence
+
+    def tell(self, success: bool) -> None:
+        """Take what somebody says of the last episode; never waits."""
+        keys = np.empty(self._last + 1 - self._first, ROW_KEY_DTYPE)
+        keys["table"], keys["actor"] = self._session.table, self._session.actor
+        keys["session"] = self._session.number
+        keys["sequence"] = np.arange(self._first, self._last + 1)
+        thread = threading.Thread(
+            target=self._store, args=(keys, success), name="late-label", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """Wait until all labels are stored or given up."""
+        for thread in self._threads:
+            thread.join()
+
+    def _store(self, keys: npt.NDArray[np.void], success: bool) -> None:
+        rewards = np.zeros(len(keys), np.float32)
+        rewards[-2:-1] = float(success)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                with self._place.client() as client:
+                    # A later label has a larger version, whoever gives it.
+                    client.annotate(self._table, LABELS, time.time_ns(), keys, rewards)
+                return None
+            except (AnnotationRefused, ServerUnreachable, StoreFull) as problem:
+                # The rows may still be on their way.
+                if time.monotonic() > deadline:
+                    return self._note(f"a label of the last episode is lost: {problem}")
+            except RobotRLError as problem:
+                return self._note(f"a label of the last episode is lost: {problem}")
+            time.sleep(_RETRY_SECONDS)

@@ -248,7 +248,7 @@ def test_statistics_are_those_of_the_frames(folder: Path):
 
 
 def test_long_recordings_are_cut_into_several_files(folder: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("robot_rl.data.lerobot.layout.EPISODES_PER_FILE", 1)
+    monkeypatch.setattr("robot_rl.data.lerobot.EPISODES_PER_FILE", 1)
     source = DatasetEpisodes(folder / "recorded.zarr", Selection())
     (tmp_path / "small").mkdir()
     with LeRobotSink(tmp_path / "small", source.schema, source.metadata) as sink:

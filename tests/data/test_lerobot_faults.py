@@ -75,21 +75,6 @@ def slow_down(path: Path) -> None:
             lambda p: edit(p, lambda c: c.update(fps=30)),
             ["'fps'", "got: 30", "expected: 12.5"],
         ),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c["features"]["action"].update(shape=[7])),
-            ["'action'", "'shape': [7]", "'shape': [3]"],
-        ),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c["features"].pop("observation.state")),
-            ["'observation.state'"],
-        ),
-        (
-            INFO,
-            lambda p: edit(p, lambda c: c["features"]["observation.state"]["names"].reverse()),
-            ["'observation.state'"],
-        ),
         (INFO, lambda p: edit(p, lambda c: c.update(data_path="{nothing}")), ["path template"]),
         (
             "meta/robot_rl.json",

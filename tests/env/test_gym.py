@@ -190,7 +190,7 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path):
     actor = GaussianTanh(1, 2, [4], generator=seeded(0))
     interface = Interface("tests/Drawn-v0", 10.0, env.schema.action_names)
     (clip,) = film(env, Behaviour(GaussianPolicy(encoder, actor), interface), [3], tmp_path)
-    with av.open(str(clip.path)) as film_file:
+    with av.open(str(tmp_path / clip.file)) as film_file:
         frames = sum(1 for _ in film_file.decode(video=0))
     assert frames >= clip.seconds * 10 > 0
 

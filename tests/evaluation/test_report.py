@@ -241,11 +241,6 @@ def test_one_file_is_enough(run, name):
     assert "Configuration" in Page(write_report(run)).text
 
 
-def test_rates_of_the_summary_serve_where_the_evaluations_are_gone(run):
-    (run / "evaluations.jsonl").unlink()
-    assert "98.5 % 197 of 200 episodes 95 % interval 95.7" in Page(write_report(run)).text
-
-
 def test_broken_files_are_named_in_the_report(run):
     (run / "summary.json").write_text('{"task": ')
     (run / "config.yaml").write_text("task: [peg")

@@ -19,7 +19,6 @@ from robot_rl.evaluation.statistics import (
     StatisticsError,
     first_confirmed,
     longest_run,
-    pool,
 )
 
 
@@ -148,17 +147,6 @@ def test_incomplete_evaluations_are_refused():
         EvaluationResult.from_json({"policy": "residual"})
     with pytest.raises(StatisticsError, match="one success and one duration"):
         evaluation(0, episodes=0)
-
-
-def test_pooling_counts_all_episodes_and_shows_the_worst_seed():
-    pooled = pool([evaluation(10, seconds=1.0), evaluation(9, seconds=3.0), evaluation(0)])
-    assert (pooled.runs, pooled.successes, pooled.episodes) == (3, 19, 30)
-    assert (pooled.confidence_low, pooled.confidence_high) == clopper_pearson(19, 30)
-    assert (pooled.lowest_rate, pooled.highest_rate) == (0.0, 1.0)
-    assert pooled.mean_seconds_to_success == pytest.approx((10 * 1.0 + 9 * 3.0) / 19)
-    assert pooled.longest_success_run == 10
-    with pytest.raises(StatisticsError, match="nothing to pool"):
-        pool([])
 
 
 def on_scenes(won, first=100, steps=500):

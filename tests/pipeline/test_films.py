@@ -47,12 +47,12 @@ def test_a_package_that_cannot_encode_films_is_noted_after_the_result(capsys, mo
 
 def test_a_full_disk_leaves_the_list_of_films_that_was_there(tmp_path):
     """The largest file size stands for the disk: the kernel refuses the write in the middle."""
-    videos.save_clips([videos.Clip(tmp_path / "7.mp4", 7, True, 1.0)], tmp_path)
+    videos.save_clips([videos.Clip("7.mp4", 7, True, 1.0)], tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
         with pytest.raises(OSError, match="File too large"):
-            videos.save_clips([videos.Clip(tmp_path / "8.mp4", 8, True, 1.0)], tmp_path)
+            videos.save_clips([videos.Clip("8.mp4", 8, True, 1.0)], tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [clip["seed"] for clip in json.loads((tmp_path / "clips.json").read_text())] == [7]

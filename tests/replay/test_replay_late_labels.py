@@ -6,7 +6,7 @@ from store_writing import sampler_of
 
 from robot_rl.replay import StoreReader, row_keys
 from robot_rl.replay.server_place import ServerPlace
-from robot_rl.rewards.labels import LateLabels
+from robot_rl.rewards.wrapper import LateLabels
 
 
 @pytest.fixture

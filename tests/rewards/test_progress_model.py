@@ -14,9 +14,14 @@ import zmq
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.processes.signals import StopEvent
-from robot_rl.rewards.progress import Comparison, RemoteProgressModel, judge_episode
-from robot_rl.rewards.progress_server import GoalImages, serve_progress
-from robot_rl.rewards.progress_wire import ANSWERS, ProgressError
+from robot_rl.rewards.progress import (
+    ANSWERS,
+    Comparison,
+    ProgressError,
+    RemoteProgressModel,
+    judge_episode,
+)
+from robot_rl.rewards.progress_server import serve_progress
 from robot_rl.wire.messages import MAGIC, PREFIX, WIRE_VERSION, Decoder, Refused
 
 BRIGHT, DARK = 200, 10
@@ -26,18 +31,22 @@ def plain(*levels, size=4):
     return np.stack([np.full((size, size, 3), level, np.uint8) for level in levels])
 
 
-class Model(GoalImages):
-    """The toy; some questions go wrong."""
+class Model:
+    """Brightness is progress; some questions go wrong."""
 
-    def __init__(self):
-        super().__init__({"images/front": plain(BRIGHT)}, {"images/front": plain(DARK)})
+    version = 1
 
     def compare(self, pairs, instruction):
         if instruction == "fail":
             raise ValueError("this model has had enough")
         if instruction == "lie":
             return Comparison(np.array([7.0]), np.array([0.5]))
-        return super().compare(pairs, instruction)
+        level = pairs["images/front"].mean((2, 3, 4))
+        delta = (level[:, 1] - level[:, 0]) / (BRIGHT - DARK)
+        return Comparison(delta, np.ones(len(delta)))
+
+    def done(self, images, instruction):
+        return images["images/front"].mean((1, 2, 3)) / BRIGHT
 
 
 @contextlib.contextmanager
@@ -97,7 +106,7 @@ def test_a_model_that_fails_or_lies_is_an_error_and_the_next_question_is_answere
         model.compare(pair, "fail")
     with pytest.raises(ProgressError, match=r"delta.*7\.0.*\[-1, 1\]"):
         model.compare(pair, "lie")
-    with pytest.raises(ProgressError, match=r"1, 4, 4, 3.*\(n, 2, H, W, 3\)"):
+    with pytest.raises(ProgressError, match=r"refused.*images"):
         model.compare({"images/front": plain(DARK)}, "")
     assert model.compare(pair, "").delta[0] == 1.0
 
@@ -176,7 +185,7 @@ def test_nobody_there_is_an_error():
         RemoteProgressModel("tcp://127.0.0.1:1", 0.2)
 
 
-def test_the_reference_server_serves_a_recording(tmp_path):
+def test_the_example_serves_a_recording(tmp_path, checkout):
     schema = row_schema("light", [Field("images/front", "uint8", (4, 4, 3))], ["x"], 10.0)
     with EpisodeWriter(tmp_path / "demonstrations.zarr", schema) as writer:
         rows = []
@@ -188,8 +197,7 @@ def test_the_reference_server_serves_a_recording(tmp_path):
     process = subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "robot_rl.rewards.progress_server",
+            str(checkout / "examples/4_reward/progress.py"),
             "tcp://127.0.0.1:0",
             str(tmp_path / "demonstrations.zarr"),
         ],

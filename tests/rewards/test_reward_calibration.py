@@ -11,12 +11,14 @@ from robot_rl.rewards.calibration import (
     best_run,
     calibrate,
     choose_threshold,
+    first_success,
     fit_platt,
     most_mistakes,
     upper_bound,
+    validate,
+    weaknesses,
 )
 from robot_rl.rewards.examples import FrameLabels
-from robot_rl.rewards.validation import first_success, validate, weaknesses
 
 LIMITS = Limits(frames=0.01, episodes=0.02, consecutive_frames=2)
 

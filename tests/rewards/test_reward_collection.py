@@ -19,8 +19,13 @@ from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.learning.stages.collect_reward import ExampleCollector, collect_by_operator
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.rewards.collection import CollectionOptions, Lingering, StallingController
-from robot_rl.rewards.examples import REACTION_FRAMES, Examples
+from robot_rl.rewards.examples import (
+    REACTION_FRAMES,
+    CollectionOptions,
+    Examples,
+    Lingering,
+    StallingController,
+)
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from robot_rl.rewards.guard import RewardGuard
+from robot_rl.rewards.classifier import RewardGuard
 
 
 def seen(z):

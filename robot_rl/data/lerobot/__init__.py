@@ -40,16 +40,45 @@ Reading and writing need the packages of the extra `lerobot`; importing this mod
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robot_rl.data.schema import RowSchema
+import numpy as np
+
+from robot_rl.data.episodes import Rows
+from robot_rl.data.schema import Array, Field, RowSchema, SchemaMismatch
 from robot_rl.errors import RobotRLError
 
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import LeRobotEpisodes
     from robot_rl.data.lerobot.writer import LeRobotSink
+
+
+VERSION = "v3.0"
+INFO_PATH = "meta/info.json"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+STATISTICS_PATH = "meta/stats.json"
+TASKS_PATH = "meta/tasks.parquet"
+OWN_PATH = "meta/robot_rl.json"
+FILES_PER_CHUNK = 1000
+EPISODES_PER_FILE = 100
+
+STATE = "observation.state"
+ENVIRONMENT_STATE = "observation.environment_state"
+DONE = "next.done"
+VIDEO = "video"
+_IMAGES = "images/"
+_OBJECT_POSES = "state/object_poses"
+_OUTCOMES = ("reward", "terminated", "truncated", "success")
+# Not every rate is a whole number; 29.97 must not become a fraction that no video can hold.
+_LARGEST_DENOMINATOR = 1001
 
 
 class PackagesMissing(RobotRLError):
@@ -91,3 +120,131 @@ def _missing(error: ModuleNotFoundError) -> Exception:
         f"LeRobot datasets need the package {error.name!r}, which is not installed",
         hint="pip install 'robot_rl[lerobot]'",
     )
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature of a LeRobot dataset.
+
+    Attributes:
+        key: Its name.
+        dtype: NumPy's name, or ``"video"``.
+        shape: Of one frame; (n,), or (height, width, 3) of a camera.
+        names: What the numbers are called, where they have names.
+        fields: The fields of a row that it holds, each flattened, side by side.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+    fields: tuple[Field, ...] = ()
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is a camera."""
+        return self.dtype == VIDEO
+
+    def values(self, rows: Rows) -> Array:
+        """Return its values in rows: (rows, n), or (rows, height, width, 3) of a camera."""
+        columns: list[Array] = [rows[field.name] for field in self.fields]
+        if self.is_video:
+            return columns[0]
+        return np.concatenate([column.reshape(len(rows), -1) for column in columns], axis=1)
+
+    def put(self, values: Array, rows: Rows) -> None:
+        """Put what `values` returned back into rows."""
+        if self.is_video:
+            rows[self.fields[0].name] = values
+            return
+        start = 0
+        for field in self.fields:
+            stop = start + math.prod(field.shape)
+            rows[field.name] = values[:, start:stop].reshape(len(rows), *field.shape)
+            start = stop
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entry of `meta/info.json`."""
+        names = None if self.names is None else list(self.names)
+        return {"dtype": self.dtype, "shape": list(self.shape), "names": names}
+
+
+INDEX_FEATURES = (
+    Feature("timestamp", "float32", (1,)),
+    *(
+        Feature(name, "int64", (1,))
+        for name in ("frame_index", "episode_index", "index", "task_index")
+    ),
+)
+
+
+def features_of(schema: RowSchema) -> tuple[Feature, ...]:
+    """Return the features that hold the rows of a schema.
+
+    Raises:
+        SchemaMismatch: A camera gives no RGB pictures, or two fields would have one name.
+    """
+    state: list[Field] = []
+    features: list[Feature] = []
+    for field in schema.fields:
+        if field.name == "is_last":  # there is no final frame
+            continue
+        if field.name.startswith(_IMAGES):
+            features.append(_camera(field))
+        elif field.name == _OBJECT_POSES:
+            features.append(_vector(ENVIRONMENT_STATE, (field,)))
+        elif field.name.startswith("state/") and field.dtype == "float32":
+            state.append(field)
+        elif field.name == "action":
+            features.append(_vector("action", (field,), schema.action_names))
+        elif field.name in _OUTCOMES:
+            features.append(_vector(f"next.{field.name}", (field,)))
+        else:
+            features.append(_vector(f"complementary_info.{_dotted(field.name)}", (field,)))
+    if state:
+        features.append(_vector(STATE, tuple(state)))
+    features = [*features, Feature(DONE, "bool", (1,)), *INDEX_FEATURES]
+    for first, second in itertools.pairwise(sorted(feature.key for feature in features)):
+        if first == second:
+            raise SchemaMismatch(
+                "two fields have one name in a LeRobot dataset",
+                got=first,
+                expected="names that differ when each slash is a dot",
+            )
+    return tuple(sorted(features, key=lambda feature: feature.key))
+
+
+def frame_rate(schema: RowSchema) -> Fraction:
+    """Return the frames per second of the recording, as videos need it."""
+    return Fraction(schema.control_rate_hz).limit_denominator(_LARGEST_DENOMINATOR)
+
+
+def _camera(field: Field) -> Feature:
+    if field.dtype != "uint8" or len(field.shape) != 3 or field.shape[2] != 3:
+        raise SchemaMismatch(
+            f"the field {field.name!r} cannot become a video",
+            got=f"{field.dtype} {field.shape}",
+            expected="RGB pictures: uint8 (height, width, 3)",
+            hint="format=zarr keeps any field",
+        )
+    key = f"observation.images.{_dotted(field.name.removeprefix(_IMAGES))}"
+    return Feature(key, VIDEO, field.shape, ("height", "width", "channels"), (field,))
+
+
+def _vector(key: str, fields: tuple[Field, ...], names: tuple[str, ...] | None = None) -> Feature:
+    """Lay fields of one dtype side by side."""
+    width = sum(math.prod(field.shape) for field in fields)
+    if names is None and width > 1:
+        names = tuple(name for field in fields for name in _element_names(field))
+    return Feature(key, fields[0].dtype, (width,), names, fields)
+
+
+def _element_names(field: Field) -> list[str]:
+    name = _dotted(field.name.removeprefix("state/"))
+    if math.prod(field.shape) == 1:
+        return [name]
+    return [".".join((name, *map(str, index))) for index in np.ndindex(field.shape)]
+
+
+def _dotted(name: str) -> str:
+    return name.replace("/", ".")

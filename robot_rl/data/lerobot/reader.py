@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from av.video.stream import VideoStream
 
+from robot_rl.data import lerobot as layout
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode, NotADataset, Rows
-from robot_rl.data.lerobot import layout
-from robot_rl.data.lerobot.layout import Feature, check_features, features_of, frame_rate
+from robot_rl.data.lerobot import Feature, features_of, frame_rate
 from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
 from robot_rl.data.transfer import close_episode
 
@@ -38,7 +38,6 @@ class LeRobotEpisodes:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the metadata; see the class."""
         self._path = path
         information = _read_json(path, layout.INFO_PATH)
         version = information.get("codebase_version")
@@ -54,8 +53,6 @@ class LeRobotEpisodes:
         self.metadata = dict(own.get("metadata") or {})
         _check_rate(path, information, self.schema)
         self._features = features_of(self.schema)
-        described = information.get("features")
-        check_features(described if isinstance(described, dict) else {}, self._features)
         self._rate = frame_rate(self.schema)
         self._templates = {
             "data": str(information.get("data_path")),
@@ -64,7 +61,6 @@ class LeRobotEpisodes:
         self._records = self._read_records(information.get("total_episodes"))
 
     def __len__(self) -> int:
-        """Return the number of episodes in the dataset."""
         return len(self._records)
 
     @property

@@ -17,10 +17,10 @@ from av.container import OutputContainer
 from av.video.frame import PictureType
 from av.video.stream import VideoStream
 
+from robot_rl.data import lerobot as layout
 from robot_rl.data._episode_files import DatasetWriteFailed, write_errors
 from robot_rl.data.episodes import Episode
-from robot_rl.data.lerobot import layout
-from robot_rl.data.lerobot.layout import Feature, features_of, frame_rate
+from robot_rl.data.lerobot import Feature, features_of, frame_rate
 from robot_rl.data.schema import Array, RowSchema
 
 Statistics = dict[str, Array]
@@ -52,7 +52,6 @@ class LeRobotSink:
     """
 
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
-        """Begin the dataset; see the class."""
         self._path, self._schema, self._metadata = path, schema, dict(metadata)
         self._features = features_of(schema)
         self._rate = frame_rate(schema)
@@ -104,11 +103,9 @@ class LeRobotSink:
             self._write_file()
 
     def __enter__(self) -> Self:
-        """Return the sink."""
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Complete the dataset, or only close the files after an error."""
         try:
             if kind is None:
                 self._complete()
@@ -221,7 +218,6 @@ class VideoFile:
     """
 
     def __init__(self, rate: Fraction) -> None:
-        """Write nothing yet; see the class."""
         self._rate = rate
         self._open: tuple[Path, OutputContainer, VideoStream] | None = None
         self._frames = 0

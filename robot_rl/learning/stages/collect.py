@@ -20,9 +20,8 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.teleoperation import TeleoperatedSession
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.rewards.factory import make_source, make_watched_env, reward_cameras
 from robot_rl.rewards.source import HUMAN_VERSION
-from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env, reward_cameras
 from robot_rl.run import DEMONSTRATIONS, RunDirectory
 
 _MOST_FAILURES = 200

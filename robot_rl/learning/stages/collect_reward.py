@@ -26,17 +26,16 @@ from robot_rl.errors import RobotRLError
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.rewards.collection import (
+from robot_rl.rewards.examples import (
     OPERATOR,
+    REACTION_FRAMES,
     CollectionOptions,
     Lingering,
     OperatorDetector,
     StallingController,
 )
-from robot_rl.rewards.examples import REACTION_FRAMES
-from robot_rl.rewards.factory import make_watched_env
 from robot_rl.rewards.source import RewardError
-from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.rewards.wrapper import RewardWrapper, make_watched_env
 from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory, load_policy
 
 _MOST_VAIN = 200

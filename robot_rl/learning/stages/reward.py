@@ -16,11 +16,10 @@ from robot_rl.evaluation.reward_report import RewardRecord, write_reward_report
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.rewards.calibration import Limits, Scored, calibrate
+from robot_rl.rewards.calibration import Limits, Scored, calibrate, validate, weaknesses
 from robot_rl.rewards.classifier import SuccessClassifier, TrainedClassifier
 from robot_rl.rewards.examples import Examples
 from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score_all
-from robot_rl.rewards.validation import validate, weaknesses
 from robot_rl.run import EXAMPLES, REWARD
 
 RECORD = "reward.json"
