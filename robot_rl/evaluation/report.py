@@ -41,16 +41,6 @@ _ROLLING_EPISODES = 20
 _PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "zarr")
 _ABSENT = "\N{EN DASH}"
 _NOT_METRICS = {"environment_steps", "gradient_updates"}
-_TITLES = {
-    "critic_loss": "Critic loss",
-    "actor_loss": "Actor loss",
-    "imitation_loss": "Imitation loss",
-    "temperature": "Temperature",
-    "entropy": "Policy entropy",
-    "update_to_data": "Update-to-data ratio",
-    "updates_per_second": "Updates per second",
-    "replay_transitions": "Transitions in replay",
-}
 
 
 def write_report(run_directory: str | Path) -> Path:
@@ -67,24 +57,22 @@ def write_report(run_directory: str | Path) -> Path:
     """
     records = read_run(Path(run_directory))
     path = records.directory / "report.html"
-    return write_page(path, __package__, "report.html.jinja", _content(records))
+    return write_page(path, "report.html.jinja", _content(records))
 
 
-def write_page(path: Path, package: str, template: str, content: Mapping[str, Any]) -> Path:
+def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
     """Render a template and write it, replacing an older page as a whole.
 
     Args:
         path: The page.
-        package: Where the template is; it extends `page.html.jinja`.
-        template: Name of its file.
+        template: Name of its file, which is here and extends `page.html.jinja`.
         content: What it shows; `title` and `subtitle` among it.
 
     Returns:
         The path.
     """
-    folders = [str(resources.files(name)) for name in (package, __package__)]
     environment = Environment(
-        loader=FileSystemLoader(folders),
+        loader=FileSystemLoader(str(resources.files(__package__))),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -97,10 +85,8 @@ def write_page(path: Path, package: str, template: str, content: Mapping[str, An
 
 
 def _content(run: RunRecords) -> dict[str, Any]:
-    task = _text(run.summary.get("task"), _chosen(run.config, "task"), "unknown task")
-    algorithm = _text(
-        run.summary.get("algorithm"), _chosen(run.config, "algorithm"), "unknown algorithm"
-    )
+    chosen = {**(run.config.get("choices") or {}), **run.summary}
+    task, algorithm = (chosen.get(word) or f"unknown {word}" for word in ("task", "algorithm"))
     seed = run.summary.get("seed", run.config.get("seed", "unknown"))
     learning = _learning(run)
     return {
@@ -115,7 +101,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "learning_curve": Markup(charts.learning_curve(learning)) if learning else None,
         "clips": _clips(run.directory / VIDEOS),
         "charts": _charts(run),
-        "evaluations": [_row(e) for e in run.evaluations],
+        "evaluations": run.evaluations,
         "facts": _facts(run),
         "configuration": run.configuration,
     }
@@ -133,19 +119,6 @@ def _clips(folder: Path) -> list[dict[str, Any]]:
         words = f"seed {fact['seed']}: {outcome} after {fact['seconds']:.1f} s"
         clips.append({"uri": f"data:video/mp4;base64,{content}", "words": words})
     return clips
-
-
-def _chosen(config: dict[str, Any], group: str) -> str | None:
-    """Name of what a configuration group holds: its own `name`, or the choice on record."""
-    content, choices = config.get(group), config.get("choices")
-    if isinstance(content, dict):
-        recorded = choices.get(group) if isinstance(choices, dict) else None
-        return content.get("name") or recorded
-    return None if content is None else str(content)
-
-
-def _text(*candidates: object) -> str:
-    return next(str(c) for c in candidates if c)
 
 
 def _setbacks(run: RunRecords) -> list[str]:
@@ -246,18 +219,14 @@ def _charts(run: RunRecords) -> list[dict[str, Any]]:
 def _metrics(learner: Sequence[Record]) -> Iterable[tuple[str, list[Series]]]:
     """Group the learner's numbers: Q values share a chart, every other metric has its own."""
     names = {k for r in learner for k, v in r.items() if _is_number(v)} - _NOT_METRICS
-    values = sorted(n for n in names if n == "q" or n.startswith("q_"))
-    known = [n for n in _TITLES if n in names]
-    others = sorted(names - set(values) - set(known))
-    losses = [n for n in (*known, *others) if n.endswith("loss")]
-    rest = [n for n in (*known, *others) if n not in losses]
-    groups = [[n] for n in losses] + ([values] if values else []) + [[n] for n in rest]
-    for group in groups:
-        title = "Q values" if group is values else _TITLES.get(group[0], _words(group[0]))
-        yield (
-            title,
-            [Series(_words(name), *_columns(learner, "environment_steps", name)) for name in group],
-        )
+    groups: dict[str, list[str]] = {}
+    # Losses come first.
+    for name in sorted(names, key=lambda name: (not name.endswith("loss"), name)):
+        title = "Q values" if name == "q" or name.startswith("q_") else _words(name)
+        groups.setdefault(title, []).append(name)
+    for title, group in groups.items():
+        lines = [(_words(name), *_columns(learner, "environment_steps", name)) for name in group]
+        yield title, [Series(*line) for line in lines]
 
 
 def _columns(records: Sequence[Record], x: str, y: str) -> tuple[list[float], list[float]]:
@@ -276,26 +245,6 @@ def _is_number(value: Any) -> bool:
 def _words(name: str) -> str:
     words = name.replace("_", " ")
     return words[:1].upper() + words[1:]
-
-
-def _row(result: EvaluationResult) -> dict[str, Any]:
-    low, high = 100 * result.confidence_low, 100 * result.confidence_high
-    return {
-        "policy": f"{'cloned' if result.cloned else 'learned'} {result.policy}"
-        f"{', final' if result.seed_set == 'final' else ''}",
-        "final": result.seed_set == "final",
-        "steps": _count(result.environment_steps),
-        "updates": _count(result.gradient_updates),
-        "successes": f"{result.successes} / {result.episodes}",
-        "rate": _percent(result.success_rate),
-        "interval": f"{low:.1f} to {high:.1f} %",
-        "low": f"{low:.2f}",
-        "span": f"{high - low:.2f}",
-        "at": f"{100 * result.success_rate:.2f}",
-        "longest": result.longest_success_run,
-        "seconds": _seconds(result.mean_seconds_to_success),
-        "took": _seconds(result.wall_seconds),
-    }
 
 
 def _facts(run: RunRecords) -> list[tuple[str, str]]:

@@ -115,7 +115,7 @@ def write_reward_report(
         "facts": list(facts.items()),
         "galleries": _galleries(examples, scored, decision.threshold),
     }
-    return write_page(run / "reward.html", __package__, "reward.html.jinja", content)
+    return write_page(run / "reward.html", "reward.html.jinja", content)
 
 
 def _galleries(

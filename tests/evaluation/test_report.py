@@ -173,12 +173,12 @@ def test_the_configuration_is_shown_in_full(finished):
 
 def test_each_evaluation_is_a_row_of_the_table(finished):
     assert [tag for tag, _ in finished.elements].count("tr") == 1 + len(EVALUATIONS)
-    assert "cloned diffusion, final 0 0 80 / 200 40 %" in finished.text
-    assert "learned residual 1,500 4,500 97 / 100 97 % 91.5 to 99.4 %" in finished.text
+    assert "cloned diffusion, final 0 0 80 / 200 40.0 %" in finished.text
+    assert "learned residual 1,500 4,500 97 / 100 97.0 % 91.5 to 99.4 %" in finished.text
 
 
 def test_every_metric_of_the_learner_has_a_chart(finished):
-    for title in ("Critic loss", "Actor loss", "Q values", "Temperature", "Update-to-data ratio",
+    for title in ("Critic loss", "Actor loss", "Q values", "Temperature", "Update to data",
                   "Stored gradient noise", "Mean time to success"):  # fmt: skip
         assert title in finished.text
     assert "Q mean" in finished.text
