@@ -107,7 +107,7 @@ class EpisodeLibrary:
             )
         if place == DEMONSTRATIONS:
             dataset = EpisodeDataset(self._demonstrations)
-            return Recording(listed, dataset.schema, dataset.rows(number))
+            return Recording(listed, dataset.schema, dataset.whole(number).rows)
         with StoreReader(self._store) as reader:
             record = next(r for r in reader.episodes(listed.table) if r.identifier == number)
             rows = reader.read_episode(listed.table, record)

@@ -350,8 +350,8 @@ class EpisodeDataset:
         """
         return self._columns(index, self.schema)
 
-    def rows(self, index: int) -> npt.NDArray[Any]:
-        """Read one episode with its annotations, shape (T + 1,) of `stored_schema`'s dtype.
+    def whole(self, index: int) -> Episode:
+        """Read one episode with its annotations: rows of `stored_schema`'s dtype.
 
         Raises:
             IndexError, DatasetDamaged: As `episode`.
@@ -360,7 +360,13 @@ class EpisodeDataset:
         rows = np.empty(len(columns["is_last"]), self.stored_schema.dtype)
         for name, column in columns.items():
             rows[name] = column
-        return rows
+        return Episode(
+            rows,
+            int(self.seeds[index]),
+            self.instructions[index],
+            bool(self.successes[index]),
+            int(self.sources[index]),
+        )
 
     def _columns(self, index: int, schema: RowSchema) -> dict[str, Array]:
         if not 0 <= index < len(self):

@@ -53,15 +53,15 @@ class Selection:
 
 
 class EpisodeSource(Protocol):
-    """Gives whole episodes of one schema."""
+    """Gives whole episodes of one schema.
 
-    @property
-    def schema(self) -> RowSchema:
-        """Columns of the rows."""
+    Attributes:
+        schema: Columns of the rows.
+        metadata: JSON values that describe the recording.
+    """
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """JSON values that describe the recording."""
+    schema: RowSchema
+    metadata: Mapping[str, Any]
 
     def __len__(self) -> int:
         """Return the most episodes that `episodes` may yield."""
@@ -95,7 +95,7 @@ class DatasetEpisodes:
     def __init__(self, path: Path, selection: Selection) -> None:
         self._dataset = EpisodeDataset(path)
         self.schema = self._dataset.stored_schema
-        self.metadata = self._dataset.metadata
+        self.metadata: Mapping[str, Any] = self._dataset.metadata
         facts = zip(self._dataset.sources, self._dataset.successes, strict=True)
         self._indices = [
             index
@@ -112,15 +112,8 @@ class DatasetEpisodes:
         Raises:
             DatasetDamaged: Rows are missing or fail their checksum.
         """
-        dataset = self._dataset
         for index in self._indices:
-            yield Episode(
-                dataset.rows(index),
-                int(dataset.seeds[index]),
-                dataset.instructions[index],
-                bool(dataset.successes[index]),
-                int(dataset.sources[index]),
-            )
+            yield self._dataset.whole(index)
 
 
 class DatasetSink:

@@ -268,5 +268,5 @@ def test_many_short_episodes_are_written_in_few_blocks(path, monkeypatch):
             sink.add(Episode(rows, seed, "", success=False, source=1))
     dataset = EpisodeDataset(path)
     assert dataset.seeds.tolist() == list(range(400))
-    np.testing.assert_array_equal(dataset.rows(399), rows)
+    np.testing.assert_array_equal(dataset.whole(399).rows, rows)
     assert len(writes) <= 2 * (len(schema.fields) + 6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -50,7 +50,7 @@ class LeRobotEpisodes:
             )
         own = _read_json(path, layout.OWN_PATH)
         self.schema = RowSchema.from_json(json.dumps(own.get("schema")))
-        self.metadata = dict(own.get("metadata") or {})
+        self.metadata: Mapping[str, Any] = dict(own.get("metadata") or {})
         _check_rate(path, information, self.schema)
         self._features = features_of(self.schema)
         self._rate = frame_rate(self.schema)
