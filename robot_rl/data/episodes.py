@@ -157,6 +157,9 @@ class EpisodeWriter:
     def extend(self, episodes: Sequence[Episode]) -> int:
         """Add finished episodes at once, which is many times quicker than one at a time.
 
+        For a dataset that is moved into place when it is complete: to be killed in here may damage
+        it, as the ends of several episodes are not committed together.
+
         Returns:
             Index of the first.
 
