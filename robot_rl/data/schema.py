@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -103,7 +103,7 @@ class RowSchema:
     control_rate_hz: float
     action_names: tuple[str, ...]
     fields: tuple[Field, ...]
-    version: int = field(default=SCHEMA_VERSION)
+    version: int = SCHEMA_VERSION
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -113,10 +113,8 @@ class RowSchema:
     @cached_property
     def observation_names(self) -> tuple[str, ...]:
         """Names of the observation columns, in order; what was commanded before is one of them."""
-        observed = ("state/", "images/")
-        return tuple(
-            f.name for f in self.fields if f.name.startswith(observed) or f.name == LAST_COMMAND
-        )
+        observed = ("state/", "images/", LAST_COMMAND)
+        return tuple(f.name for f in self.fields if f.name.startswith(observed))
 
     def with_fields(self, extra: Iterable[Field]) -> RowSchema:
         """The same schema with further columns, before the images."""
@@ -164,12 +162,10 @@ class RowSchema:
     @cached_property
     def annotations(self) -> tuple[Field, ...]:
         """What `with_annotations` was given."""
-        end = "/value"
-        return tuple(
-            replace(f, name=f.name.removeprefix(ANNOTATION).removesuffix(end))
-            for f in self.fields
-            if f.name.startswith(ANNOTATION) and f.name.endswith(end)
-        )
+        found = [f for f in self.fields if f.name.startswith(ANNOTATION)]
+        names = [f.name.removeprefix(ANNOTATION).rpartition("/") for f in found]
+        parts = zip(found, names, strict=True)
+        return tuple(replace(f, name=name) for f, (name, _, part) in parts if part == "value")
 
     @property
     def action_dimension(self) -> int:
@@ -277,11 +273,11 @@ class RowSchema:
             content = json.loads(text)
             version = int(content["version"])
             schema = cls(
-                task=str(content["task"]),
-                control_rate_hz=float(content["control_rate_hz"]),
-                action_names=tuple(str(name) for name in content["action_names"]),
-                fields=tuple(_read_field(*field) for field in content["fields"]),
-                version=version,
+                str(content["task"]),
+                float(content["control_rate_hz"]),
+                tuple(str(name) for name in content["action_names"]),
+                tuple(_read_field(*field) for field in content["fields"]),
+                version,
             )
             _ = schema.dtype  # NumPy's limits on names and shapes
             if not 0 < schema.control_rate_hz < math.inf:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,20 +155,6 @@ def score(network: SuccessClassifier, episode: ExampleEpisode) -> Scored:
         for at in range(0, len(rows), _CHUNK)
     ]
     return Scored(episode.index, np.concatenate(parts).astype(np.float64), episode.labels)
-
-
-def score_all(
-    network: SuccessClassifier,
-    examples: Examples,
-    episodes: Iterable[int],
-    on_progress: Progress = lambda done: None,
-) -> list[Scored]:
-    """Give the logits of all frames of some episodes."""
-    scored = []
-    for index in episodes:
-        scored.append(score(network, examples.episode(index)))
-        on_progress(len(scored))
-    return scored
 
 
 def _joined(parts: Sequence[Images]) -> Images:

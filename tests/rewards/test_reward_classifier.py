@@ -18,7 +18,7 @@ from robot_rl.rewards.classifier import (
 )
 from robot_rl.rewards.examples import Examples
 from robot_rl.rewards.source import RewardError
-from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score_all
+from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score
 
 HEIGHT, WIDTH = 16, 20
 CAMERA = "images/front"
@@ -110,7 +110,7 @@ def test_it_learns_what_success_looks_like(recording, frames):
         return learner
 
     learner = trained()
-    scored = score_all(learner, recording, held_out)
+    scored = [score(learner, recording.episode(index)) for index in held_out]
     positive = np.concatenate([s.positives for s in scored])
     negative = np.concatenate([s.negatives for s in scored])
     assert positive.min() > negative.max()

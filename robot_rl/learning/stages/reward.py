@@ -19,7 +19,7 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.calibration import Limits, Scored, calibrate, validate, weaknesses
 from robot_rl.rewards.classifier import SuccessClassifier, TrainedClassifier
 from robot_rl.rewards.examples import Examples
-from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score_all
+from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score
 from robot_rl.run import EXAMPLES, REWARD
 
 RECORD = "reward.json"
@@ -113,4 +113,8 @@ def _scored(
 ) -> list[Scored]:
     with WorkProgress(len(episodes), "episodes") as progress:
         progress.phase(words)
-        return score_all(network, examples, episodes, progress.update)
+        scored = []
+        for index in episodes:
+            scored.append(score(network, examples.episode(index)))
+            progress.update(len(scored))
+        return scored
