@@ -75,7 +75,6 @@ def slow_down(path: Path) -> None:
             lambda p: edit(p, lambda c: c.update(fps=30)),
             ["'fps'", "got: 30", "expected: 12.5"],
         ),
-        (INFO, lambda p: edit(p, lambda c: c.update(data_path="{nothing}")), ["path template"]),
         (
             "meta/robot_rl.json",
             lambda p: edit(p, lambda c: c["schema"].update(version=99)),

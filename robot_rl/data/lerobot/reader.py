@@ -33,7 +33,7 @@ class LeRobotEpisodes:
 
     Raises:
         NotADataset: There is none, or one that `robot-rl export` did not write.
-        DatasetError: Another version of the layout, another rate, or a feature that differs.
+        DatasetError: Another version of the layout, or another rate.
         DatasetDamaged: A file cannot be read.
     """
 
@@ -51,13 +51,15 @@ class LeRobotEpisodes:
         own = _read_json(path, layout.OWN_PATH)
         self.schema = RowSchema.from_json(json.dumps(own.get("schema")))
         self.metadata: Mapping[str, Any] = dict(own.get("metadata") or {})
-        _check_rate(path, information, self.schema)
+        if information.get("fps") != self.schema.control_rate_hz:
+            raise DatasetError(
+                f"{path / layout.INFO_PATH}: 'fps' is not the rate of the recording",
+                got=information.get("fps"),
+                expected=self.schema.control_rate_hz,
+                hint="a dataset cannot be imported at another rate than it was recorded at",
+            )
         self._features = features_of(self.schema)
         self._rate = frame_rate(self.schema)
-        self._templates = {
-            "data": str(information.get("data_path")),
-            "videos": str(information.get("video_path")),
-        }
         self._records = self._read_records(information.get("total_episodes"))
 
     def __len__(self) -> int:
@@ -86,7 +88,7 @@ class LeRobotEpisodes:
                 f: opened.enter_context(_Video(self._rate)) for f in self._features if f.is_video
             }
             for record in self._records:
-                path = self._file("data", "data", record)
+                path = self._file(layout.DATA_PATH, "data", record)
                 if path != data:
                     table = _read_table(path, [feature.key for feature in tabular])
                     data, first = path, record["dataset_from_index"]
@@ -95,7 +97,8 @@ class LeRobotEpisodes:
                     prefix = f"videos/{feature.key}"
                     start = float(record[f"{prefix}/from_timestamp"])
                     pictures: Array = np.empty((len(rows), *feature.shape), np.uint8)
-                    video.read(self._file("videos", prefix, record, feature.key), start, pictures)
+                    path = self._file(layout.VIDEO_PATH, prefix, record, feature.key)
+                    video.read(path, start, pictures)
                     feature.put(pictures, rows)
                 closed = close_episode(rows, self.schema.observation_names)
                 if closed is not None:
@@ -129,15 +132,9 @@ class LeRobotEpisodes:
                 feature.put(values, rows)
         return rows
 
-    def _file(self, kind: str, prefix: str, record: dict[str, Any], key: str = "") -> Path:
+    def _file(self, template: str, prefix: str, record: dict[str, Any], key: str = "") -> Path:
         place = {name: record[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
-        try:
-            return self._path / self._templates[kind].format(video_key=key, **place)
-        except (KeyError, ValueError, IndexError) as error:
-            raise DatasetDamaged(
-                f"{self._path / layout.INFO_PATH} has a path template that cannot be filled in",
-                got=self._templates[kind],
-            ) from error
+        return self._path / template.format(video_key=key, **place)
 
     def _read_records(self, total: object) -> list[dict[str, Any]]:
         """Read what is known of each episode, in order."""
@@ -273,16 +270,6 @@ def _read_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, IndexError, pa.ArrowException, av.FFmpegError) as error:
         raise DatasetDamaged(f"{path} cannot be read", got=repr(error)[:500], hint=_COPY) from error
-
-
-def _check_rate(path: Path, information: dict[str, Any], schema: RowSchema) -> None:
-    if information.get("fps") != schema.control_rate_hz:
-        raise DatasetError(
-            f"{path / layout.INFO_PATH}: 'fps' is not the rate of the recording",
-            got=information.get("fps"),
-            expected=schema.control_rate_hz,
-            hint="a dataset cannot be imported at another rate than it was recorded at",
-        )
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
