@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivers.errors import DriverError, DriverTimeout
-from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
+from robot_rl.env.sim.task import put_in_world
+from robot_rl.env.sim.world import GripperMotor, SceneState
 from robot_rl.env.task import Task
 from robot_rl.processes.waiting import wait_until
 
@@ -36,7 +37,7 @@ class WorldCopy:
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor, namespace: str) -> None:
-        self.world = make_world(simulated(task), model, gripper)
+        self.world = put_in_world(task, model, gripper).world
         self._client: RosClient | None = None
         self._sensor: Sensor | None = None
         self._scene = SceneState(self.world)

@@ -15,8 +15,8 @@ from drivers.arm.base import ArmState, Vector, check_free
 from drivers.errors import DriverError, Stale
 from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.sim.robot import FINGER_STROKE
-from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
-from robot_rl.env.sim.world import ARM_JOINTS
+from robot_rl.env.sim.task import put_in_world
+from robot_rl.env.sim.world import ARM_JOINTS, GripperMotor, SceneState
 from robot_rl.env.task import Task
 from robot_rl.safety import Compliance
 
@@ -78,8 +78,8 @@ class SimArm:
         stale_after_s: float = 0.5,
         seed: int = 0,
     ) -> None:
-        self.task = simulated(task)
-        self._world = make_world(self.task, model, gripper)
+        self.task = put_in_world(task, model, gripper)
+        self._world = self.task.world
         self._scene = SceneState(self._world)
         self._home_joints = np.array(home_joints)
         self._has_gripper = GRIPPER_ACTION in self.task.action_names

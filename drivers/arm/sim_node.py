@@ -3,7 +3,7 @@
 Beside what `drivers.arm.node` does:
 
     publishes   sim/state (JointState: the stamp; frame_id is the model's fingerprint, and position
-                is the vector of `robot_rl.env.sim.scene.SceneState`), object_poses (PoseArray),
+                is the vector of `robot_rl.env.sim.world.SceneState`), object_poses (PoseArray),
                 task/success (Bool)
     subscribes  sim/gripper_command (Float64: 0 open to 1 closed)
     services    sim/reset (Trigger): begins the episode of the parameter `episode_seed`

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivers.errors import DriverError, DriverTimeout
-from robot_rl.calibration.intrinsics import Intrinsics
+from robot_rl.calibration.board import Intrinsics
 
 Image = npt.NDArray[np.uint8]
 Depth = npt.NDArray[np.uint16]

@@ -7,7 +7,7 @@ from typing import Any
 from drivers.gripper.base import GripperState, check_position
 from drivers.sim_world import WorldCopy
 from robot_rl.env.sim.robot import FINGER_STROKE
-from robot_rl.env.sim.scene import GripperMotor
+from robot_rl.env.sim.world import GripperMotor
 from robot_rl.env.task import Task
 
 _RATE_HZ = 50.0

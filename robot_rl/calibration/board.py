@@ -1,10 +1,12 @@
-"""The calibration board: ChArUco, a chessboard whose white squares hold markers.
+"""The calibration board, ChArUco, and how the camera that sees it projects.
 
-A part of it is enough, and it cannot be taken for itself turned round.
+The board is a chessboard whose white squares hold markers: a part of it is enough, and it cannot be
+taken for itself turned round.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +17,9 @@ from policies.extras import require
 from robot_rl.errors import RobotRLError
 
 _LEAST_CORNERS = 6
+_LEAST_VIEWS = 8
+# Views in which the board is seen from the front say nothing of the focal length [pixels].
+_LARGEST_RESIDUAL = 2.0
 
 
 class CalibrationError(RobotRLError):
@@ -26,34 +31,21 @@ class BoardNotFound(CalibrationError):
 
 
 class Corners(NamedTuple):
-    """Where inner corners of the board were seen.
+    """Where inner corners of the board were seen."""
 
-    Attributes:
-        points: float64 (n, 3), on the board: x along its columns, y along its rows, z = 0 [m].
-        pixels: float64 (n, 2), in the picture.
-    """
-
-    points: npt.NDArray[np.float64]
-    pixels: npt.NDArray[np.float64]
+    points: npt.NDArray[np.float64]  # (n, 3), on the board: along columns and rows, z = 0 [m]
+    pixels: npt.NDArray[np.float64]  # (n, 2), in the picture
 
 
 @dataclass(frozen=True)
 class Board:
-    """A ChArUco board.
+    """A ChArUco board."""
 
-    Attributes:
-        columns: Squares along x.
-        rows: Squares along y.
-        square: Side of a square [m]; measure it after printing.
-        marker: Side of a marker [m].
-        dictionary: OpenCV's name of the set of markers.
-    """
-
-    columns: int = 7
-    rows: int = 5
-    square: float = 0.03
-    marker: float = 0.022
-    dictionary: str = "DICT_5X5_100"
+    columns: int = 7  # squares along x
+    rows: int = 5  # squares along y
+    square: float = 0.03  # side of a square [m]; measure it after printing
+    marker: float = 0.022  # side of a marker [m]
+    dictionary: str = "DICT_5X5_100"  # OpenCV's name of the set of markers
 
     def __post_init__(self) -> None:
         """Check the measures."""
@@ -80,10 +72,7 @@ class Board:
         return np.asarray(image, np.uint8)
 
     def find(self, image: npt.NDArray[np.uint8]) -> Corners:
-        """Find the board's corners.
-
-        Args:
-            image: uint8 (H, W, 3) RGB.
+        """Find the board's corners in an image, uint8 (H, W, 3) RGB.
 
         Raises:
             BoardNotFound: Fewer than 6 corners are seen, or all on one line.
@@ -120,3 +109,57 @@ class Board:
             )
         dictionary = aruco.getPredefinedDictionary(getattr(aruco, self.dictionary))
         return aruco.CharucoBoard((self.columns, self.rows), self.square, self.marker, dictionary)
+
+
+@dataclass(frozen=True)
+class Intrinsics:
+    """How the colour camera projects: u = fx · x/z + cx, v = fy · y/z + cy, after distortion."""
+
+    width: int  # pixels
+    height: int  # pixels
+    fx: float  # focal length [pixels]
+    fy: float  # focal length [pixels]
+    cx: float  # principal point [pixels]
+    cy: float  # principal point [pixels]
+    # k1, k2, p1, p2, k3 of Brown and Conrady, as OpenCV and ROS's `plumb_bob` order them.
+    distortion: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """The camera matrix (3, 3)."""
+        return np.array([[self.fx, 0.0, self.cx], [0.0, self.fy, self.cy], [0.0, 0.0, 1.0]])
+
+
+def estimate(views: Sequence[Corners], width: int, height: int) -> Intrinsics:
+    """Estimate how a camera projects, with OpenCV's calibrateCamera.
+
+    Args:
+        views: At least 8, the board tilted and all over the picture.
+        width: Of the pictures [pixels].
+        height: Of the pictures [pixels].
+
+    Raises:
+        CalibrationError: Too few views, or none that determine it.
+    """
+    if len(views) < _LEAST_VIEWS:
+        raise CalibrationError(
+            "there are too few views to estimate the camera's intrinsics",
+            got=len(views),
+            expected=f"{_LEAST_VIEWS} or more, better 20",
+            hint="tilt the board by 20 to 40 degrees and bring it to all parts of the picture",
+        )
+    points = [view.points.astype(np.float32) for view in views]
+    pixels = [view.pixels.astype(np.float32) for view in views]
+    residual, matrix, distortion, _, _ = require("cv2", "calibrate").calibrateCamera(
+        points, pixels, (width, height), None, None
+    )
+    k1, k2, p1, p2, k3 = (float(value) for value in distortion.ravel()[:5])
+    inside = 0.0 <= matrix[0, 2] <= width and 0.0 <= matrix[1, 2] <= height
+    if not (residual <= _LARGEST_RESIDUAL and inside):
+        raise CalibrationError(
+            "the camera's intrinsics do not follow from these views",
+            got=f"residual {residual:.1f} pixels, centre {matrix[0, 2]:.0f}, {matrix[1, 2]:.0f}",
+            expected=f"at most {_LARGEST_RESIDUAL} pixels, and a centre within {width}×{height}",
+            hint="tilt the board more, bring it to all parts of the picture, keep it flat",
+        )
+    fx, fy, cx, cy = (float(matrix[i, j]) for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    return Intrinsics(width, height, fx, fy, cx, cy, (k1, k2, p1, p2, k3))

@@ -19,59 +19,39 @@ from scipy.optimize import least_squares
 from scipy.spatial.transform import Rotation
 
 from policies.extras import require
-from robot_rl.calibration.board import CalibrationError, Corners
-from robot_rl.calibration.intrinsics import Intrinsics
+from robot_rl.calibration.board import CalibrationError, Corners, Intrinsics
 
 Matrix = npt.NDArray[np.float64]
-MOUNTS = ("wrist", "fixed")
-LEAST_VIEWS = 5
+_MOUNTS = ("wrist", "fixed")
+_LEAST_VIEWS = 5
 # The arm must have turned about two axes by about this much, or X is not determined [rad].
 _LEAST_TURN = np.deg2rad(5.0)
 
 
 class View(NamedTuple):
-    """One picture of the board, and where the arm was.
+    """One picture of the board, and where the arm was."""
 
-    Attributes:
-        name: Of the picture, for messages.
-        tcp_pose: (7,) of the TCP in the base frame, m and quaternion xyzw.
-        corners: What was found in it.
-    """
-
-    name: str
-    tcp_pose: Matrix
-    corners: Corners
+    name: str  # of the picture, for messages
+    tcp_pose: Matrix  # (7,) of the TCP in the base frame, m and quaternion xyzw
+    corners: Corners  # what was found in it
 
 
 @dataclass(frozen=True)
 class Residual:
-    """How well views, poses and result agree.
+    """How well views, poses and result agree, as root mean squares."""
 
-    Attributes:
-        pixels: Root mean square of the corners' distance from where they should be [pixels].
-        translation: Of the board's position, each view's against the common one, root mean
-            square [m].
-        rotation: Of its orientation [rad].
-        worst_view: Name of the view with the largest error of position.
-        worst_translation: That error [m].
-    """
-
-    pixels: float
-    translation: float
-    rotation: float
-    worst_view: str
-    worst_translation: float
+    pixels: float  # of the corners' distance from where they should be
+    translation: float  # of the board's position, each view's against the common one [m]
+    rotation: float  # of its orientation [rad]
+    worst_view: str  # name of the view with the largest error of position
+    worst_translation: float  # that error [m]
 
 
 class HandEye(NamedTuple):
-    """Result of a hand-eye calibration.
+    """Result of a hand-eye calibration."""
 
-    Attributes:
-        pose: (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the
-            TCP for a wrist camera, in the base frame for a fixed one.
-        residual: How well it fits.
-    """
-
+    # (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the TCP for a
+    # wrist camera, in the base frame for a fixed one.
     pose: Matrix
     residual: Residual
 
@@ -87,13 +67,13 @@ def solve(views: Sequence[View], intrinsics: Intrinsics, mount: str) -> HandEye:
     Raises:
         CalibrationError: Too few views, or motion from which the pose does not follow.
     """
-    if mount not in MOUNTS:
-        raise CalibrationError("an unknown mount", got=mount, expected=f"one of {MOUNTS}")
-    if len(views) < LEAST_VIEWS:
+    if mount not in _MOUNTS:
+        raise CalibrationError("an unknown mount", got=mount, expected=f"one of {_MOUNTS}")
+    if len(views) < _LEAST_VIEWS:
         raise CalibrationError(
             "there are too few views of the board",
             got=len(views),
-            expected=f"{LEAST_VIEWS} or more, better 15",
+            expected=f"{_LEAST_VIEWS} or more, better 15",
             hint="turn the gripper by 20 to 40 degrees about different axes between them",
         )
     tcp = np.array([to_matrix(view.tcp_pose) for view in views])

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.extras import require
-from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError
+from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
 from robot_rl.calibration.hand_eye import View
-from robot_rl.calibration.intrinsics import Intrinsics
 
 Image = npt.NDArray[np.uint8]
 

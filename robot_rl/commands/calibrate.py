@@ -16,10 +16,8 @@ import yaml
 from PIL import Image as Picture
 
 from policies import registry
-from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError
+from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics, estimate
 from robot_rl.calibration.hand_eye import HandEye, View, solve
-from robot_rl.calibration.intrinsics import Intrinsics
-from robot_rl.calibration.lens import estimate
 from robot_rl.calibration.views import ViewFolder
 from robot_rl.processes.files import replace_text
 from robot_rl.safety import rotations

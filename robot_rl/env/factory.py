@@ -124,16 +124,12 @@ def make_intervention(
         # Where nobody knows the true state there is neither; the error is about the expert.
         known = config["task"]["expert"] is not None
         part = "hand" if known and "hand" in config["task"] else "expert"
-        attendants.append(
-            registry.make(
-                operator["simulated"],
-                inbox=inbox,
-                hand=make_expert(
-                    config, env, part, imperfections=registry.make(operator["imperfections"])
-                ),
-                control_rate_hz=float(config["control_rate_hz"]),
-            )
-        )
+        flaws = registry.make(operator["imperfections"])
+        hand = make_expert(config, env, part, imperfections=flaws)
+        rate = float(config["control_rate_hz"])
+        settings = operator["simulated"]
+        person = registry.make(settings, inbox=inbox, hand=hand, control_rate_hz=rate)
+        attendants.append(person)
     if config["teleop"]["device"] is not None:
         attendants.append(_make_device_attendant(config, env.schema.action_names, inbox))
     operated = Intervention(env, inbox, float(operator["hand_back_s"]), attendants)

@@ -6,8 +6,10 @@ termination and truncation, and the success that its info reports.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ from robot_rl.safety import rotations
 SUCCESS_KEYS = ("success", "is_success", "succeed")
 _SEEDS = 2**31
 _RENDER_MODE, _FILMED = "render_mode", "rgb_array"
+_NOTHING_YET = Outcome(0.0, terminated=False, truncated=False, success=False)
 
 
 class GymError(RobotRLError):
@@ -61,7 +64,7 @@ class GymTask:
             GymError: Neither the configuration nor the environment has a limit.
         """
         self._robot = robot
-        self.time_limit_steps = self.time_limit_steps or robot.max_episode_steps or 0
+        self.time_limit_steps = self.time_limit_steps or robot.time_limit_steps
         if not self.time_limit_steps:
             raise GymError(
                 f"the environment {robot.id!r} has no time limit",
@@ -71,15 +74,10 @@ class GymTask:
 
     @property
     def robot(self) -> GymRobot:
-        """The robot that steps the environment.
-
-        Raises:
-            GymError: There is none yet.
-        """
+        """The robot that steps the environment."""
         if self._robot is None:
-            raise GymError(
-                f"the task {self.name!r} has no environment", hint="run it with robot=gym"
-            )
+            hint = "run it with robot=gym"
+            raise GymError(f"the task {self.name!r} has no environment", hint=hint)
         return self._robot
 
     def reset(self, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -150,24 +148,20 @@ class GymRobot:
         self._scale = _scale(action_scale, self._low.size)
         self._used = np.flatnonzero(self._scale)
         self.action_names = tuple(f"action_{index}" for index in self._used)
-        self.observation_fields = tuple(field for _, field in self._columns)
+        self.observation_fields = tuple(column for _, column in self._columns)
         self.last_observation: Any = None
-        self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
+        self.last_outcome = _NOTHING_YET
         self._action = np.zeros(self._low.size)
+        spec = self._env.spec  # with the environment's own time limit, or 0
+        self.time_limit_steps = (spec and spec.max_episode_steps) or 0
         task.attach(self)
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """The environment's own time limit."""
-        spec = self._env.spec
-        return None if spec is None else spec.max_episode_steps
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Reset the environment with a seed from `rng`; it starts where it likes."""
         seed = int(rng.integers(_SEEDS))
         with _seeded_global_generator(seed):
             self.last_observation, _ = self._env.reset(seed=seed)
-        self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
+        self.last_outcome = _NOTHING_YET
 
     def resume(self) -> None:
         """Nothing moves between steps."""
@@ -190,10 +184,11 @@ class GymRobot:
 
     def observe(self) -> Observation:
         """What the environment returned last."""
-        return {
-            field.name: np.array(_at(self.last_observation, path), field.dtype).reshape(field.shape)
-            for path, field in self._columns
-        }
+        seen = {}
+        for path, column in self._columns:
+            value = functools.reduce(operator.getitem, path, self.last_observation)
+            seen[column.name] = np.array(value, column.dtype).reshape(column.shape)
+        return seen
 
     def picture(self) -> npt.NDArray[np.uint8]:
         """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size.
@@ -201,11 +196,10 @@ class GymRobot:
         Raises:
             GymError: It draws nothing, or cannot do so on this machine.
         """
-        mode = self._env.render_mode
-        if mode != _FILMED:
+        if self._env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",
-                got=f"{_RENDER_MODE} {mode}",
+                got=f"{_RENDER_MODE} {self._env.render_mode}",
                 expected=f"{_RENDER_MODE} {_FILMED}",
             )
         try:
@@ -235,16 +229,16 @@ class GymRobot:
         self._env.close()
 
     def _success(self, info: Mapping[str, Any], terminated: bool, reward: float) -> bool:
-        if self._success_key is not None and self._success_key not in info:
+        keys = (self._success_key,) if self._success_key else SUCCESS_KEYS
+        for key in keys:
+            if key in info:
+                return bool(info[key])
+        if self._success_key:
             raise GymError(
                 f"the info of {self.id} has no {self._success_key!r}",
                 got=sorted(info),
                 hint="set robot.success_key to one of them, or to null",
             )
-        keys = SUCCESS_KEYS if self._success_key is None else (self._success_key,)
-        for key in keys:
-            if key in info:
-                return bool(info[key])
         return terminated and reward > 0.0
 
 
@@ -338,12 +332,6 @@ def _scale(scale: Sequence[float] | None, count: int) -> npt.NDArray[np.float64]
             expected=f"{count} numbers in [0, 1], not all 0",
         )
     return values
-
-
-def _at(observation: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        observation = observation[key]
-    return observation
 
 
 @contextmanager

@@ -44,7 +44,8 @@ def tasks() -> dict[str, str]:
     places = (find_resource("configs"), *registry.config_folders())
     files = (path for place in places for path in sorted(place.glob("task/[!_]*.yaml")))
     names = [path.stem for path in files]
-    return {name: f"robot_rl/{_camel(name)}-v0" for name in names if name not in _NOT_SIMULATED}
+    camel = {name: name.title().replace("_", "") for name in names if name not in _NOT_SIMULATED}
+    return {name: f"robot_rl/{words}-v0" for name, words in camel.items()}
 
 
 def register_when_gymnasium_is_there() -> None:
@@ -66,24 +67,18 @@ class _Gymnasium:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
 
-        def load_and_register(module: ModuleType) -> None:
-            load(module)
-            _register(module)
+            def load_and_register(module: ModuleType) -> None:
+                load(module)
+                _register(module)
 
-        spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
 
 
 def _register(registration: ModuleType) -> None:
     for name, identifier in tasks().items():
-        registration.register(
-            identifier, entry_point="robot_rl.env.ids:make", kwargs={"task": name}
-        )
-
-
-def _camel(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
+        made_by = "robot_rl.env.ids:make"
+        registration.register(identifier, entry_point=made_by, kwargs={"task": name})

@@ -55,20 +55,14 @@ HALTS = {
 
 
 class OperatorInput(NamedTuple):
-    """What the operator did since the last poll.
+    """What the operator did since the last poll."""
 
-    Attributes:
-        events: In the order in which they came.
-        motion: (6,) float64 in [-1, 1], translation and rotation vector in the base frame, in
-            units of the largest action; zero without motion.
-        gripper: What the gripper was told anew, -1 open to +1 closed; None leaves it as it is.
-        moving: Whether the operator moves the arm or has told the gripper something.
-    """
-
-    events: tuple[OperatorEvent, ...]
+    events: tuple[OperatorEvent, ...]  # in the order in which they came
+    # (6,) float64 in [-1, 1], translation and rotation vector in the base frame, in units of the
+    # largest action; zero without motion.
     motion: Motion
-    gripper: float | None
-    moving: bool
+    gripper: float | None  # what it was told anew, -1 open to +1 closed; None: leave it as it is
+    moving: bool  # whether the operator moves the arm or has told the gripper something
 
 
 class _Jog(NamedTuple):
@@ -100,10 +94,7 @@ class OperatorInbox:
     """
 
     def __init__(
-        self,
-        jog_timeout_s: float = JOG_TIMEOUT_S,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, jog_timeout_s: float = JOG_TIMEOUT_S, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._timeout = jog_timeout_s
         self._clock = clock
@@ -238,15 +229,10 @@ class OperatorInbox:
 
     def poll(self) -> OperatorInput:
         """What came since the last poll, and the motion as of now. For the one reader."""
-        events = _drained(self._events)
-        grippers = _drained(self._grippers)
+        events, grippers = _drained(self._events), _drained(self._grippers)
         motion = self._newest_motion()
-        return OperatorInput(
-            events,
-            motion,
-            grippers[-1] if grippers else None,
-            bool(grippers) or bool(motion.any()),
-        )
+        moving = bool(grippers) or bool(motion.any())
+        return OperatorInput(events, motion, grippers[-1] if grippers else None, moving)
 
     def _newest_motion(self) -> Motion:
         oldest = self._clock() - self._timeout

@@ -68,41 +68,27 @@ class Controller(Protocol):
 
 @dataclass
 class EpisodeResult:
-    """How an episode went.
-
-    Attributes:
-        seed: Its seed.
-        steps: Actions taken.
-        success: Whether the goal was reached.
-        total_reward: Sum of rewards.
-        seconds: Its length on the environment's clock [s].
-        policy_version: Version of the policy at its first step.
-        decision_seconds: For each step, time from the tick to the sending of the action [s].
-        lateness_seconds: For each step, how late the tick after it was reached [s].
-        intervened_steps: Actions that an operator took in place of the controller.
-        take_overs: How often an operator began to.
-        interrupted: Why the robot could not go on, if it could not. The last action, whose effect
-            nobody saw, then counts for nothing and has no row: the observation before it is the
-            final one, as where an episode is truncated.
-        rows: Its rows, where a recorder but no listener was given.
-        facts: What else there is to record of it, by whoever runs it.
-        instruction: What the robot was told to do.
-    """
+    """How an episode went."""
 
     seed: int
-    steps: int = 0
-    success: bool = False
+    steps: int = 0  # actions taken
+    success: bool = False  # whether the goal was reached
     total_reward: float = 0.0
-    seconds: float = 0.0
-    policy_version: int = 0
+    seconds: float = 0.0  # its length on the environment's clock [s]
+    policy_version: int = 0  # version of the policy at its first step
+    # For each step, time from the tick to the sending of the action, and how late the tick after it
+    # was reached [s].
     decision_seconds: list[float] = field(default_factory=list)
     lateness_seconds: list[float] = field(default_factory=list)
-    intervened_steps: int = 0
-    take_overs: int = 0
+    intervened_steps: int = 0  # actions that an operator took in place of the controller
+    take_overs: int = 0  # how often an operator began to
+    # Why the robot could not go on, if it could not. The last action, whose effect nobody saw, then
+    # counts for nothing and has no row: the observation before it is the final one, as where an
+    # episode is truncated.
     interrupted: RobotInterrupted | None = None
-    rows: list[Row] = field(default_factory=list)
-    facts: dict[str, object] = field(default_factory=dict)
-    instruction: str = ""
+    rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
+    facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
+    instruction: str = ""  # what the robot was told to do
 
     def keep(self, writer: EpisodeWriter, source: int) -> None:
         """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""

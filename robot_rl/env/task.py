@@ -16,35 +16,21 @@ Vector = npt.NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
-    """What the last step brought.
-
-    Attributes:
-        reward: Its reward.
-        terminated: The episode is over and nothing can follow: no bootstrapping.
-        truncated: The episode is cut, the task's own time limit apart, which `RobotEnv` keeps.
-        success: Whether the goal is reached now.
-    """
+    """What the last step brought."""
 
     reward: float
-    terminated: bool
-    truncated: bool
-    success: bool
+    terminated: bool  # the episode is over and nothing can follow: no bootstrapping
+    truncated: bool  # it is cut, the task's own time limit apart, which `RobotEnv` keeps
+    success: bool  # whether the goal is reached now
 
 
 class Task(Protocol):
-    """The part of an environment that knows what is to be achieved.
+    """The part of an environment that knows what is to be achieved."""
 
-    Attributes:
-        name: Recorded with every episode.
-        instruction: What the robot is to do in the present episode, in words.
-        time_limit_steps: Control steps after which an episode is truncated.
-        observation_fields: What `observe` gives.
-    """
-
-    name: str
-    instruction: str
-    time_limit_steps: int
-    observation_fields: tuple[Field, ...]
+    name: str  # recorded with every episode
+    instruction: str  # what the robot is to do in the present episode, in words
+    time_limit_steps: int  # control steps after which an episode is truncated
+    observation_fields: tuple[Field, ...]  # what `observe` gives
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Randomise the scene; returns the TCP pose (7,) to start from, in the base frame."""
@@ -64,19 +50,13 @@ class Task(Protocol):
 
 
 class TaskView(Protocol):
-    """What a policy sees of a task, worked out from where its objects are: simulated or tracked.
+    """What a policy sees of a task, worked out from where its objects are: simulated or tracked."""
 
-    Attributes:
-        name: See `Task`, as the two below.
-        observation_fields: `state/object_poses` (k, 7), and what `see` gives.
-        action_names: Columns of the action.
-    """
-
-    name: str
+    name: str  # see `Task`, as the two below
     instruction: str
     time_limit_steps: int
-    observation_fields: tuple[Field, ...]
-    action_names: tuple[str, ...]
+    observation_fields: tuple[Field, ...]  # `state/object_poses` (k, 7), and what `see` gives
+    action_names: tuple[str, ...]  # columns of the action
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
         """What is seen beside the objects' poses themselves.

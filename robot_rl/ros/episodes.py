@@ -13,8 +13,8 @@ from rcl_interfaces.srv import SetParameters
 from sensor_msgs.msg import JointState
 
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.sim.scene import GripperMotor, SceneState, make_world, simulated
-from robot_rl.env.sim.task import SimTask
+from robot_rl.env.sim.task import put_in_world
+from robot_rl.env.sim.world import GripperMotor, SceneState
 from robot_rl.env.task import Task
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import ResetFailed, ServiceFailed
@@ -65,8 +65,8 @@ class SceneMirror:
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor) -> None:
-        self.task: SimTask = simulated(task)
-        self._scene = SceneState(make_world(self.task, model, gripper))
+        self.task = put_in_world(task, model, gripper)
+        self._scene = SceneState(self.task.world)
         self._sensor: Sensor | None = None
 
     def listen(self, client: RosClient, limit_s: float) -> Sensor:

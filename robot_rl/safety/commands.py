@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,8 @@ class Mode(Enum):
 class CommandRefused(RobotRLError):
     """A command that does not reach the arm, counted under `reason`; see `RobotRLError`."""
 
-    def __init__(
-        self,
-        reason: str,
-        problem: str,
-        *,
-        got: object = None,
-        expected: object = None,
-        hint: str | None = None,
-    ) -> None:
-        super().__init__(problem, got=got, expected=expected, hint=hint)
+    def __init__(self, reason: str, problem: str, **words: Any) -> None:
+        super().__init__(problem, **words)
         self.reason = reason
 
 

@@ -23,21 +23,13 @@ _PATIENCE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class ResetOptions:
-    """How a reset moves.
+    """How a reset moves."""
 
-    Attributes:
-        retract_distance: How far the tool is drawn back along its own -z axis first [m].
-        speed_translation: Speed of the target [m/s].
-        speed_rotation: Its rotation [rad/s].
-        tolerance_translation: Distance to the reset pose that counts as there [m].
-        tolerance_rotation: The same for the angle [rad].
-    """
-
-    retract_distance: float = 0.08
-    speed_translation: float = 0.08
-    speed_rotation: float = 0.4
-    tolerance_translation: float = 0.005
-    tolerance_rotation: float = 0.05
+    retract_distance: float = 0.08  # how far the tool is drawn back along its own -z first [m]
+    speed_translation: float = 0.08  # of the target [m/s]
+    speed_rotation: float = 0.4  # the same for its rotation [rad/s]
+    tolerance_translation: float = 0.005  # distance to the reset pose that counts as there [m]
+    tolerance_rotation: float = 0.05  # the same for the angle [rad]
 
     def __post_init__(self) -> None:
         """Refuse what is not positive.
@@ -94,8 +86,14 @@ class ResetMotion:
             return pose
         if self._waypoints is None:
             away = self._retracted(pose)
-            if _apart(pose, away)[0] < 0.5 * self._options.retract_distance:
-                self.failure, self.may_be_repeated = self._no_room(pose, away), False
+            room, wanted = _apart(pose, away)[0], self._options.retract_distance
+            if room < 0.5 * wanted:
+                self.may_be_repeated = False
+                self.failure = (
+                    f"only {1e3 * room:.0f} of {1e3 * wanted:.0f} mm fit into the workspace to draw"
+                    " the tool back by; move the arm, widen the workspace or shorten"
+                    " reset.retract_distance"
+                )
                 return None
             self._waypoints = [away, self._retracted(self._pose), self._pose]
             self._until = now + self._patience(pose)
@@ -120,13 +118,6 @@ class ResetMotion:
     def _retracted(self, pose: Vector) -> Vector:
         back = np.array([0.0, 0.0, -self._options.retract_distance, 0.0, 0.0, 0.0, 1.0])
         return self._guard.inside(rotations.compose(pose, back))
-
-    def _no_room(self, pose: Vector, away: Vector) -> str:
-        return (
-            f"only {1e3 * _apart(pose, away)[0]:.0f} of {1e3 * self._options.retract_distance:.0f}"
-            " mm fit into the workspace to draw the tool back by; move the arm, widen the workspace"
-            " or shorten reset.retract_distance"
-        )
 
     def _is_at(self, pose: Vector, waypoint: Vector) -> bool:
         distance, angle = _apart(pose, waypoint)
@@ -208,6 +199,5 @@ class Resets:
 
 def _apart(left: Vector, right: Vector) -> tuple[float, float]:
     """Distance [m] and angle [rad] between two poses (7,)."""
-    turn = rotations.multiply(left[3:], rotations.conjugate(right[3:]))
-    angle = math.hypot(*rotations.to_rotation_vector(turn))
-    return math.hypot(*(left[:3] - right[:3])), angle
+    way = rotations.between(right, left)
+    return math.hypot(*way[:3]), math.hypot(*way[3:])

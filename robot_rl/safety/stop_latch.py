@@ -37,11 +37,7 @@ class StopLatch:
             raise self._not_kept("written", f"no permission for {folder}")
 
     def reason(self) -> str | None:
-        """Why the arm is stopped; None if it is not.
-
-        Raises:
-            StopNotKept: The file cannot be read.
-        """
+        """Why the arm is stopped; None if it is not; `StopNotKept` if the file cannot be read."""
         try:
             # Empty if the process was killed between making and writing it.
             return self._path.read_text() or "a stop"
@@ -51,11 +47,7 @@ class StopLatch:
             raise self._not_kept("read", error) from error
 
     def set(self, reason: str) -> None:
-        """Keep a stop; the reason of one that is kept already stays.
-
-        Raises:
-            StopNotKept: The file cannot be written.
-        """
+        """Keep a stop, or raise `StopNotKept`; the reason of one that is kept already stays."""
         try:
             with suppress(FileExistsError), self._path.open("x") as file:
                 file.write(reason)
@@ -63,11 +55,7 @@ class StopLatch:
             raise self._not_kept("written", error) from error
 
     def release(self) -> None:
-        """Forget the stop, as a person asked.
-
-        Raises:
-            StopNotKept: The file cannot be removed.
-        """
+        """Forget the stop, as a person asked, or raise `StopNotKept`."""
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:

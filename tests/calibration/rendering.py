@@ -11,9 +11,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from drivers.camera.base import Frame
-from robot_rl.calibration.board import Board
+from robot_rl.calibration.board import Board, Intrinsics
 from robot_rl.calibration.hand_eye import to_matrix
-from robot_rl.calibration.intrinsics import Intrinsics
 
 LENS = Intrinsics(640, 480, 600.0, 605.0, 322.0, 238.0)
 BOARD = Board()

@@ -10,7 +10,8 @@ from drivers.errors import DriverError, DriverFault
 from policies import registry
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.env.sim.scene import SceneState, make_world
+from robot_rl.env.sim.task import put_in_world
+from robot_rl.env.sim.world import SceneState
 from robot_rl.errors import RobotRLError
 
 
@@ -126,7 +127,7 @@ def copy_of(task):
     """Another world that was built from the same configuration, and its state."""
     config = arm_config(task)
     parts = registry.make(config["task"]), config["model"], registry.make(config["gripper"])
-    world = make_world(*parts)
+    world = put_in_world(*parts).world
     return world, SceneState(world)
 
 

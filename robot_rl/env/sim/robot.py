@@ -12,7 +12,8 @@ import numpy.typing as npt
 from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, state_fields
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
-from robot_rl.env.sim.scene import GripperMotor, make_world, simulated
+from robot_rl.env.sim.task import put_in_world
+from robot_rl.env.sim.world import GripperMotor
 from robot_rl.env.task import Task
 from robot_rl.safety import CartesianLimiter, CartesianLimits, rotations
 
@@ -59,8 +60,8 @@ class SimRobot:
         action_delay_steps: int,
         cameras: Sequence[CameraOptions] = (),
     ) -> None:
-        sim_task = simulated(task)
-        self.world = make_world(sim_task, model, gripper)
+        sim_task = put_in_world(task, model, gripper)
+        self.world = sim_task.world
         self.cameras = tuple(SimCamera(self.world, options) for options in cameras)
         self._bystander: SceneRenderer | None = None
         images = (field for camera in self.cameras for field in camera.fields)

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
-from robot_rl.env.sim.world import World
-from robot_rl.env.task import Outcome, refuse_resume, seen
+from robot_rl.env.sim.world import GripperMotor, World
+from robot_rl.env.task import Outcome, Task, refuse_resume, seen
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.resources import find_resource
 from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
@@ -54,7 +55,7 @@ class SimTask(ABC):
     _world: World | None = field(default=None, init=False)
 
     def attach(self, world: World) -> None:
-        """Take the world that was compiled with `build`."""
+        """Take a world that was compiled with `build`."""
         self._world = world
 
     @property
@@ -113,6 +114,31 @@ class SimTask(ABC):
         way = rotations.between(self.world.tcp_pose(), pose)
         near = np.linalg.norm(way[:3]) <= tolerance
         return bool(near and np.linalg.norm(way[3:]) <= angle_tolerance)
+
+
+def put_in_world(task: Task, model: str, gripper: GripperMotor) -> SimTask:
+    """Build the world of a simulated task, and attach the task to it.
+
+    Args:
+        task: The task.
+        model: Path of the arm's MJCF, beginning with `hardware/`.
+        gripper: What moves the fingers where the task's action has a gripper column.
+
+    Raises:
+        RobotRLError: The task is not a simulated one.
+    """
+    if not isinstance(task, SimTask):
+        raise RobotRLError(
+            f"the simulated arm cannot do the task {task.name!r}",
+            got=type(task).__name__,
+            expected="a task of robot_rl.env.sim",
+            hint="add robot=gym for a Gymnasium environment",
+        )
+    world = World(find_resource(model), task.build)
+    if GRIPPER_ACTION in task.action_names:
+        gripper.install(world.model)
+    task.attach(world)
+    return task
 
 
 def observed(**shapes: tuple[int, ...]) -> tuple[Field, ...]:

@@ -5,14 +5,16 @@ MuJoCo keeps quaternions as wxyz; everything that leaves this module is xyzw.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env.sim.kinematics import Chain, site_pose, solve_inverse_kinematics
+from robot_rl.env.sim.kinematics import XYZW, Chain, site_pose, solve_inverse_kinematics
 from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]
@@ -23,13 +25,14 @@ FINGERS = ("finger_left", "finger_right")
 GRIPPER_ACTUATOR = "gripper"
 _TOOL_ROOT = "hand"
 _WXYZ = [3, 0, 1, 2]
-_XYZW = [1, 2, 3, 0]
 # The contact wrench is averaged over this many instants of a period.
 _WRENCH_SAMPLES = 5
 _IMPEDANCE = tuple(f"impedance_{axis}" for axis in ("x", "y", "z", "rx", "ry", "rz"))
 # How much stronger than in motion the dampers are while the arm brakes: it comes to rest without
 # springing back, as one with brakes does.
 _BRAKE = 8.0
+# Distance to the commanded opening, of each finger, below which its motor eases off [m].
+_BAND = 0.004
 
 
 class World:
@@ -127,7 +130,7 @@ class World:
         if number < 0:
             bodies = [self.model.body(index).name for index in range(1, self.model.nbody)]
             raise RobotRLError("the scene has no such body", got=name, expected=bodies)
-        return np.concatenate([self.model.body_pos[number], self.model.body_quat[number][_XYZW]])
+        return np.concatenate([self.model.body_pos[number], self.model.body_quat[number][XYZW]])
 
     def set_start_pose(self, name: str, pose: Vector) -> None:
         """Let a free body start at a pose (7,) in the base frame from the next reset on."""
@@ -199,3 +202,86 @@ def _subtree(model: mujoco.MjModel, root: int) -> list[int]:
         if int(model.body_parentid[body]) in inside:
             inside.add(body)
     return sorted(inside)
+
+
+@dataclass(frozen=True)
+class GripperMotor:
+    """A geared motor that moves both fingers: the faster they move, the less it pushes."""
+
+    force: float  # with which each finger presses on what it holds [N]
+    speed: float  # of each finger with nothing between them [m/s]
+    friction: float  # sliding friction of the finger pads
+
+    def install(self, model: mujoco.MjModel) -> None:
+        """Put the motor in place of the weak spring that keeps the fingers of other tasks."""
+        stall = 2.0 * self.force  # one actuator moves both fingers, which share its force
+        stiffness = stall / _BAND
+        actuator = model.actuator(GRIPPER_ACTUATOR).id
+        model.actuator_gainprm[actuator, 0] = stiffness
+        model.actuator_biasprm[actuator, 1:3] = -stiffness, 0.0
+        model.actuator_forcerange[actuator] = -stall, stall
+        for name in FINGERS:
+            # The back-EMF of a motor acts as damping: no force is left at its full speed.
+            model.dof_damping[model.joint(name).dofadr[0]] = 0.5 * stall / self.speed
+            model.geom_friction[model.geom(name).id, 0] = self.friction
+
+
+class SceneState:
+    """Reads and writes what moves in a world as one vector, for a copy in another process.
+
+    The vector is all joint positions (nq,), then the pose (7,) of the impedance target, then those
+    of all fixed bodies that a task may have placed (k, 7), in the units and order of MuJoCo: it is
+    only for copies that were compiled from the same model, which `fingerprint` tells.
+
+    Args:
+        world: The world.
+
+    Attributes:
+        size: Length of the vector.
+        fingerprint: The same for worlds that were compiled from the same model.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        model = world.model
+        bodies = range(1, model.nbody)
+        self._fixed = [
+            body
+            for body in bodies
+            if model.body_parentid[body] == 0
+            and model.body_jntnum[body] == 0
+            and model.body_mocapid[body] < 0
+        ]
+        self.size = model.nq + 7 + 7 * len(self._fixed)
+        content = model.names + model.geom_size.tobytes() + model.geom_rgba.tobytes()
+        self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
+
+    def capture(self) -> Vector:
+        """The present state (size,)."""
+        model, data = self._world.model, self._world.data
+        fixed = np.hstack([model.body_pos[self._fixed], model.body_quat[self._fixed]])
+        target = [data.mocap_pos[0], data.mocap_quat[0]]
+        return np.concatenate([data.qpos, *target, fixed.ravel()])
+
+    def restore(self, state: Vector) -> None:
+        """Make the world look as `state` (size,) says; velocities and forces stay as they are.
+
+        Raises:
+            RobotRLError: Another length, or not finite.
+        """
+        if state.shape != (self.size,) or not np.isfinite(state).all():
+            raise RobotRLError(
+                "the state is of another world, or not finite",
+                got=f"shape {state.shape}",
+                expected=f"({self.size},) finite numbers",
+                hint="give all nodes the same task and model",
+            )
+        model, data = self._world.model, self._world.data
+        data.qpos[:] = state[: model.nq]
+        target = state[model.nq : model.nq + 7]
+        data.mocap_pos[0], data.mocap_quat[0] = target[:3], target[3:]
+        fixed = state[model.nq + 7 :].reshape(-1, 7)
+        model.body_pos[self._fixed], model.body_quat[self._fixed] = fixed[:, :3], fixed[:, 3:]
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_camlight(model, data)
