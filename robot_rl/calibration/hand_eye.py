@@ -81,13 +81,8 @@ def solve(views: Sequence[View], intrinsics: Intrinsics, mount: str) -> HandEye:
     _check_motion(arm)
     seen = np.array([_board_pose(view.corners, intrinsics) for view in views])
     cv2 = require("cv2", "calibrate")
-    rotation, translation = cv2.calibrateHandEye(
-        arm[:, :3, :3],
-        arm[:, :3, 3],
-        seen[:, :3, :3],
-        seen[:, :3, 3],
-        method=cv2.CALIB_HAND_EYE_PARK,
-    )
+    motions = (part for each in (arm, seen) for part in (each[:, :3, :3], each[:, :3, 3]))
+    rotation, translation = cv2.calibrateHandEye(*motions, method=cv2.CALIB_HAND_EYE_PARK)
     camera = np.eye(4)
     camera[:3, :3], camera[:3, 3] = rotation, translation.ravel()
     if not np.isfinite(camera).all():
@@ -97,7 +92,8 @@ def solve(views: Sequence[View], intrinsics: Intrinsics, mount: str) -> HandEye:
         )
     board = (arm @ camera @ seen)[0]
     camera, board = _refined(views, arm, intrinsics, camera, board)
-    return HandEye(to_pose(camera), _residual(views, arm, seen, intrinsics, camera, board))
+    errors = _pixel_errors(views, arm, intrinsics, camera, board)
+    return HandEye(to_pose(camera), _residual(views, arm @ camera @ seen, board, errors))
 
 
 def to_matrix(pose: npt.ArrayLike) -> Matrix:
@@ -173,18 +169,10 @@ def _pixel_errors(
     return np.concatenate(errors)
 
 
-def _residual(
-    views: Sequence[View],
-    arm: Matrix,
-    seen: Matrix,
-    intrinsics: Intrinsics,
-    camera: Matrix,
-    board: Matrix,
-) -> Residual:
-    boards = arm @ camera @ seen
+def _residual(views: Sequence[View], boards: Matrix, board: Matrix, errors: Matrix) -> Residual:
     distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
     turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
-    pixels = np.linalg.norm(_pixel_errors(views, arm, intrinsics, camera, board), axis=1)
+    pixels = np.linalg.norm(errors, axis=1)
     worst = int(distances.argmax())
     return Residual(
         pixels=_root_mean_square(pixels),

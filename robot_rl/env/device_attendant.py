@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,10 +62,7 @@ class DeviceAttendant:
             RobotInterrupted: That does not work yet.
         """
         if self._lost:
-            try:
-                self._device.connect()
-            except RobotRLError as error:
-                raise self._interrupted(error) from error
+            self._or_lost(self._device.connect)
             self._lost = False
 
     def watch(self, observation: Observation) -> None:
@@ -74,7 +71,13 @@ class DeviceAttendant:
         Raises:
             RobotInterrupted: The device has failed.
         """
-        self._read(_tool_orientation(observation))
+        pose = observation.get(_POSE)
+        orientation = None if pose is None else np.asarray(pose[3:], np.float64)
+        state = self._or_lost(lambda: self._device.read(orientation, self._inbox.gripper))
+        for button in sorted(state.buttons):
+            if button in self._device.events:
+                self._inbox.post(self._device.events[button])
+        self._inbox.jog(state.motion, state.gripper, source=_SOURCE)
 
     def listen(self, observation: Observation) -> None:
         """As `watch`; a device that was lost is connected anew first.
@@ -83,34 +86,21 @@ class DeviceAttendant:
         any will do to tell whether the operator moves.
         """
         self.begin(0)
-        orientation = _tool_orientation(observation)
-        self._read(rotations.DOWNWARD if orientation is None else orientation)
+        downward = np.concatenate([np.zeros(3), rotations.DOWNWARD])
+        self.watch({_POSE: downward, **observation})
 
     def close(self) -> None:
         """Release the device."""
         self._device.close()
 
-    def _read(self, orientation: npt.NDArray[np.float64] | None) -> None:
+    def _or_lost(self, act: Callable[[], Any]) -> Any:
         try:
-            state = self._device.read(orientation, self._inbox.gripper)
+            return act()
         except RobotRLError as error:
             self._lost = True
             self._inbox.jog(np.zeros(6), source=_SOURCE)
-            raise self._interrupted(error) from error
-        for button in sorted(state.buttons):
-            if button in self._device.events:
-                self._inbox.post(self._device.events[button])
-        self._inbox.jog(state.motion, state.gripper, source=_SOURCE)
-
-    def _interrupted(self, error: RobotRLError) -> RobotInterrupted:
-        return RobotInterrupted(
-            "the operator's device is gone, so nobody could correct the robot",
-            got=error,
-            hint="connect it again",
-        )
-
-
-def _tool_orientation(observation: Observation) -> npt.NDArray[np.float64] | None:
-    """Quaternion xyzw (4,) of the tool in the base frame, where it was observed."""
-    pose = observation.get(_POSE)
-    return None if pose is None else np.asarray(pose[3:], np.float64)
+            raise RobotInterrupted(
+                "the operator's device is gone, so nobody could correct the robot",
+                got=error,
+                hint="connect it again",
+            ) from error

@@ -12,13 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import LAST_COMMAND, Observation
-from robot_rl.env.operator import (
-    HALTS,
-    Motion,
-    OperatorEvent,
-    OperatorInbox,
-    OperatorInput,
-)
+from robot_rl.env.operator import HALTS, Motion, OperatorEvent, OperatorInbox, OperatorInput
 from robot_rl.env.robot import (
     ARM_ACTIONS,
     GRIPPER_ACTION,
@@ -147,8 +141,7 @@ class Intervention(RobotEnvWrapper):
         self._ask(lambda attendant: attendant.begin(0 if seed is None else seed))
         # What was pressed during the reset may wait in a device; it is not about this episode.
         self._ask(lambda attendant: attendant.listen(observation))
-        said = self._inbox.poll()
-        self._note_halts(said.events)
+        said = self._polled()
         self._unread += said.events
         self.check_free(said.events)
         said = said._replace(events=tuple(self._unread))
@@ -180,8 +173,7 @@ class Intervention(RobotEnvWrapper):
 
     def _act(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Hear what the operator says, and send their action or the policy's."""
-        said = self._inbox.poll()
-        self._note_halts(said.events)
+        said = self._polled()
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
         over = bool(self._waits_for) or self.ended_by is not None
         intervened = self._takes_over(said) and not over  # who halts the robot teaches nothing
@@ -201,14 +193,17 @@ class Intervention(RobotEnvWrapper):
     def hear(self) -> OperatorInput:
         """Between episodes: what the operator has said and does now."""
         self._ask(lambda attendant: attendant.listen(self._observation))
-        said = self._inbox.poll()
-        self._note_halts(said.events)
-        return said
+        return self._polled()
 
     def overhear(self) -> OperatorInput:
         """As `hear`, but what is said is in the info of the next reset too."""
         said = self.hear()
         self._unread += said.events
+        return said
+
+    def _polled(self) -> OperatorInput:
+        said = self._inbox.poll()
+        self._note_halts(said.events)
         return said
 
     def attend(self) -> None:
@@ -287,9 +282,7 @@ class Intervention(RobotEnvWrapper):
             raise
 
     def _wait_for_start(self, why: str) -> None:
-        said = self._inbox.poll().events  # a `start` of before is about something else
-        self._note_halts(said)
-        self._unread += said
+        self._unread += self._polled().events  # a `start` of before is about something else
         self._waits_for[OperatorEvent.START] = why
 
     def _halted(self) -> _Halted:
@@ -306,7 +299,8 @@ class Intervention(RobotEnvWrapper):
             f" ROS service of that name, as with robot-rl doctor call=/{words[0]})"
         )
         if OperatorEvent.START in self._waits_for:
-            if missing := self._missing():
+            robot = self.robot
+            if missing := robot.missing() if isinstance(robot, OperatorServer) else "":
                 there = "start what is missing, unless it is starting now; docs/topics.md says what"
                 return _Halted(
                     "the robot is not there",
@@ -315,9 +309,6 @@ class Intervention(RobotEnvWrapper):
                 )
             return _Halted("a person has to look at the robot", got=why, hint=hint)
         return _Halted(why, hint=hint)
-
-    def _missing(self) -> str:
-        return self.robot.missing() if isinstance(self.robot, OperatorServer) else ""
 
     def _note_gripper(self, observation: Observation) -> None:
         """Let devices whose button toggles the one gripper know what it was told last."""
@@ -365,12 +356,9 @@ def action_of_motion(names: Sequence[str], motion: Motion, grippers: npt.ArrayLi
     """The action of an operator's motion.
 
     Args:
-        names: Names of the d action columns.
+        names: Names of the d action columns; the action (d,) is 0 in those of other names.
         motion: (6,) in [-1, 1], base frame.
         grippers: -1 open to +1 closed, of each gripper's column, or one number for all.
-
-    Returns:
-        (d,) float32 in [-1, 1]; 0 in columns of other names.
     """
     values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
     action = np.array([values.get(name, 0.0) for name in names], np.float32)

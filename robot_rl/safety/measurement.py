@@ -173,22 +173,16 @@ def excesses(measured: Measured, limits: ArmLimits) -> dict[str, str]:
     speed = float(np.abs(measured.joint_velocities).max(initial=0.0))
     if speed > limits.max_joint_speed:
         found["joint_speed"] = f"a joint moves at {speed:.2f} rad/s"
-    joint = _joint_moving_to_its_limit(measured, limits)
-    if joint is not None:
-        angle = measured.joint_positions[joint]
-        found["joint"] = f"joint {joint} at {angle:.3f} rad moves to its limit"
+    if limits.joint_low:
+        positions, velocities = measured.joint_positions, measured.joint_velocities
+        low = np.array(limits.joint_low) + limits.joint_margin
+        high = np.array(limits.joint_high) - limits.joint_margin
+        outward = (positions < low) & (velocities < -_STILL)
+        outward |= (positions > high) & (velocities > _STILL)
+        if outward.any():
+            joint = int(np.argmax(outward))
+            found["joint"] = f"joint {joint} at {positions[joint]:.3f} rad moves to its limit"
     return found
-
-
-def _joint_moving_to_its_limit(measured: Measured, limits: ArmLimits) -> int | None:
-    if not limits.joint_low:
-        return None
-    positions, velocities = measured.joint_positions, measured.joint_velocities
-    low = np.array(limits.joint_low) + limits.joint_margin
-    high = np.array(limits.joint_high) - limits.joint_margin
-    outward = (positions < low) & (velocities < -_STILL)
-    outward |= (positions > high) & (velocities > _STILL)
-    return int(np.argmax(outward)) if outward.any() else None
 
 
 def _shown(values: Vector) -> str:

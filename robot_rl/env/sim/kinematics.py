@@ -19,21 +19,13 @@ _DAMPING = 1e-4
 
 
 class Chain(NamedTuple):
-    """The joints that move a site, by their places in a model.
+    """The joints that move a site, by their places in a model."""
 
-    Attributes:
-        site: Its id.
-        qpos: Places of the joints' positions (n,).
-        dofs: Places of the joints' velocities (n,).
-        low: Lowest positions (n,) [rad].
-        high: Highest positions (n,) [rad].
-    """
-
-    site: int
-    qpos: npt.NDArray[np.int32]
-    dofs: npt.NDArray[np.int32]
-    low: Vector
-    high: Vector
+    site: int  # its id
+    qpos: npt.NDArray[np.int32]  # places of the joints' positions (n,)
+    dofs: npt.NDArray[np.int32]  # places of the joints' velocities (n,)
+    low: Vector  # lowest positions (n,) [rad]
+    high: Vector  # highest positions (n,) [rad]
 
 
 def site_pose(data: mujoco.MjData, site: int) -> Vector:
@@ -53,13 +45,8 @@ def solve_inverse_kinematics(
 ) -> Vector:
     """Joint angles (n,) that put a site at `pose` (7,), by damped least squares.
 
-    Args:
-        model: The model.
-        data: Its state; the joints of the chain are moved.
-        chain: The site and its joints.
-        pose: Where to, base frame.
-        joint_guess: Where to begin (n,) [rad].
-        tolerance: Largest error that is left [m, rad].
+    The state `data` of `model` is moved on the way; `joint_guess` (n,) [rad] is where to begin, and
+    `tolerance` the largest error that is left [m, rad].
 
     Raises:
         RobotRLError: The pose cannot be reached from the guess.
@@ -71,8 +58,7 @@ def solve_inverse_kinematics(
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         reached = site_pose(data, chain.site)
-        turn = rotations.multiply(pose[3:], rotations.conjugate(reached[3:]))
-        error = np.concatenate([pose[:3] - reached[:3], rotations.to_rotation_vector(turn)])
+        error = rotations.between(reached, pose)
         if np.abs(error).max() < tolerance:
             return joints
         mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], chain.site)
