@@ -288,7 +288,7 @@ class TrajectoryTopicArm(TopicArm):
     ) -> None:
         import mujoco
 
-        from robot_rl.env.sim.kinematics import Chain
+        from robot_rl.env.sim.world import Chain
 
         check_ranges(
             "arm on topics",
@@ -333,7 +333,7 @@ class TrajectoryTopicArm(TopicArm):
     def _solve_pose(self, joints: Vector) -> Vector:
         import mujoco
 
-        from robot_rl.env.sim.kinematics import site_pose
+        from robot_rl.env.sim.world import site_pose
 
         self._data.qpos[self._chain.qpos] = joints
         mujoco.mj_kinematics(self._model, self._data)
@@ -349,7 +349,7 @@ class TrajectoryTopicArm(TopicArm):
         )
 
     def _solved(self, target_pose: Vector) -> Vector:
-        from robot_rl.env.sim.kinematics import solve_inverse_kinematics
+        from robot_rl.env.sim.world import solve_inverse_kinematics
 
         measured = self.read().joint_positions
         try:

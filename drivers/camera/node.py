@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from robot_rl.calibration.intrinsics import Intrinsics
 from sensor_msgs.msg import CameraInfo, Image
 
 from drivers.camera.base import Frame
 from drivers.errors import DriverTimeout
+from robot_rl.calibration.board import Intrinsics
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import camera_info_message, header, image_message

@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from robot_rl.calibration.intrinsics import Intrinsics
 
 from drivers.camera.base import Depth, Frame, check_color
 from drivers.errors import DriverError, DriverTimeout, MissingExtra, require
+from robot_rl.calibration.board import Intrinsics
 
 _MILLIMETRES = 1000.0
 # Colour and depth of one moment are at most half a period apart, where they are not synchronised.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 
-from robot_rl.calibration.intrinsics import Intrinsics
-
 from drivers.camera.base import Frame
 from drivers.errors import DriverError, DriverTimeout
 from drivers.sim_world import WorldCopy
+from robot_rl.calibration.board import Intrinsics
 from robot_rl.env.sim.cameras import SceneRenderer
 from robot_rl.env.sim.world import GripperMotor
 from robot_rl.env.task import Task

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from robot_rl.calibration.intrinsics import Intrinsics
-
 from drivers.camera.base import Frame, NewestFrame, check_color
 from drivers.errors import DriverError, require
+from robot_rl.calibration.board import Intrinsics
 
 _STOP_S = 5.0
 # A camera's own stamps are believed if its first picture arrives at most this old [s]. Older

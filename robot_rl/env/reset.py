@@ -30,16 +30,14 @@ from robot_rl.run import RunDirectory, load_policy
 _SEED_STREAM = 7
 
 
-class HumanReset(RobotEnvWrapper):
-    """Waits before every episode until a person has put the scene back and says `start`.
-
-    Args:
-        env: The environment with its operator.
-    """
-
+class _Reset(RobotEnvWrapper):
     def __init__(self, env: Intervention) -> None:
         super().__init__(env)
         self._operated = env
+
+
+class HumanReset(_Reset):
+    """Waits before every episode until a person has put the scene back and says `start`."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -58,18 +56,13 @@ class HumanReset(RobotEnvWrapper):
         return super().reset(seed=seed, options=options)
 
 
-class NoReset(RobotEnvWrapper):
+class NoReset(_Reset):
     """Begins every episode but the first where the last one ended.
 
     One whose goal is then reached already begins with the robot's own reset instead.
-
-    Args:
-        env: The environment with its operator.
     """
 
-    def __init__(self, env: Intervention) -> None:
-        super().__init__(env)
-        self._begun = False
+    _begun = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -80,7 +73,7 @@ class NoReset(RobotEnvWrapper):
         return observation, info
 
 
-class BackwardReset(RobotEnvWrapper):
+class BackwardReset(_Reset):
     """Lets a behaviour undo each episode: a backward task that ends where the forward one starts.
 
     The backward task begins when an episode ends, whether it succeeded or not, and at its own
@@ -108,7 +101,6 @@ class BackwardReset(RobotEnvWrapper):
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(env)
-        self._operated = env
         self._task = task
         self._controller = controller
         self._attempts = attempts

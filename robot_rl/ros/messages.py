@@ -28,7 +28,7 @@ from geometry_msgs.msg import (
 from sensor_msgs.msg import CameraInfo, Image, JointState
 from std_msgs.msg import Header
 
-from robot_rl.calibration.intrinsics import Intrinsics
+from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import RobotRLError
 
 Vector = npt.NDArray[np.float64]

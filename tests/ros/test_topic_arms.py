@@ -24,7 +24,7 @@ from drivers.errors import DriverError, DriverFault
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.sim.kinematics import site_pose
+from robot_rl.env.sim.world import site_pose
 from robot_rl.processes.resources import find_resource
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient

@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.env.sim.kinematics import XYZW, Chain, site_pose, solve_inverse_kinematics
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 
@@ -24,7 +25,7 @@ ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
 FINGERS = ("finger_left", "finger_right")
 GRIPPER_ACTUATOR = "gripper"
 _TOOL_ROOT = "hand"
-_WXYZ = [3, 0, 1, 2]
+_WXYZ, _XYZW = [3, 0, 1, 2], [1, 2, 3, 0]
 # The contact wrench is averaged over this many instants of a period.
 _WRENCH_SAMPLES = 5
 _IMPEDANCE = tuple(f"impedance_{axis}" for axis in ("x", "y", "z", "rx", "ry", "rz"))
@@ -33,6 +34,61 @@ _IMPEDANCE = tuple(f"impedance_{axis}" for axis in ("x", "y", "z", "rx", "ry", "
 _BRAKE = 8.0
 # Distance to the commanded opening, of each finger, below which its motor eases off [m].
 _BAND = 0.004
+_DAMPING = 1e-4  # of inverse kinematics
+
+
+class Chain(NamedTuple):
+    """The joints that move a site, by their places in a model."""
+
+    site: int  # its id
+    qpos: npt.NDArray[np.int32]  # places of the joints' positions (n,)
+    dofs: npt.NDArray[np.int32]  # places of the joints' velocities (n,)
+    low: Vector  # lowest positions (n,) [rad]
+    high: Vector  # highest positions (n,) [rad]
+
+
+def site_pose(data: mujoco.MjData, site: int) -> Vector:
+    """Pose (7,) of a site in the base frame."""
+    quaternion = np.zeros(4)
+    mujoco.mju_mat2Quat(quaternion, data.site_xmat[site])
+    return np.concatenate([data.site_xpos[site], quaternion[_XYZW]])
+
+
+def solve_inverse_kinematics(
+    model: mujoco.MjModel,
+    data: mujoco.MjData,
+    chain: Chain,
+    pose: Vector,
+    joint_guess: Vector,
+    tolerance: float,
+) -> Vector:
+    """Joint angles (n,) that put a site at `pose` (7,), by damped least squares.
+
+    The state `data` of `model` is moved on the way; `joint_guess` (n,) [rad] is where to begin, and
+    `tolerance` the largest error that is left [m, rad].
+
+    Raises:
+        RobotRLError: The pose cannot be reached from the guess.
+    """
+    joints = np.array(joint_guess, np.float64)
+    jacobian = np.zeros((6, model.nv))
+    for _ in range(100):
+        data.qpos[chain.qpos] = joints
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        reached = site_pose(data, chain.site)
+        error = rotations.between(reached, pose)
+        if np.abs(error).max() < tolerance:
+            return joints
+        mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], chain.site)
+        arm = jacobian[:, chain.dofs]
+        joints += arm.T @ np.linalg.solve(arm @ arm.T + _DAMPING * np.eye(6), error)
+        joints = np.clip(joints, chain.low, chain.high)
+    raise RobotRLError(
+        "the arm cannot reach the pose",
+        got=np.round(pose, 4).tolist(),
+        expected=f"a pose within reach of joints {np.round(joint_guess, 3).tolist()}",
+    )
 
 
 class World:
@@ -130,7 +186,7 @@ class World:
         if number < 0:
             bodies = [self.model.body(index).name for index in range(1, self.model.nbody)]
             raise RobotRLError("the scene has no such body", got=name, expected=bodies)
-        return np.concatenate([self.model.body_pos[number], self.model.body_quat[number][XYZW]])
+        return np.concatenate([self.model.body_pos[number], self.model.body_quat[number][_XYZW]])
 
     def set_start_pose(self, name: str, pose: Vector) -> None:
         """Let a free body start at a pose (7,) in the base frame from the next reset on."""
