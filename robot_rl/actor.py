@@ -56,6 +56,7 @@ NOTE = "actor: "
 # The learner first has the base propose along all demonstrations, and a large base is slow.
 _FIRST_WEIGHTS_SECONDS = 900.0
 _QUIET_SECONDS = 5.0  # and then says what it waits for
+_CLAIM_SECONDS = 1.0  # for one that was killed just now to be gone
 
 
 class ActingController(ControllerWrapper[PolicyRunner]):
@@ -184,10 +185,11 @@ def run(config: DictConfig) -> None:
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
     number = _episodes_before(directory, _number(config))
+    name = f"actor-{_number(config)}"
     # Plain lines between episodes: a display that redraws itself would disturb the control loop.
     progress = WorkProgress(int(config.environment_steps), console=Console(force_terminal=False))
     progress.phase("acting")
-    with stop_event() as stop, directory.claim(f"actor-{_number(config)}"), progress:
+    with stop_event() as stop, directory.claim(name, _CLAIM_SECONDS), progress:
         try:
             for steps, result in act(config, directory, stop):
                 record = _record(number, steps, result)

@@ -24,7 +24,7 @@ def run(config: DictConfig) -> None:
     yield_to_control_loop(config.clock)
     torch.set_num_threads(1)
     recipe = Recipe(config)
-    with stop_event() as stop, directory.claim("learner"):
+    with stop_event() as stop, directory.claim("learner", 1.0):
         for name in recipe.left_with_actors(directory):
             with suppress(Stopped):
                 recipe.perform(name, directory, stop)

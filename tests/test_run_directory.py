@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from robot_rl import actor, learner
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.processes.files import CheckpointError
@@ -215,3 +216,13 @@ def test_a_reader_beside_a_writer_always_gets_one_generation(run: RunDirectory):
                 time.sleep(0.001)
         writer.stdin.close()
         assert writer.wait() == 0
+
+
+@pytest.mark.parametrize(("role", "process"), [("actor-1", actor), ("learner", learner)])
+def test_a_second_process_is_refused_at_once_where_the_first_lives(run, role, process):
+    config = compose([f"run={run.path}"])
+    save_resolved(config, run.path)
+    started = time.monotonic()
+    with run.claim(role), pytest.raises(RunError, match=f"another {role} is at work"):
+        process.run(config)
+    assert time.monotonic() - started < 15  # a busy machine; it was half a minute

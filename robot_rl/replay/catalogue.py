@@ -186,6 +186,11 @@ class Catalogue:
         """Return all sessions: their key, owner, and the sequence behind what was evicted."""
         return [(row[:3], *row[3:]) for row in self.read("SELECT * FROM sessions")]
 
+    def session(self, key: SessionKey) -> list[tuple[str, int]]:
+        """Return a session's owner and the sequence behind what was evicted; nothing for none."""
+        where = '"table" = ? AND actor = ? AND session = ?'
+        return self.read(f"SELECT owner, evicted FROM sessions WHERE {where}", *key)
+
     def add_session(self, key: SessionKey, owner: str) -> None:
         """Put a session."""
         with self.transaction() as execute:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import zmq
 
 from robot_rl.data.schema import RowSchema
@@ -25,11 +22,9 @@ from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay import messages
 from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, StoreReplaced
 from robot_rl.replay.mailbox import Mailbox
-from robot_rl.replay.reader import TableRows
 from robot_rl.replay.records import SessionKey
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.sampler import SampleSpec, size_of
 from robot_rl.replay.segments import NO_LIMIT, Capacity
+from robot_rl.replay.server_place import Sampling
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import Fsync, StoreWriter
 from robot_rl.run import RunDirectory
@@ -45,7 +40,6 @@ from robot_rl.wire.messages import (
     Payload,
     encode,
     refusal,
-    split,
 )
 
 if TYPE_CHECKING:
@@ -58,9 +52,6 @@ DRAIN_MESSAGES = 128
 # Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
 # on a virtual machine may cost five times as much as small ones that were in use before.
 DRAIN_BYTES = 1 << 20
-MAXIMUM_SAMPLERS = 4
-MAXIMUM_WAITING = 64
-_ANSWERS = "inproc://sampled"
 
 
 class ReplayServer:
@@ -320,127 +311,6 @@ class ReplayServer:
             # The client is gone or does not read; acknowledgements are cumulative and requests
             # are repeated, so nothing depends on this one reply.
             self._counters["replies_dropped"] += 1
-
-
-class Sampling:
-    """Answers requests to sample, one at a time, in a thread of its own.
-
-    Of each client the newest request counts.
-
-    Args:
-        store: Folder of the store.
-        message_bytes: Most bytes of one answer.
-
-    Attributes:
-        socket: Readable when `answer` has something.
-        failures: Requests that failed of something else than themselves.
-    """
-
-    def __init__(self, store: Path, message_bytes: int) -> None:
-        """Start the thread."""
-        self._store, self._message_bytes = store, message_bytes
-        self.failures = 0
-        self._context = zmq.Context(0)  # no connections, so no thread for them
-        self.socket = self._context.socket(zmq.PAIR)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.bind(_ANSWERS)
-        self._condition = threading.Condition()
-        self._waiting: dict[bytes, messages.Sample] = {}
-        self._stopped = False
-        self._samplers: OrderedDict[tuple[str, SampleSpec], ReplaySampler] = OrderedDict()
-        self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
-        self._thread.start()
-
-    def submit(self, client: bytes, message: messages.Sample) -> None:
-        """Queue a request.
-
-        Raises:
-            ReplayError: Too many clients wait.
-        """
-        with self._condition:
-            if len(self._waiting) >= MAXIMUM_WAITING and client not in self._waiting:
-                raise ReplayError("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
-            self._waiting[client] = message
-            self._condition.notify()
-
-    def answer(self) -> tuple[bytes, list[Frame]] | None:
-        """Return a client and the answer to it, or None where there is none yet."""
-        try:
-            client, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        return client.bytes, [frame.buffer for frame in frames]
-
-    def close(self) -> None:
-        """End the thread; what it has not answered is dropped."""
-        with self._condition:
-            self._stopped = True
-            self._condition.notify()
-        self._thread.join()
-        self.socket.close(linger=0)
-        self._context.term()
-
-    def _run(self) -> None:
-        socket = self._context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(_ANSWERS)
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._waiting or self._stopped)
-                if self._stopped:
-                    break
-                client = next(iter(self._waiting))
-                message = self._waiting.pop(client)
-            socket.send_multipart([client, *self._answered(message)], copy=False)
-        socket.close()
-        for sampler in self._samplers.values():
-            sampler.close()
-
-    def _answered(self, message: messages.Sample) -> list[Frame]:
-        try:
-            return self._drawn(self._sampler(message.table, message.spec), message)
-        except RobotRLError as error:
-            failure = error
-        except Exception as error:
-            # One request must never end sampling for everybody else.
-            self.failures += 1
-            logger.exception("a request to sample could not be answered")
-            failure = ReplayError("the server failed on this request", got=repr(error))
-        return encode(refusal(failure, message))
-
-    def _drawn(self, sampler: ReplaySampler, request: messages.Sample) -> list[Frame]:
-        size = sampler.spec.batch_size * size_of(sampler.layout)
-        if request.draw and size > self._message_bytes:
-            raise ReplayError(
-                "such a batch is too large for one message",
-                got=f"{size} bytes",
-                expected=f"<= {self._message_bytes} bytes",
-                hint="raise the server's replay.message_bytes",
-            )
-        # The first question of a client cannot know the store yet.
-        store = request.state.get("store") or sampler.state_dict()["store"]
-        sampler.load_state_dict({**request.state, "store": store})
-        batch = sampler.sample() if request.draw else {}
-        answer = messages.Sampled(
-            request=request.request,
-            state=sampler.state_dict(),
-            visible=sampler.visible,
-            layout={name: (dtype.name, shape) for name, (dtype, shape) in sampler.layout.items()},
-        )
-        arrays = (array.reshape(-1).view(np.uint8).data for array in batch.values())
-        return encode(answer, [frame for array in arrays for frame in split(array)])
-
-    def _sampler(self, table: str, spec: SampleSpec) -> ReplaySampler:
-        """Return the sampler for a kind of request; the one unused for longest makes room."""
-        sampler = self._samplers.pop((table, spec), None)
-        if sampler is None:
-            if len(self._samplers) >= MAXIMUM_SAMPLERS:
-                self._samplers.popitem(last=False)[1].close()
-            rows = TableRows(self._store, table)
-            sampler = ReplaySampler(rows, spec, np.random.default_rng(0))
-        self._samplers[table, spec] = sampler
-        return sampler
 
 
 def serve(path: Path, address: str = "tcp://127.0.0.1:0", **options: Any) -> None:

@@ -145,7 +145,7 @@ class StoreWriter:
             goes_on = latest is not None and self._state.sessions[latest].owner == owner
             session = number if goes_on else number + 1
         key = (table, actor, session)
-        known = self._state.sessions.get(key)
+        known = self._state.sessions.get(key) or self._closed(key)
         if known is not None and known.owner != owner:
             raise SessionTaken(
                 f"session {session} of actor {actor} was begun by another writer",
@@ -171,9 +171,10 @@ class StoreWriter:
         Raises:
             SessionTaken: Nobody has begun it.
         """
-        if key not in self._state.sessions:
+        session = self._state.sessions.get(key) or self._closed(key)
+        if session is None:
             raise SessionTaken("the session was never opened", got=key)
-        return self._state.sessions[key]
+        return session
 
     def append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
         """Put rows, and evict the oldest segments where the store holds too much.
@@ -440,6 +441,13 @@ class StoreWriter:
         size = sum(t.stored["rows"] * t.row_bytes for t in tables)
         return rows > (limits.rows or rows) or size > (limits.bytes or size)
 
+    def _closed(self, key: SessionKey) -> Session | None:
+        """Read a closed session back; None where nobody has begun it."""
+        segments = self._state.segments.get(key)
+        for owner, evicted in self._catalogue.session(key):
+            return Session(owner, segments[-1].end if segments else evicted, closed=True)
+        return None
+
     def _close_session(self, key: SessionKey) -> None:
         """Close a session for ever, and cut short the episode that is open there."""
         session, table = self._state.sessions[key], self._state.tables[key[0]]
@@ -452,6 +460,6 @@ class StoreWriter:
             table.stored.subtract(session.episode.totals())
             table.stored.update(record.totals())
             self._state.changed[record.identifier] = record
-        self._state.sessions[key] = Session(session.owner, session.next_sequence, closed=True)
+        del self._state.sessions[key]
         with suppress(StoreFull):  # it is put with the next commit
             self._write_catalogue()

@@ -8,6 +8,7 @@ import pytest
 from store_writing import Recording, numbers, sampler_of
 
 from robot_rl.replay import (
+    SessionTaken,
     StoreError,
     StoreInUse,
     StoreReader,
@@ -183,3 +184,20 @@ def test_weights_that_lost_their_tensors_are_an_error_and_no_crash(store):
     tensors.unlink()
     with StoreReader(store) as reader, pytest.raises(StoreError, match="lack their tensors"):
         reader.weights("policy")
+
+
+def test_sessions_that_are_closed_take_no_memory_and_are_read_back(tmp_path, schema, make_episode):
+    writer = StoreWriter(tmp_path / "store")
+    rows = make_episode(3)
+    first = Recording(writer, schema, owner="first")
+    first.put(rows)
+    for number in range(50):
+        Recording(writer, schema, owner=f"owner {number}")
+    assert len(writer._state.sessions) == 1
+    assert writer.session(first.key).next_sequence == 4
+    first.put(rows, first=0)  # they are stored, so nothing is put twice
+    with pytest.raises(SessionTaken, match="closed"):
+        first.put(make_episode(2))
+    with pytest.raises(SessionTaken, match="another writer"):
+        Recording(writer, schema, session=first.key[2], owner="somebody")
+    writer.close()
