@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 _COMMAND_RATE_HZ = 100.0
 
 
+@dataclass(eq=False)
 class TopicArm(ABC):
     """Reads an arm's state from topics; a subclass publishes its commands.
 
-    Args:
+    Attributes:
         namespace: Of the controller's topics.
         joint_names: Names of the arm's joints in its JointState.
         joint_topic: JointState.
@@ -38,40 +40,33 @@ class TopicArm(ABC):
         wrench_topic: WrenchStamped, what the environment exerts; empty where there is none.
         stale_after_s: Age at which a measurement is too old [s].
         timeout_s: For the first messages [s].
-
-    Attributes:
         fault: Always None: the controller's faults are its own business.
+
+    Raises:
+        MissingExtra: ROS 2 is not installed.
+        DriverError: A number is out of range.
     """
 
-    joint_limits: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    fault: str | None = None
+    fault: ClassVar[str | None] = None
+    namespace: str
+    joint_names: Sequence[str]
+    _: KW_ONLY
+    joint_topic: str = "joint_states"
+    pose_topic: str = "current_pose"
+    twist_topic: str = "current_twist"
+    wrench_topic: str = "current_wrench"
+    stale_after_s: float = 0.1
+    timeout_s: float = 5.0
 
-    def __init__(
-        self,
-        namespace: str,
-        joint_names: Sequence[str],
-        joint_topic: str,
-        pose_topic: str,
-        twist_topic: str,
-        wrench_topic: str,
-        stale_after_s: float,
-        timeout_s: float,
-    ) -> None:
-        check_ranges(
-            "arm on topics",
-            {"stale_after_s": (stale_after_s, 0.005, 5.0), "timeout_s": (timeout_s, 0.1, 60.0)},
-        )
-        require("rclpy", "ros")
-        self.joint_names = tuple(joint_names)
-        self._namespace = namespace
-        topics = {
-            "joints": joint_topic,
-            "pose": pose_topic,
-            "twist": twist_topic,
-            "wrench": wrench_topic,
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        ranges = {
+            "stale_after_s": (self.stale_after_s, 0.005, 5.0),
+            "timeout_s": (self.timeout_s, 0.1, 60.0),
         }
-        self._topics = {name: topic for name, topic in topics.items() if topic}
-        self._stale_after, self._timeout = stale_after_s, timeout_s
+        check_ranges("arm on topics", ranges)
+        require("rclpy", "ros")
+        self.joint_limits: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
         self._client: RosClient | None = None
         self._sensors: dict[str, Sensor] = {}
         self._publisher: Any = None
@@ -90,12 +85,12 @@ class TopicArm(ABC):
         from robot_rl.ros.sensors import Sensor, wait_for_all
 
         self.close()
-        client = self._client = RosClient("arm_driver", self._namespace)
-        kinds = {
-            "joints": (JointState, self._joints),
-            "pose": (PoseStamped, messages.pose_array),
-            "twist": (TwistStamped, messages.twist_array),
-            "wrench": (WrenchStamped, messages.wrench_array),
+        client = self._client = RosClient("arm_driver", self.namespace)
+        topics = {
+            "joints": (self.joint_topic, JointState, self._joints),
+            "pose": (self.pose_topic, PoseStamped, messages.pose_array),
+            "twist": (self.twist_topic, TwistStamped, messages.twist_array),
+            "wrench": (self.wrench_topic, WrenchStamped, messages.wrench_array),
         }
         # Each controller may publish the states of its own joints, which nothing is derived from
         # where the pose is measured.
@@ -103,17 +98,18 @@ class TopicArm(ABC):
         self._sensors = {
             name: Sensor(
                 client,
-                kinds[name][0],
+                kind,
                 topic,
-                self._stale_after,
-                kinds[name][1],
-                sole=name != "joints" or "pose" not in self._topics,
+                self.stale_after_s,
+                decode,
+                sole=name != "joints" or not self.pose_topic,
                 accepts=own if name == "joints" else lambda _: True,
             )
-            for name, topic in self._topics.items()
+            for name, (topic, kind, decode) in topics.items()
+            if topic
         }
         self._advertise(client)
-        wait_for_all(self._sensors.values(), 1, self._timeout)
+        wait_for_all(self._sensors.values(), 1, self.timeout_s)
 
     def read(self) -> ArmState:
         """The newest messages; velocity and wrench NaN without a topic.
@@ -133,7 +129,7 @@ class TopicArm(ABC):
         if trouble is not None:
             raise trouble
         where = self._sensors["pose" if "pose" in self._sensors else "joints"]
-        taken = together([where], self._sensors.values(), self._stale_after)
+        taken = together([where], self._sensors.values(), self.stale_after_s)
         seen = {name: sensor.value(taken[sensor]) for name, sensor in self._sensors.items()}
         joints, velocities = seen["joints"]
         pose = seen["pose"] if "pose" in seen else self._solve_pose(joints)
@@ -184,54 +180,29 @@ class TopicArm(ABC):
         return joint_positions(message, names), joint_velocities(message, names)
 
 
+@dataclass(eq=False)
 class PoseTopicArm(TopicArm):
     """An arm whose controller takes target poses, for example a Cartesian impedance controller.
 
     What the arm does when this process is killed is the controller's business: unless it has a
     watchdog of its own it keeps its last target, which leads the arm by a bounded distance.
 
-    Args:
-        namespace: See `TopicArm`, also for what is not named here.
-        joint_names: See there.
+    Attributes:
         target_topic: PoseStamped, of commands.
-        joint_topic: See there.
-        pose_topic: See there.
-        twist_topic: See there.
-        wrench_topic: See there.
         compliance: Of the controller.
         frame: `frame_id` of targets.
-        stale_after_s: See there.
-        timeout_s: See there.
-
-    Raises:
-        MissingExtra: ROS 2 is not installed.
-        DriverError: A number is out of range.
     """
 
-    def __init__(
-        self,
-        namespace: str,
-        joint_names: Sequence[str],
-        target_topic: str = "target_pose",
-        joint_topic: str = "joint_states",
-        pose_topic: str = "current_pose",
-        twist_topic: str = "current_twist",
-        wrench_topic: str = "current_wrench",
-        compliance: Compliance = "impedance",
-        frame: str = "base",
-        stale_after_s: float = 0.1,
-        timeout_s: float = 5.0,
-    ) -> None:
-        topics = (joint_topic, pose_topic, twist_topic, wrench_topic)
-        super().__init__(namespace, joint_names, *topics, stale_after_s, timeout_s)
-        self.compliance = compliance
-        self._target_topic, self._frame = target_topic, frame
+    _: KW_ONLY
+    target_topic: str = "target_pose"
+    compliance: Compliance = "impedance"
+    frame: str = "base"
 
     def command(self, target_pose: Vector) -> None:
         """Publish a target (7,)."""
         from robot_rl.ros.messages import pose_message
 
-        self._publisher.publish(pose_message(target_pose, time.time_ns(), self._frame))
+        self._publisher.publish(pose_message(target_pose, time.time_ns(), self.frame))
 
     def _advertise(self, client: RosClient) -> None:
         from geometry_msgs.msg import PoseStamped
@@ -239,75 +210,63 @@ class PoseTopicArm(TopicArm):
         from robot_rl.ros import qos
 
         profile = qos.command_publisher(_COMMAND_RATE_HZ)
-        self._publisher = client.node.create_publisher(PoseStamped, self._target_topic, profile)
+        self._publisher = client.node.create_publisher(PoseStamped, self.target_topic, profile)
 
 
+@dataclass(eq=False)
 class TrajectoryTopicArm(TopicArm):
     """Solves targets to joint angles, and publishes them as trajectories.
 
     It is position controlled. Each command is a trajectory of one point, `horizon_s` ahead: when
-    this process is killed, the controller ends it and holds.
+    this process is killed, the controller ends it and holds. Without a `pose_topic` the model tells
+    the pose from the joints, whose names are those of the model too.
 
-    Args:
-        namespace: See `TopicArm`, also for what is not named here.
-        joint_names: Names of the arm's joints, in its JointState and in the model.
+    Attributes:
         model: MJCF of the arm: a path, or one that begins with `hardware/`.
         tcp_site: Name of the site of the TCP in the model, whose world is the base frame.
         command_topic: JointTrajectory.
-        joint_topic: See there.
-        pose_topic: Empty: the model tells the pose from the joints.
-        twist_topic: See there.
-        wrench_topic: See there.
         horizon_s: Time until the point of a trajectory [s].
         max_joint_step: Farthest that a joint may go in one command [rad].
-        stale_after_s: See there.
-        timeout_s: See there.
 
     Raises:
-        MissingExtra: ROS 2 is not installed.
-        DriverError: A number is out of range, or the model lacks a joint or the site.
+        DriverError: As `TopicArm`, or the model lacks a joint or the site.
     """
 
-    compliance: Compliance = "position"
+    compliance: ClassVar[Compliance] = "position"
 
-    def __init__(
-        self,
-        namespace: str,
-        joint_names: Sequence[str],
-        model: str,
-        tcp_site: str = "tcp",
-        command_topic: str = "joint_trajectory_controller/joint_trajectory",
-        joint_topic: str = "joint_states",
-        pose_topic: str = "",
-        twist_topic: str = "",
-        wrench_topic: str = "",
-        horizon_s: float = 0.1,
-        max_joint_step: float = 0.3,
-        stale_after_s: float = 0.1,
-        timeout_s: float = 5.0,
-    ) -> None:
+    model: str
+    _: KW_ONLY
+    tcp_site: str = "tcp"
+    command_topic: str = "joint_trajectory_controller/joint_trajectory"
+    pose_topic: str = ""
+    twist_topic: str = ""
+    wrench_topic: str = ""
+    horizon_s: float = 0.1
+    max_joint_step: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and read the model."""
         import mujoco
 
         from robot_rl.env.sim.world import Chain
 
-        check_ranges(
-            "arm on topics",
-            {"horizon_s": (horizon_s, 0.01, 1.0), "max_joint_step": (max_joint_step, 0.01, 1.0)},
-        )
-        topics = (joint_topic, pose_topic, twist_topic, wrench_topic)
-        super().__init__(namespace, joint_names, *topics, stale_after_s, timeout_s)
-        self._command_topic = command_topic
-        self._horizon, self._step = horizon_s, max_joint_step
-        path = find_resource(model) if model.startswith("hardware/") else model
+        super().__post_init__()
+        ranges = {
+            "horizon_s": (self.horizon_s, 0.01, 1.0),
+            "max_joint_step": (self.max_joint_step, 0.01, 1.0),
+        }
+        check_ranges("arm on topics", ranges)
+        own = self.model.startswith("hardware/")
+        path = find_resource(self.model) if own else self.model
         try:
             self._model = mujoco.MjModel.from_xml_path(str(path))
             joints = [self._model.joint(name).id for name in self.joint_names]
-            site = self._model.site(tcp_site).id
+            site = self._model.site(self.tcp_site).id
         except (ValueError, KeyError) as error:
             raise DriverError(
-                f"the model {model} does not describe the arm",
+                f"the model {self.model} does not describe the arm",
                 got=error,
-                expected=f"joints {', '.join(self.joint_names)} and the site {tcp_site!r}",
+                expected=f"joints {', '.join(self.joint_names)} and the site {self.tcp_site!r}",
             ) from error
         low, high = self._model.jnt_range[joints].T
         qpos, dofs = self._model.jnt_qposadr[joints], self._model.jnt_dofadr[joints]
@@ -325,8 +284,8 @@ class TrajectoryTopicArm(TopicArm):
         from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
         joints = self._solved(target_pose)
-        seconds = int(self._horizon)
-        ahead = Duration(sec=seconds, nanosec=round((self._horizon - seconds) * 1e9))
+        seconds = int(self.horizon_s)
+        ahead = Duration(sec=seconds, nanosec=round((self.horizon_s - seconds) * 1e9))
         point = JointTrajectoryPoint(positions=joints.tolist(), time_from_start=ahead)
         self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
 
@@ -345,7 +304,7 @@ class TrajectoryTopicArm(TopicArm):
         from robot_rl.ros import qos
 
         self._publisher = client.node.create_publisher(
-            JointTrajectory, self._command_topic, qos.command_publisher(_COMMAND_RATE_HZ)
+            JointTrajectory, self.command_topic, qos.command_publisher(_COMMAND_RATE_HZ)
         )
 
     def _solved(self, target_pose: Vector) -> Vector:
@@ -359,11 +318,11 @@ class TrajectoryTopicArm(TopicArm):
         except RobotRLError as error:
             raise DriverFault(str(error), hint="move the arm away, then clear_errors") from error
         step = float(np.abs(joints - measured).max())
-        if step > self._step:
+        if step > self.max_joint_step:
             raise DriverFault(
                 "a joint would jump",
                 got=f"{step:.2f} rad",
-                expected=f"at most {self._step} rad in one command",
+                expected=f"at most {self.max_joint_step} rad in one command",
                 hint="the arm is near a singularity: move it away, then clear_errors",
             )
         return joints
