@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from drivers.errors import DriverError
-from drivers.teleop.base import Axes, AxesDevice
+from drivers.teleop.base import Axes, TeleopDevice
 
 
 @dataclass
-class ScriptedDevice(AxesDevice):
+class ScriptedDevice(TeleopDevice):
     """Plays one entry of `script` at each read: axes (6,), the name of a button, or `gone`.
 
     Attributes:
@@ -42,7 +42,7 @@ class ScriptedDevice(AxesDevice):
 
 
 @dataclass
-class HandheldDevice(AxesDevice):
+class HandheldDevice(TeleopDevice):
     """Keeps what is pressed until somebody reads it, as real devices do.
 
     Attributes:

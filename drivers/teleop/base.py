@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,42 +39,6 @@ class TeleopState:
     gripper: float | None
     moving: bool
     buttons: frozenset[str]
-
-
-class TeleopDevice(Protocol):
-    """A device that an operator moves a robot with.
-
-    Attributes:
-        events: What its buttons say: name of a button → one of
-            `robot_rl.env.operator.OperatorEvent`.
-    """
-
-    events: Mapping[str, str]
-
-    def connect(self) -> None:
-        """Open the device.
-
-        Raises:
-            DriverError: It is not there, or may not be opened.
-        """
-
-    def read(
-        self, tool_orientation: Vector | None = None, gripper: float | None = None
-    ) -> TeleopState:
-        """What the operator does now; never waits.
-
-        Args:
-            tool_orientation: Quaternion xyzw (4,) of the tool in the base frame, for a device
-                whose motion is in the tool's frame.
-            gripper: What the gripper was told last, -1 open to +1 closed, for a button that opens
-                and closes it in turn; None: what this device told it.
-
-        Raises:
-            DriverError: The device has failed, or an orientation is needed.
-        """
-
-    def close(self) -> None:
-        """Release the device; may be called again."""
 
 
 class Axes(NamedTuple):
@@ -161,12 +125,15 @@ class Shaping:
 
 
 @dataclass
-class AxesDevice(ABC):
-    """A device that has axes and buttons; a subclass says how they are read.
+class TeleopDevice(ABC):
+    """A device with axes and buttons that an operator moves a robot with.
+
+    A subclass says how they are read.
 
     Attributes:
         shaping: See `Shaping`.
-        events: See `TeleopDevice`.
+        events: What its buttons say: name of a button → one of
+            `robot_rl.env.operator.OperatorEvent`.
     """
 
     shaping: Shaping = field(default_factory=Shaping)
@@ -175,7 +142,11 @@ class AxesDevice(ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """See `TeleopDevice`."""
+        """Open the device.
+
+        Raises:
+            DriverError: It is not there, or may not be opened.
+        """
 
     @abstractmethod
     def axes(self) -> Axes:
@@ -187,12 +158,22 @@ class AxesDevice(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """See `TeleopDevice`."""
+        """Release the device; may be called again."""
 
     def read(
         self, tool_orientation: Vector | None = None, gripper: float | None = None
     ) -> TeleopState:
-        """See `TeleopDevice`."""
+        """What the operator does now; never waits.
+
+        Args:
+            tool_orientation: Quaternion xyzw (4,) of the tool in the base frame, for a device
+                whose motion is in the tool's frame.
+            gripper: What the gripper was told last, -1 open to +1 closed, for a button that opens
+                and closes it in turn; None: what this device told it.
+
+        Raises:
+            DriverError: The device has failed, or an orientation is needed.
+        """
         axes = self.axes()
         motion = self.shaping.motion(axes.values, tool_orientation)
         before = self._gripper if gripper is None else gripper

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from drivers.errors import DriverError, require
-from drivers.teleop.base import Axes, AxesDevice
+from drivers.teleop.base import Axes, TeleopDevice
 
 _RELEASED = -0.9  # a trigger counts once it was seen below this
 
 
 @dataclass
-class Gamepad(AxesDevice):
+class Gamepad(TeleopDevice):
     """Two sticks and two triggers; its buttons are `button_0`, `button_1`, ….
 
     The defaults are those of an Xbox pad on Linux: left stick to the front and left, triggers up
@@ -59,7 +59,7 @@ class Gamepad(AxesDevice):
         self._released.clear()
 
     def axes(self) -> Axes:
-        """The sticks, and the buttons that went down; raises as `AxesDevice.axes`."""
+        """The sticks, and the buttons that went down; raises as `TeleopDevice.axes`."""
         if self._pad is None:
             raise DriverError(
                 "the gamepad is not connected", hint="plug it in, and call connect() first"

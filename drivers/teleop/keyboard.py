@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from drivers.errors import DriverError, require
-from drivers.teleop.base import Axes, AxesDevice
+from drivers.teleop.base import Axes, TeleopDevice
 
 # Key → axis and direction, as the operator sees it: front, left, up, and turns about these.
 KEYS: Mapping[str, tuple[int, float]] = {
@@ -34,7 +34,7 @@ KEYS: Mapping[str, tuple[int, float]] = {
 
 
 @dataclass
-class Keyboard(AxesDevice):
+class Keyboard(TeleopDevice):
     """Moves with the keys of `KEYS`; other keys are buttons under pynput's names for them.
 
     A key that is neither of `KEYS` nor has another meaning here ends the motion, until a key of

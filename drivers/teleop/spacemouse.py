@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from drivers.errors import DriverError, require
-from drivers.teleop.base import Axes, AxesDevice, Vector
+from drivers.teleop.base import Axes, TeleopDevice, Vector
 
 # Vendors whose devices speak this protocol: 3Dconnexion, and Logitech before.
 VENDORS = (0x256F, 0x046D)
@@ -76,7 +76,7 @@ class Reports:
 
 
 @dataclass
-class SpaceMouse(AxesDevice):
+class SpaceMouse(TeleopDevice):
     """A SpaceMouse at this machine; its buttons are `button_0`, `button_1`, ….
 
     Attributes:
@@ -112,7 +112,7 @@ class SpaceMouse(AxesDevice):
         self._thread.start()
 
     def axes(self) -> Axes:
-        """The newest state; raises as `AxesDevice.axes`."""
+        """The newest state; raises as `TeleopDevice.axes`."""
         if self._problem is not None:
             raise DriverError(
                 "the SpaceMouse is gone", got=self._problem, hint="was it pulled out? Connect anew"

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drivers.errors import DriverError
-from drivers.teleop.base import Axes, AxesDevice, Vector
+from drivers.teleop.base import Axes, TeleopDevice, Vector
 
 if TYPE_CHECKING:
     from robot_rl.ros.client import RosClient
 
 
 @dataclass
-class TopicDevice(AxesDevice):
+class TopicDevice(TeleopDevice):
     """Moves with the messages of a topic, which must repeat themselves.
 
     Attributes:

@@ -49,7 +49,7 @@ def test_what_is_forgotten_while_it_is_read_is_late(sensor, often_switched):
 
     reader = threading.Thread(target=read)
     reader.start()
-    until = time.monotonic() + 2.0
+    until = time.monotonic() + 1.0
     while time.monotonic() < until:
         sensor._receive(messages.pose_message([0, 0, 0, 0, 0, 0, 1.0], time.time_ns()))
         sensor.forget()
