@@ -37,6 +37,11 @@ _LOOK_SECONDS = 0.02
 MAXIMUM_SAMPLERS = 4
 MAXIMUM_WAITING = 64
 _ANSWERS = "inproc://sampled"
+_START_HERE = "start it with: robot-rl replay run=RUN"
+_START_THERE = (
+    "on that machine start it with: robot-rl replay run=RUN replay=network replay.keys=FOLDER,"
+    " and see that no firewall closes the port"
+)
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,7 @@ class ServerPlace:
         """
         deadline = time.monotonic() + seconds
         with self.client(request_seconds=_SLICE_SECONDS) as client:
-            while True:
-                if stop.is_set():
-                    raise Stopped
+            while not stop.is_set():
                 try:
                     client.statistics()
                     return
@@ -110,16 +113,9 @@ class ServerPlace:
                         raise ServerUnreachable(
                             f"no replay server answers at {self.address or self.store}",
                             got=f"none within {seconds:g} s",
-                            hint=self._hint(),
+                            hint=_START_HERE if self.address is None else _START_THERE,
                         ) from error
-
-    def _hint(self) -> str:
-        if self.address is None:
-            return "start it with: robot-rl replay run=RUN"
-        return (
-            "on that machine start it with: robot-rl replay run=RUN replay=network"
-            " replay.keys=FOLDER, and see that no firewall closes the port"
-        )
+        raise Stopped
 
 
 class RemoteSampler(Sampler):
