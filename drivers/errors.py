@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from types import ModuleType
 
-from policies import extras
+from policies import errors
 from robot_rl.errors import RobotRLError
 
 
@@ -72,7 +72,7 @@ def require(module: str, extra: str) -> ModuleType:
     Raises:
         MissingExtra: Names the extra to install, or the library that the SDK itself lacks.
     """
-    return extras.require(module, extra, MissingExtra)
+    return errors.require(module, extra, MissingExtra)
 
 
 def check_reachable(device: str, host: str, port: int, timeout_s: float) -> None:

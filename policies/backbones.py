@@ -33,7 +33,6 @@ class SpatialSoftmax(nn.Module):
     """
 
     def __init__(self, channels: int) -> None:
-        """See the class."""
         super().__init__()
         self.features = 2 * channels
         self.log_temperature = nn.Parameter(torch.zeros(()))
@@ -59,7 +58,6 @@ class SmallConvolutional(Backbone):
     """
 
     def __init__(self, channels: Sequence[int], *, generator: torch.Generator) -> None:
-        """See the class."""
         super().__init__()
         if len(channels) < 2:
             raise PolicyError(
@@ -121,7 +119,6 @@ class ResNet18(Backbone):
     """
 
     def __init__(self, weights: str | None = None, *, generator: torch.Generator) -> None:
-        """See the class."""
         super().__init__()
         self.stem = nn.Sequential(
             convolution(3, 64, 7, 2, generator),

@@ -18,7 +18,7 @@ from policies.vision import FEATURES, ImageEncoder, build_image_encoder
 
 MODES = ("mean", "sample", "base")
 NOISES = ("none", "normal", "uniform")
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from policies import registry
-from policies.denoisers.mlp import MLPDenoiser
-from policies.encoders import ObservationBatch, StateEncoder, build_encoder
+from policies.denoisers import MLPDenoiser
+from policies.encoders import Normalizer, ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import seeded, to_device
-from policies.normalizer import Normalizer
 from policies.policy import ChunkPolicy
 from policies.processes.base import Process, build_process
 from policies.processes.ddim import DDIM
@@ -37,7 +36,6 @@ class DiffusionPolicy(ChunkPolicy):
     def __init__(
         self, encoder: StateEncoder, process: Process, action_normalizer: Normalizer
     ) -> None:
-        """Join the parts; see the class for the arguments."""
         super().__init__()
         if process.denoiser.features != encoder.features:
             raise PolicyError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from types import ModuleType
 
 
 class RobotRLError(Exception):
@@ -24,7 +26,6 @@ class RobotRLError(Exception):
         expected: object = None,
         hint: str | None = None,
     ) -> None:
-        """Build the message from its parts; see the class for the arguments."""
         parts = [problem]
         if got is not None:
             parts.append(f"got: {got}")
@@ -49,3 +50,30 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
     """A hint that names the choice which is spelled most like a name; None without choices."""
     close = nearest(name, choices)
     return None if close is None else f"did you mean {close!r}?"
+
+
+def require(package: str, extra: str, error: type[RobotRLError] = PolicyError) -> ModuleType:
+    """Import an optional package when it is needed, not before.
+
+    Args:
+        package: Dotted name of the module.
+        extra: The extra of robot_rl that installs it.
+        error: What is raised.
+
+    Raises:
+        RobotRLError: Names the extra to install, or the library that the package itself lacks.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as missing:
+        raise error(
+            f"the package {package!r} is not installed",
+            got=f"no module named {missing.name!r}",
+            hint=f"pip install 'robot_rl[{extra}]'",
+        ) from missing
+    except ImportError as broken:  # it is there, but a shared library or another version is not
+        raise error(
+            f"{package!r} is installed and does not load",
+            got=broken,
+            hint=f"install the libraries that it names, or reinstall 'robot_rl[{extra}]'",
+        ) from broken

@@ -1,4 +1,4 @@
-"""The tanh-squashed Gaussian actor (SAC, Haarnoja et al. 2018, appendix C)."""
+"""Policies with a tanh-squashed Gaussian (SAC, Haarnoja et al. 2018, appendix C)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch.nn import functional
 from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import mlp, seeded, standard_normal
-from policies.policy import ChunkPolicy, Policy, build, describe
+from policies.policy import ChunkPolicy, Policy
 
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
+# Smallest and largest log standard deviation before the squashing.
+_LOW, _HIGH = -5.0, 1.0
 
 
 class GaussianTanh(nn.Module):
@@ -28,9 +30,7 @@ class GaussianTanh(nn.Module):
         generator: Source of the initial weights.
         layer_norm: LayerNorm in every hidden layer.
         zero_last_layer: Start with mean 0 and `initial_log_std` for every input.
-        log_std_bounds: Smallest and largest log standard deviation before the squashing.
         initial_log_std: Log standard deviation at the middle of the output's range.
-        activation: Name of the hidden activation.
     """
 
     def __init__(
@@ -42,37 +42,29 @@ class GaussianTanh(nn.Module):
         generator: torch.Generator,
         layer_norm: bool = False,
         zero_last_layer: bool = False,
-        log_std_bounds: tuple[float, float] = (-5.0, 1.0),
         initial_log_std: float = -1.0,
-        activation: str = "relu",
     ) -> None:
-        """Make the network; see the class for the arguments."""
         super().__init__()
-        low, high = (float(bound) for bound in log_std_bounds)
-        if not low < initial_log_std < high:
+        if not _LOW < initial_log_std < _HIGH:
             raise PolicyError(
-                "initial_log_std must lie inside log_std_bounds",
+                "initial_log_std is out of range",
                 got=initial_log_std,
-                expected=f"between {low} and {high}",
+                expected=f"between {_LOW} and {_HIGH}",
             )
         self.features = int(features)
         self.action_dimension = int(action_dimension)
         self.config: dict[str, Any] = {
             "hidden": [int(width) for width in hidden],
             "layer_norm": bool(layer_norm),
-            "log_std_bounds": [low, high],
             "initial_log_std": float(initial_log_std),
-            "activation": activation,
         }
-        self._low, self._span = low, high - low
-        fraction = (initial_log_std - low) / (high - low)
+        fraction = (initial_log_std - _LOW) / (_HIGH - _LOW)
         self._offset = math.log(fraction / (1 - fraction))
         self.network = mlp(
             self.features,
             hidden,
             2 * self.action_dimension,
             generator,
-            activation=activation,
             layer_norm=layer_norm,
             zero_last_layer=zero_last_layer,
         )
@@ -82,7 +74,7 @@ class GaussianTanh(nn.Module):
         output: Tensor = self.network(features)
         mean, raw = output.chunk(2, -1)
         # A sigmoid keeps a gradient at the bounds, where a clamp would have none.
-        log_std: Tensor = self._low + self._span * torch.sigmoid(raw + self._offset)
+        log_std: Tensor = _LOW + (_HIGH - _LOW) * torch.sigmoid(raw + self._offset)
         return mean, log_std
 
     def mean(self, features: Tensor) -> Tensor:
@@ -90,65 +82,45 @@ class GaussianTanh(nn.Module):
         output: Tensor = self.network(features)
         return torch.tanh(output[..., : self.action_dimension])
 
-    def sample(
-        self,
-        features: Tensor,
-        generator: torch.Generator | None = None,
-        *,
-        noise: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, noise: Tensor | torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw an action by the reparametrisation trick.
 
         Args:
             features: (B, features).
-            generator: Source of the noise.
-            noise: (B, d) of N(0, 1) in place of a generator.
+            noise: (B, d) of N(0, 1), or its source.
 
         Returns:
             Action (B, d) in (-1, 1) and its log-density (B,), both differentiable.
         """
-        raw, log_std, noise = self._draw(features, generator, noise)
+        raw, log_std, noise = self._draw(features, noise)
         density = -0.5 * noise.square() - log_std - _LOG_SQRT_TWO_PI
-        return torch.tanh(raw), (density - _log_slope(raw)).sum(-1)
+        action = torch.tanh(raw)  # before the slope: gradients are summed in the graph's order
+        # log(1 - tanh²(raw)) without cancellation for large |raw|.
+        slope = 2 * (math.log(2) - raw - functional.softplus(-2 * raw))
+        return action, (density - slope).sum(-1)
 
-    def action(self, features: Tensor, generator: torch.Generator) -> Tensor:
+    def action(self, features: Tensor, noise: Tensor | torch.Generator) -> Tensor:
         """Draw the action of `sample` without its log-density, (B, d) in (-1, 1)."""
-        return torch.tanh(self._draw(features, generator, None)[0])
-
-    def log_prob(self, features: Tensor, action: Tensor) -> Tensor:
-        """Give the log-density (B,) of actions (B, d) in [-1, 1]."""
-        mean, log_std = self.forward(features)
-        limit = 1 - 1e-6  # atanh(±1) is infinite; a stored float32 action may be ±1
-        raw = torch.atanh(action.clamp(-limit, limit))
-        density = -0.5 * ((raw - mean) * (-log_std).exp()).square() - log_std - _LOG_SQRT_TWO_PI
-        return (density - _log_slope(raw)).sum(-1)
+        return torch.tanh(self._draw(features, noise)[0])
 
     def _draw(
-        self, features: Tensor, generator: torch.Generator | None, noise: Tensor | None
+        self, features: Tensor, noise: Tensor | torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw before the squashing: value, log standard deviation and noise, (B, d) each."""
         mean, log_std = self.forward(features)
-        if noise is None:
-            if generator is None:
-                raise PolicyError("sampling needs a generator or noise", got="neither")
-            noise = standard_normal(mean.shape, mean, generator)
+        if isinstance(noise, torch.Generator):
+            noise = standard_normal(mean.shape, mean, noise)
         noise = noise.to(mean.device)
         return mean + log_std.exp() * noise, log_std, noise
-
-
-def _log_slope(raw: Tensor) -> Tensor:
-    """Give log(1 - tanh²(raw)) without cancellation for large |raw|."""
-    slope: Tensor = 2 * (math.log(2) - raw - functional.softplus(-2 * raw))
-    return slope
 
 
 class GaussianPolicy(Policy):
     """A `GaussianTanh` on encoded observations.
 
     Args:
-        encoder: What the actor sees.
-        actor: From `encoder.features` to the action.
-        base: A frozen chunk policy that collects the warm-up and whose proposals are recorded.
+        encoder: What the actor sees, with the base's proposal where there is a base.
+        actor: From that to the action.
+        base: A chunk policy, which is frozen.
     """
 
     kind: ClassVar[str] = "gaussian"
@@ -156,18 +128,24 @@ class GaussianPolicy(Policy):
     def __init__(
         self, encoder: StateEncoder, actor: GaussianTanh, base: ChunkPolicy | None = None
     ) -> None:
-        """Join the parts; see the class for the arguments."""
         super().__init__()
-        if actor.features != encoder.features:
+        expected = encoder.features + (actor.action_dimension if base is not None else 0)
+        if actor.features != expected:
             raise PolicyError(
-                "the actor's input does not fit the encoder",
+                "the actor's input does not fit encoder and base action",
                 got=actor.features,
-                expected=encoder.features,
+                expected=expected,
+            )
+        if base is not None and base.action_dimension != actor.action_dimension:
+            raise PolicyError(
+                "the base has another number of action columns",
+                got=base.action_dimension,
+                expected=actor.action_dimension,
             )
         self.encoder = encoder
         self.actor = actor
         self.action_dimension = actor.action_dimension
-        self.base_policy = None if base is None else frozen_base(base, self.action_dimension)
+        self.base_policy = None if base is None else base.requires_grad_(False)
 
     @property
     def base(self) -> ChunkPolicy | None:
@@ -180,62 +158,85 @@ class GaussianPolicy(Policy):
         return {
             "encoder": self.encoder.config,
             "actor": self.actor.config,
-            "action_dimension": self.action_dimension,
-            "base": base_config(self.base_policy),
+            "action_dimension": self.actor.action_dimension,
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GaussianPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = build_encoder(config["encoder"])
-        actor = GaussianTanh(
-            encoder.features, config["action_dimension"], generator=seeded(0), **config["actor"]
-        )
-        return cls(encoder, actor, build_base(config["base"]))
-
-    def with_actor(self, actor: GaussianTanh) -> GaussianPolicy:
-        """Give the same policy with another actor, for example its average; the rest is shared."""
-        return GaussianPolicy(self.encoder, actor, self.base_policy)
+        parts = dict(config)
+        encoder = build_encoder(parts.pop("encoder"))
+        width = int(parts.pop("action_dimension"))
+        seen = encoder.features + (width if "base" in parts else 0)
+        actor = GaussianTanh(seen, width, generator=seeded(0), **parts.pop("actor"))
+        return cls(encoder, actor, **parts)
 
     def act(
         self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
     ) -> Tensor:
-        """Choose one action (B, d); the base's proposal is not used."""
+        """Choose one action (B, d)."""
+        return self.output(self.encoder(observation), noise)
+
+    def output(self, seen: Tensor, noise: Tensor | None) -> Tensor:
+        """The actor's output (B, d) in (-1, 1), drawn with noise (B, d) or its mean."""
+        return self.actor.mean(seen) if noise is None else self.actor.sample(seen, noise)[0]
+
+
+class ResidualPolicy(GaussianPolicy):
+    """action = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1).
+
+    ResFiT (Ankile et al. 2025, arXiv 2509.19301). A residual of zero is exactly the base; `create`
+    starts there, with a zero last layer.
+
+    Args:
+        encoder: What the residual sees beside the base action.
+        actor: From `encoder.features` + d to the residual's direction in (-1, 1).
+        base: The chunk policy, which is frozen.
+        scale: Largest residual s, in action units.
+    """
+
+    kind: ClassVar[str] = "residual"
+    base_policy: ChunkPolicy
+
+    def __init__(
+        self, encoder: StateEncoder, actor: GaussianTanh, base: ChunkPolicy, scale: float = 0.5
+    ) -> None:
+        super().__init__(encoder, actor, base)
+        if not 0 < scale <= 2:
+            raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
+        self.scale = float(scale)
+
+    @classmethod
+    def create(
+        cls,
+        encoder: StateEncoder,
+        base: ChunkPolicy,
+        *,
+        generator: torch.Generator,
+        hidden: Sequence[int] = (256, 256),
+        scale: float = 0.5,
+    ) -> ResidualPolicy:
+        """Make a residual that equals its base."""
+        width = base.action_dimension
+        seen = encoder.features + width
+        actor = GaussianTanh(seen, width, hidden, generator=generator, zero_last_layer=True)
+        return cls(encoder, actor, base, scale)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes a policy of the same shape."""
+        return {**super().config, "scale": self.scale}
+
+    def combine(self, base_action: Tensor, residual: Tensor) -> Tensor:
+        """Add a residual in (-1, 1) to the base action, both (B, d), and clip."""
+        return (base_action + self.scale * residual).clamp(-1, 1)
+
+    def act(
+        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+    ) -> Tensor:
+        """Choose one action (B, d) around the base's proposal (B, d)."""
+        if base_action is None:
+            raise PolicyError("a residual policy needs the base action", got="none")
         features = self.encoder(observation)
-        if noise is None:
-            return self.actor.mean(features)
-        return self.actor.sample(features, noise=noise)[0]
-
-
-def frozen_base(base: ChunkPolicy, action_dimension: int) -> ChunkPolicy:
-    """Check that a base fits and take its parameters out of every gradient.
-
-    Raises:
-        PolicyError: It has another number of action columns.
-    """
-    if base.action_dimension != action_dimension:
-        raise PolicyError(
-            "the base has another number of action columns",
-            got=base.action_dimension,
-            expected=action_dimension,
-        )
-    return base.requires_grad_(False)
-
-
-def base_config(base: ChunkPolicy | None) -> dict[str, Any] | None:
-    """Describe a base as JSON."""
-    return None if base is None else describe(base)
-
-
-def build_base(config: Mapping[str, Any] | ChunkPolicy | None) -> ChunkPolicy | None:
-    """Make a base from what `base_config` gave, or take one as it is.
-
-    Raises:
-        PolicyError: It is not a chunk policy.
-    """
-    if config is None or isinstance(config, ChunkPolicy):
-        return config
-    base = build(config)
-    if not isinstance(base, ChunkPolicy):
-        raise PolicyError("a base must be a chunk policy", got=base.kind, expected="diffusion")
-    return base
+        base_action = base_action.to(features.device)
+        return self.combine(base_action, self.output(torch.cat([features, base_action], -1), noise))

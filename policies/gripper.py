@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from policies.encoders import ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.gaussian import GaussianTanh
+from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import mlp, seeded
-from policies.policy import Policy
 
 CHOICES = ("open", "stay", "close")
 OPEN, CLOSED = -1.0, 1.0
@@ -52,7 +51,6 @@ class GripperCritic(nn.Module):
     """
 
     def __init__(self, features: int, hidden: Sequence[int], *, generator: torch.Generator) -> None:
-        """Make the network; see the class for the arguments."""
         super().__init__()
         self.features = int(features)
         self.config: dict[str, Any] = {"hidden": [int(width) for width in hidden]}
@@ -69,13 +67,13 @@ class GripperCritic(nn.Module):
         return values
 
 
-class GaussianGripperPolicy(Policy):
+class GaussianGripperPolicy(GaussianPolicy):
     """The Gaussian moves the arm, the critic the gripper.
 
     Args:
         encoder: What both see.
         actor: From `encoder.features` to the action without the gripper's column.
-        critic: From `encoder.features` to the choices' values.
+        critic: From `encoder.features` to the choices' values; or its configuration.
         column: The gripper's action column: -1 open, +1 closed.
         exploration: Probability ε of a random choice where the policy is sampled.
     """
@@ -86,16 +84,17 @@ class GaussianGripperPolicy(Policy):
         self,
         encoder: StateEncoder,
         actor: GaussianTanh,
-        critic: GripperCritic,
+        critic: GripperCritic | Mapping[str, Any],
         column: int,
         exploration: float,
     ) -> None:
-        """Join the parts; see the class for the arguments."""
-        super().__init__()
-        if not actor.features == critic.features == encoder.features:
+        super().__init__(encoder, actor)
+        if isinstance(critic, Mapping):
+            critic = GripperCritic(encoder.features, generator=seeded(0), **critic)
+        if critic.features != encoder.features:
             raise PolicyError(
-                "actor and critic do not fit the encoder",
-                got=(actor.features, critic.features),
+                "the critic does not fit the encoder",
+                got=critic.features,
                 expected=encoder.features,
             )
         if not 0 <= column <= actor.action_dimension or not 0 <= exploration <= 1:
@@ -104,38 +103,20 @@ class GaussianGripperPolicy(Policy):
                 got=f"column {column}, exploration {exploration}",
                 expected=f"column in 0 ... {actor.action_dimension}, exploration in [0, 1]",
             )
-        self.encoder = encoder
-        self.actor = actor
         self.critic = critic
         self.column = int(column)
         self.exploration = float(exploration)
         self.action_dimension = actor.action_dimension + 1
 
     @property
-    def base(self) -> None:
-        """There is none."""
-        return None
-
-    @property
     def config(self) -> dict[str, Any]:
         """JSON values from which `from_config` makes a policy of the same shape."""
         return {
-            "encoder": self.encoder.config,
-            "actor": self.actor.config,
+            **super().config,
             "critic": self.critic.config,
             "column": self.column,
             "exploration": self.exploration,
-            "action_dimension": self.action_dimension,
         }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> GaussianGripperPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = build_encoder(config["encoder"])
-        width = int(config["action_dimension"]) - 1
-        actor = GaussianTanh(encoder.features, width, generator=seeded(0), **config["actor"])
-        critic = GripperCritic(encoder.features, generator=seeded(0), **config["critic"])
-        return cls(encoder, actor, critic, config["column"], config["exploration"])
 
     @property
     def observation(self) -> dict[str, int]:
@@ -150,13 +131,11 @@ class GaussianGripperPolicy(Policy):
         column = self.column
         last = last_command(observation, column).to(features)
         choice = self.critic(features, last).argmax(-1, keepdim=True)
-        if noise is None:
-            motion = self.actor.mean(features)
-        else:
+        if noise is not None:
             noise = noise.to(features.device)
             choice = self._explored(choice, noise[:, column])
-            others = torch.cat([noise[:, :column], noise[:, column + 1 :]], -1)
-            motion = self.actor.sample(features, noise=others)[0]
+            noise = torch.cat([noise[:, :column], noise[:, column + 1 :]], -1)
+        motion = self.output(features, noise)
         told = choice_commands(last).gather(1, choice)
         return torch.cat([motion[:, :column], told, motion[:, column:]], -1)
 

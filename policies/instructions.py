@@ -1,12 +1,21 @@
-"""Instructions as a few numbers, for networks that learn on top of a conditioned policy."""
+"""Instructions: as tokens for a policy that follows them, as signs for what learns on top of it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from policies.errors import PolicyError, require
+
+INSTRUCTION = "instruction"
+"""Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
 
 INSTRUCTION_FEATURES = "features/instruction"
 INSTRUCTION_WIDTH = 16
@@ -29,3 +38,144 @@ def instruction_features(instructions: Sequence[str]) -> npt.NDArray[np.float16]
     data = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), -1)
     bits = np.unpackbits(data[:, : INSTRUCTION_WIDTH // 8], axis=1)
     return np.where(bits == 1, np.float16(1), np.float16(-1))
+
+
+_BEGIN = "<bos>"
+
+
+class InstructionTokenizer(nn.Module):
+    """Turns texts into token ids of a fixed number, each text once.
+
+    The tokeniser's file is a buffer: it travels with the weights, so that a checkpoint alone is
+    enough, and a description in JSON does not carry a vocabulary.
+
+    Args:
+        file_bytes: Size of the file, `tokenizer.json` of the tokenizers library.
+        length: Number L of tokens; shorter instructions are padded.
+    """
+
+    file: Tensor
+
+    def __init__(self, file_bytes: int, length: int) -> None:
+        super().__init__()
+        self.length = int(length)
+        self.register_buffer("file", torch.zeros(int(file_bytes), dtype=torch.uint8))
+        self._known: dict[str, list[int]] = {}
+        self._tokenizer: Any = None
+
+    @classmethod
+    def of_file(cls, content: bytes, length: int) -> InstructionTokenizer:
+        """Take the content of a `tokenizer.json`."""
+        tokenizer = cls(len(content), length)
+        tokenizer.file.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        return tokenizer
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that text can have; what was added stands for images and the like."""
+        return int(self._loaded().get_vocab_size(with_added_tokens=False))
+
+    def forward(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Tokenise B instructions.
+
+        Returns:
+            Token ids (B, L) int64 and mask (B, L) bool, false at padding.
+
+        Raises:
+            PolicyError: An instruction is empty, has more than L tokens or one that is no text, or
+                the tokeniser has no begin token.
+        """
+        tokens = np.zeros((len(instructions), self.length), np.int64)
+        mask = np.zeros(tokens.shape, np.bool_)
+        for row, text in enumerate(instructions):
+            ids = self._known.get(text)
+            if ids is None:
+                ids = self._known[text] = self._encode(text)
+            tokens[row, : len(ids)] = ids
+            mask[row, : len(ids)] = True
+        device = self.file.device
+        return torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)
+
+    def _encode(self, text: str) -> list[int]:
+        if not text.strip():
+            raise PolicyError(
+                "the episode has no instruction",
+                got=repr(text),
+                expected="what the robot is to do, in words",
+                hint="record with task.environment.instruction=TEXT, or take another policy",
+            )
+        # The models were trained on a begin token, which not every file adds by itself, and on
+        # instructions that end with a line break.
+        line = text if text[-1] == "\n" else f"{text}\n"
+        encoded = self._loaded().encode(line, add_special_tokens=False)
+        ids = [self._begin(), *map(int, encoded.ids)]
+        if max(ids) >= self.vocabulary:
+            added = [t for t, i in zip(encoded.tokens, encoded.ids, strict=True) if i == max(ids)]
+            raise PolicyError(
+                f"the instruction {text!r} holds a token that is no text",
+                got=added[0],
+                expected="words",
+                hint="write it in other words",
+            )
+        if len(ids) > self.length:
+            raise PolicyError(
+                f"the instruction {text!r} is too long",
+                got=f"{len(ids)} tokens",
+                expected=f"at most policy.instruction_tokens={self.length}",
+                hint="shorten it, or train with more instruction_tokens",
+            )
+        return ids
+
+    def _begin(self) -> int:
+        found = self._loaded().token_to_id(_BEGIN)
+        if found is None:
+            raise PolicyError(
+                "the tokeniser has no begin token",
+                expected=_BEGIN,
+                hint="name the model's own with policy.tokenizer=PATH",
+            )
+        return int(found)
+
+    def _loaded(self) -> Any:
+        if self._tokenizer is None:  # the file arrives after the module is made
+            tokenizers = require("tokenizers", "vla")
+            content = self.file.cpu().numpy().tobytes()
+            try:
+                self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+            except Exception as error:  # the library raises no narrower class
+                raise PolicyError(
+                    "the tokeniser cannot be read",
+                    got=error,
+                    expected="a tokenizer.json of the library tokenizers",
+                ) from error
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+        return self._tokenizer
+
+
+def read_tokenizer(source: str) -> bytes:
+    """Read `tokenizer.json` of a folder, or of a repository on the hub.
+
+    Raises:
+        PolicyError: There is none.
+    """
+    path = Path(source) / "tokenizer.json"
+    if not Path(source).is_dir():
+        hub = require("huggingface_hub", "vla")
+        try:
+            path = Path(hub.hf_hub_download(source, "tokenizer.json"))
+        except (OSError, ValueError) as error:
+            raise PolicyError(
+                f"no tokenizer.json can be had from {source!r}",
+                got=" ".join(str(error).split())[:200],
+                expected="a folder, or the id of a repository on the hub",
+                hint="name one that has it with policy.tokenizer=PATH",
+            ) from error
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PolicyError(
+            f"{path} cannot be read",
+            got=error.strerror,
+            hint="put the model's there, or name its folder with policy.tokenizer=PATH",
+        ) from error

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from policies import registry
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-
-INSTRUCTION = "instruction"
-"""Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
+from policies.instructions import INSTRUCTION
 
 
 class Policy(nn.Module, ABC):
@@ -135,7 +133,10 @@ def describe(policy: Policy) -> dict[str, Any]:
     Raises:
         RegistryError: Its class is not in the registry, so that nobody could read it.
     """
-    return {registry.CLASS: registry.name_of(type(policy)), "config": policy.config}
+    described = {registry.CLASS: registry.name_of(type(policy)), "config": policy.config}
+    if policy.base is not None and policy.base is not policy:
+        described["base"] = describe(policy.base)
+    return described
 
 
 def build(description: Mapping[str, Any], base: ChunkPolicy | None = None) -> Policy:
@@ -152,9 +153,11 @@ def build(description: Mapping[str, Any], base: ChunkPolicy | None = None) -> Po
     kind: type[Policy] = registry.find_class(description[registry.CLASS], Policy)
     if base is not None and issubclass(kind, ChunkPolicy):
         return base
-    config = description["config"]
+    config = dict(description["config"])
+    if "base" in description:
+        config["base"] = build(description["base"]) if base is None else base
     try:
-        return kind.from_config(config if base is None else {**config, "base": base})
+        return kind.from_config(config)
     except (KeyError, TypeError, AttributeError) as error:
         raise PolicyError(
             f"the configuration does not fit the policy {kind.__name__}",

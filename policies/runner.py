@@ -4,35 +4,82 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from policies.acting import (
-    Acted,
-    Concluded,
-    RunningEpisode,
-    act_in,
-    advance,
-    by_behaviour,
-    noise_generators,
-    plan,
-    take_rows,
-)
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
-from policies.history import ObservationHistory, Rows, episode_windows, of_rows
-from policies.instructions import (
-    INSTRUCTION_FEATURES,
-    INSTRUCTION_WIDTH,
-    instruction_features,
-)
+from policies.history import Array, ObservationHistory, Rows, episode_windows, of_rows
+from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES, instruction_features
+from policies.policy import ChunkPolicy
 from policies.vision import ENCODER_ID, FEATURES
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Concluded:
+    """What belongs to the final observation of an episode.
+
+    Attributes:
+        base_action: (slots, d) float32, the base's proposal; zero without a base.
+        features: With an image encoder its ``features/image``, (slots, F) float16, as the policy
+            saw them, and ``encoder_id``, (slots,) int64; where the behaviour
+            `tells_instruction`, ``features/instruction``, (slots, 16) float16.
+    """
+
+    base_action: Floats
+    features: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Acted(Concluded):
+    """One step of all slots; rows of inactive slots are zero.
+
+    Attributes:
+        action: (slots, d) float32 in [-1, 1], exploration included.
+        chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
+        version: (slots,) int64, version of the behaviour that acted.
+    """
+
+    action: Floats
+    chunk_index: npt.NDArray[np.int16]
+    version: npt.NDArray[np.int64]
+
+
+@dataclass
+class RunningEpisode:
+    """What belongs to one running episode: who acts in it, its noise and its queue of actions.
+
+    Attributes:
+        behaviour: Acts in it; a newer one takes over where `at_boundary` holds.
+        plan_noise: Source of the noise of plans, which alone can be repeated along a recording.
+        step_noise: Source of the noise of steps.
+        instruction: What is to be done; empty where nothing was said.
+        chunk: (execute_steps or more, d), what was planned; None before the first plan.
+        position: Of the next action in the chunk.
+    """
+
+    behaviour: Behaviour
+    plan_noise: np.random.Generator
+    step_noise: np.random.Generator
+    instruction: str
+    chunk: Floats | None = None
+    position: int = 0
+
+    @classmethod
+    def begin(cls, behaviour: Behaviour, seed: int, instruction: str) -> RunningEpisode:
+        """Begin an episode whose noise follows from a seed."""
+        plan, step = np.random.SeedSequence(int(seed)).spawn(2)
+        return cls(behaviour, np.random.default_rng(plan), np.random.default_rng(step), instruction)
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the queue is empty, so that the next step starts something new."""
+        return self.chunk is None or self.position >= self.behaviour.execute_steps
 
 
 class PolicyRunner:
@@ -47,7 +94,6 @@ class PolicyRunner:
     """
 
     def __init__(self, behaviour: Behaviour, slots: int = 1) -> None:
-        """Prepare the slots; `reset` starts their episodes."""
         self.slots = slots
         self._latest = behaviour
         self._history = ObservationHistory(slots)
@@ -100,7 +146,7 @@ class PolicyRunner:
                 )
         self._history.forget(rows)
         for row, seed, text in zip(rows, seeds, texts, strict=True):
-            self._running[row] = RunningEpisode(self._latest, *noise_generators(seed), text)
+            self._running[row] = RunningEpisode.begin(self._latest, seed, text)
 
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
@@ -117,22 +163,26 @@ class PolicyRunner:
         rows = self._all if active is None else np.flatnonzero(active)
         dimension = self._latest.policy.action_dimension
         acted = Acted(
-            np.zeros((self.slots, dimension), np.float32),
-            np.zeros((self.slots, dimension), np.float32),
-            np.zeros(self.slots, np.int16),
-            np.zeros(self.slots, np.int64),
-            self._features(observation, rows),
+            base_action=np.zeros((self.slots, dimension), np.float32),
+            features=self._features(observation, rows),
+            action=np.zeros((self.slots, dimension), np.float32),
+            chunk_index=np.zeros(self.slots, np.int16),
+            version=np.zeros(self.slots, np.int64),
         )
         if not len(rows):
             return acted
         episodes = self._episodes(rows)
-        self._switch(episodes)
+        latest = self._latest
+        for episode in episodes:
+            if episode.behaviour is not latest and episode.at_boundary:
+                episode.behaviour, episode.chunk = latest, None
+        self._require(episodes)
         windows = self._history.shifted({**observation, **acted.features}, rows)
         with torch.inference_mode():
-            for part in by_behaviour(episodes):
+            for part in _by_behaviour(episodes):
                 members = [episodes[index] for index in part]
-                seen = windows if len(part) == len(rows) else take_rows(windows, part)
-                act_in(members, seen, rows[part], acted)
+                seen = windows if len(part) == len(rows) else _take_rows(windows, part)
+                _act_in(members, seen, rows[part], acted)
         self._history.keep(windows, rows)
         return acted
 
@@ -179,11 +229,11 @@ class PolicyRunner:
         features = self._features(observation, rows)
         windows = self._history.shifted({**observation, **features}, rows)
         with torch.inference_mode():
-            for part in by_behaviour(episodes):
+            for part in _by_behaviour(episodes):
                 members = [episodes[index] for index in part]
                 base = members[0].behaviour.policy.base
                 if base is not None:
-                    proposals[rows[part]] = advance(base, members, take_rows(windows, part))
+                    proposals[rows[part]] = _advance(base, members, _take_rows(windows, part))
         return Concluded(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
@@ -213,38 +263,32 @@ class PolicyRunner:
         rows = min((len(observations[name]) for name in names if name in observations), default=0)
         at = np.arange(0, rows, behaviour.execute_steps)
         windows = episode_windows(observations, names, at, base.encoder.observation_steps)
-        source = noise_generators(seed)[0]
+        episode = RunningEpisode.begin(behaviour, seed, instruction)
         with torch.inference_mode():
-            chunks = plan(base, windows, [source] * len(at), [instruction] * len(at))
+            chunks = _plan(base, [episode] * len(at), windows)
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
     def _features(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """What rows carry beside the observation: of the images, and of the instruction."""
-        told = self._told(rows) if self._latest.tells_instruction else {}
-        return {**self._seen(observation, rows), **told}
-
-    def _told(self, rows: Rows) -> dict[str, Array]:
-        """What tells the slots' instructions apart."""
-        features = np.zeros((self.slots, INSTRUCTION_WIDTH), np.float16)
-        texts = [episode.instruction for episode in self._episodes(rows)]
-        if texts:
-            features[rows] = instruction_features(texts)
-        return {INSTRUCTION_FEATURES: features}
-
-    def _seen(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
-        """What the image encoder makes of the slots' images, and whose features these are."""
+        found: dict[str, Array] = {}
         vision = self._latest.vision
-        if vision is None:
-            return {}
-        features = np.zeros((self.slots, vision.features), np.float16)
-        seen = {name: observation[name] for name in vision.cameras if name in observation}
-        if len(rows):
-            features[rows] = vision.encode(
-                {name: of_rows(image, rows) for name, image in seen.items()}
-            )
-        identifiers = np.full(self.slots, self._latest.encoder_id, np.int64)
-        return {FEATURES: features, ENCODER_ID: identifiers}
+        if vision is not None:
+            seen = {name: observation[name] for name in vision.cameras if name in observation}
+            found[FEATURES] = np.zeros((self.slots, vision.features), np.float16)
+            if len(rows):
+                found[FEATURES][rows] = vision.encode(
+                    {name: of_rows(image, rows) for name, image in seen.items()}
+                )
+            found[ENCODER_ID] = np.full(self.slots, self._latest.encoder_id, np.int64)
+        if self._latest.tells_instruction:
+            texts = [""] * self.slots
+            for row, episode in zip(rows, self._episodes(rows), strict=True):
+                texts[row] = episode.instruction
+            told = instruction_features(texts)
+            told[np.setdiff1d(self._all, rows)] = 0
+            found[INSTRUCTION_FEATURES] = told
+        return found
 
     def _episodes(self, rows: Rows) -> list[RunningEpisode]:
         episodes = []
@@ -257,14 +301,96 @@ class PolicyRunner:
             episodes.append(episode)
         return episodes
 
-    def _switch(self, episodes: Sequence[RunningEpisode]) -> None:
-        latest = self._latest
-        for episode in episodes:
-            if episode.behaviour is not latest and episode.at_boundary:
-                episode.behaviour = latest
-                episode.chunk = None
-        self._require(episodes)
-
     def _require(self, episodes: Sequence[RunningEpisode]) -> None:
         for behaviour in {id(e.behaviour): e.behaviour for e in episodes}.values():
             self._history.require(behaviour.policy.observation, behaviour.policy.observation_steps)
+
+
+def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
+    """Split the positions of episodes by behaviour; one group except around a switch."""
+    groups: dict[int, list[int]] = {}
+    for index, episode in enumerate(episodes):
+        groups.setdefault(id(episode.behaviour), []).append(index)
+    return [np.asarray(part) for part in groups.values()]
+
+
+def _act_in(
+    episodes: Sequence[RunningEpisode], windows: dict[str, Array], rows: Rows, acted: Acted
+) -> None:
+    """Act where one behaviour runs.
+
+    Args:
+        episodes: Of the slots `rows`, r of them, all with the same behaviour.
+        windows: Observation name → (r, n, ...shape), oldest first.
+        rows: (r,) slots, whose rows of `acted` are filled.
+        acted: The step of all slots.
+    """
+    behaviour = episodes[0].behaviour
+    policy, exploration = behaviour.policy, behaviour.exploration
+    sources, width = [episode.step_noise for episode in episodes], policy.action_dimension
+    proposal = None
+    if policy.base is not None:
+        proposal = _advance(policy.base, episodes, windows)
+        acted.base_action[rows] = proposal
+        acted.chunk_index[rows] = [episode.position - 1 for episode in episodes]
+    if proposal is not None and (exploration.mode == "base" or policy.base is policy):
+        action = proposal
+    else:
+        noise = None
+        if exploration.mode == "sample" and policy.stochastic:
+            noise = torch.from_numpy(_normal(sources, (width,)))
+        given = None if proposal is None else torch.from_numpy(proposal)
+        seen = _last(windows, policy.encoder.observation_steps)
+        action = policy.act(seen, given, noise).cpu().numpy()
+    scale = np.float32(exploration.noise_scale)
+    if exploration.noise == "normal":
+        action = action + scale * _normal(sources, (width,))
+    elif exploration.noise == "uniform":
+        drawn = np.stack([source.random(width, np.float32) for source in sources])
+        action = action + scale * (2 * drawn - 1)
+    acted.action[rows] = action.clip(-1, 1)
+    acted.version[rows] = behaviour.version
+
+
+def _advance(
+    base: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
+) -> Floats:
+    """Plan where a chunk is used up, and take the next proposal (r, d) of each episode."""
+    due = np.array([episode.at_boundary for episode in episodes])
+    if due.any():
+        planning = [episode for episode in episodes if episode.at_boundary]
+        chunks = _plan(base, planning, windows if due.all() else _take_rows(windows, due))
+        for episode, chunk in zip(planning, chunks, strict=True):
+            episode.chunk, episode.position = chunk, 0
+    proposals = []
+    for episode in episodes:
+        assert episode.chunk is not None
+        proposals.append(episode.chunk[episode.position])
+        episode.position += 1
+    return np.stack(proposals)
+
+
+def _plan(
+    base: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
+) -> Floats:
+    """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice."""
+    sources = [episode.plan_noise for episode in episodes]
+    noise = torch.from_numpy(_normal(sources, base.noise_shape))
+    seen = _last(windows, base.encoder.observation_steps)
+    if base.conditioned:
+        seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
+    chunks: Floats = base.plan(seen, noise).cpu().numpy()
+    return chunks
+
+
+def _take_rows(windows: dict[str, Array], part: Array) -> dict[str, Array]:
+    """Take some rows, by position or mask, of every observation."""
+    return {name: window[part] for name, window in windows.items()}
+
+
+def _normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
+    return np.stack([source.standard_normal(shape, np.float32) for source in sources])
+
+
+def _last(windows: dict[str, Array], steps: int) -> dict[str, Array]:
+    return {name: window[:, -steps:] for name, window in windows.items()}

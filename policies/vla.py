@@ -15,17 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from policies import registry
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.encoders import Normalizer, ObservationBatch, StateEncoder, camera_image, image_pixels
 from policies.errors import PolicyError
+from policies.instructions import INSTRUCTION, InstructionTokenizer
 from policies.networks import standard_normal
-from policies.normalizer import Normalizer
-from policies.policy import INSTRUCTION, ChunkPolicy
+from policies.policy import ChunkPolicy
 from policies.processes.base import masked_mean_square
-from policies.vla_backbone import VLABackbone
-from policies.vla_images import stacked_images
-from policies.vla_pi0 import PI0
-from policies.vla_text import InstructionTokenizer, read_tokenizer
-from policies.vla_tuning import Tuning
+from policies.vla_backbone import Tuning, VLABackbone
 
 
 class VLAPolicy(ChunkPolicy):
@@ -59,7 +55,6 @@ class VLAPolicy(ChunkPolicy):
         cameras: Mapping[str, Iterable[int]],
         steps: int,
     ) -> None:
-        """Join the parts; see the class for the arguments."""
         super().__init__()
         self.action_dimension = action_normalizer.widths["action"]
         _check_width("state", encoder.features, backbone.state_width)
@@ -258,38 +253,6 @@ def around(
     )
 
 
-def create(
-    arrays: Mapping[str, npt.NDArray[Any]],
-    keys: Mapping[str, int],
-    *,
-    path: str | None,
-    tokenizer: str | None,
-    dtype: str,
-    horizon: int,
-    **options: Any,
-) -> VLAPolicy:
-    """Make a policy from a π0's weights: the `_target_` of configs/policy/vla.yaml.
-
-    Args:
-        arrays: See `around`, as for `keys` and the options.
-        keys: State name → width.
-        path: A folder in the layout of transformers, or the id of a repository on the hub.
-        tokenizer: Folder or repository with `tokenizer.json`; None for that of `path`.
-        dtype: "float32" or "bfloat16".
-        horizon: Actions of a chunk.
-        **options: See `around`.
-    """
-    if path is None:
-        raise PolicyError(
-            "the VLA has no weights",
-            got="policy.path=null",
-            expected="a folder, or the id of a repository on the hub",
-            hint="name them with policy.path=PATH; policy=vla_tiny needs none",
-        )
-    backbone = PI0.load(path, dtype, horizon)
-    return around(backbone, read_tokenizer(tokenizer or path), arrays, keys, **options)
-
-
 def _check_width(name: str, got: int, most: int) -> None:
     if got > most:
         raise PolicyError(
@@ -311,3 +274,47 @@ def _image_shape(name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int
             hint="record them with this camera, or name others in policy.cameras",
         )
     return tuple(arrays[name].shape[1:])
+
+
+def stacked_images(
+    observation: ObservationBatch,
+    cameras: Mapping[str, tuple[int, ...]],
+    size: int,
+    device: torch.device,
+) -> Tensor:
+    """Give the newest image of each camera, resized and normalised.
+
+    Args:
+        observation: Camera name → uint8 (B, n, H, W, 3), or (B, H, W, 3).
+        cameras: Name → (H, W, 3), in the model's order.
+        size: Height and width that the model wants.
+        device: Where to put them.
+
+    Returns:
+        float32 (B, cameras, 3, size, size) in [-1, 1].
+
+    Raises:
+        PolicyError: A camera is missing, or has images of another size.
+    """
+    views = []
+    for name in cameras:
+        image = camera_image(observation, name, cameras)
+        newest = image if image.ndim == 4 else image[:, -1]
+        views.append(resized_with_padding(image_pixels(newest.to(device)), size))
+    return torch.stack(views, 1)
+
+
+def resized_with_padding(images: Tensor, size: int) -> Tensor:
+    """Resize (B, 3, H, W) in [-1, 1] to (B, 3, size, size), keeping proportions; the rest is black.
+
+    Bilinear, the picture in the middle: as π0 was trained (openpi, `resize_with_pad`).
+    """
+    height, width = images.shape[-2:]
+    if (height, width) == (size, size):
+        return images
+    scale = size / max(height, width)
+    new = (max(1, round(height * scale)), max(1, round(width * scale)))
+    smaller = functional.interpolate(images, new, mode="bilinear", align_corners=False)
+    above, left = (size - new[0]) // 2, (size - new[1]) // 2
+    padding = (left, size - new[1] - left, above, size - new[0] - above)
+    return functional.pad(smaller.clamp(-1, 1), padding, value=-1.0)

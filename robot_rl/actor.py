@@ -24,14 +24,15 @@ from robot_rl.env.reset import make_reset
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.blocks import ScheduleError
-from robot_rl.learning.pacing import (
+from robot_rl.learning.weights import (
+    Published,
     RealtimeWeights,
     SharedWeights,
     SteppedWeights,
     WeightSource,
+    WeightsReceiver,
     online_steps,
 )
-from robot_rl.learning.weights import Published, WeightsReceiver
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.client import ReplayClient

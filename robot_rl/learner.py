@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
-from robot_rl.learning.recipe import Recipe
+from policies.behaviour import Behaviour
+from policies.compute import compute_device, explained_memory
+from policies.policy import Policy
+from robot_rl.data.policy_columns import check_features, check_fit
+from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms import check_algorithm, make_algorithm
+from robot_rl.learning.algorithms.encoding import trains_on
+from robot_rl.learning.blocks import Blocks, unevaluated
+from robot_rl.learning.recipe import Recipe, Stage
+from robot_rl.learning.weights import BEHAVIOUR
+from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import Stopped, stop_event
-from robot_rl.run import RunDirectory, learned_steps
+from robot_rl.replay.errors import ReplayError
+from robot_rl.replay.windows import LABELS
+from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, RunDirectory, learned_steps
 
 
 def run(config: DictConfig) -> None:
@@ -31,3 +50,245 @@ def run(config: DictConfig) -> None:
             if stop.is_set():
                 raise KeyboardInterrupt
     print(f"learner: learned from {learned_steps(directory)} environment steps", flush=True)
+
+
+_POLL_SECONDS = 0.002
+_RETRY_SECONDS = 0.5
+# A checkpoint is saved at the latest so long after the last one, at the end of a block.
+_SAVE_SECONDS = 60.0
+# A shorter block is finished before the learner stops; of a longer one nothing is kept.
+_BLOCK_SECONDS = 20.0
+
+
+class LearningDiverged(RobotRLError):
+    """A loss or a weight is no longer a number; the last checkpoint is from before."""
+
+
+class Online(Stage):
+    """Improves the cloned policy by the configured algorithm, while actors act with it."""
+
+    needs = (DEMONSTRATIONS, CLONED)
+    makes = (LAST,)
+    with_actors = True
+    records = "learner"
+
+    def check(self, config: DictConfig) -> None:
+        """Check steps, updates, the device and the algorithm's settings.
+
+        Raises:
+            RobotRLError: The run would learn nothing, or a setting is out of range.
+        """
+        Blocks.of(config).check_learning()
+        compute_device(config)
+        trains_on(config.observation)
+        check_algorithm(config.algorithm)
+
+    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+        """As soon as all steps are learned from and evaluated; a run may be asked for more."""
+        all_steps = learned_steps(run) >= int(config.environment_steps)
+        return all_steps and not unevaluated(config, run)
+
+    @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
+    def run(self, bench: Workbench) -> None:
+        """Learn until the configured number of environment steps, or until the bench's `stop`."""
+        with WorkProgress(int(bench.config.environment_steps)) as progress:
+            progress.phase("learning")
+            Learner(bench).learn(progress)
+
+
+class Learner:
+    """Trains in blocks of environment steps, each with its exact number of updates.
+
+    On the stepped clock, block j's weights are published when block j + 1 is complete, and act
+    in block j + 2; see `robot_rl.learning.blocks`.
+
+    Args:
+        bench: The workbench; the run's replay server must be running.
+
+    Raises:
+        Stopped: The bench's `stop` was set meanwhile.
+    """
+
+    def __init__(self, bench: Workbench) -> None:
+        """Make the algorithm, put the demonstrations into the store, and resume if possible."""
+        self._bench, config = bench, bench.config
+        self._blocks = Blocks.of(config)
+        # Only one actor can be made to act on the weights of a certain block.
+        self._stepped = config.clock == "stepped" and self._blocks.actors == 1
+        self._cloned = bench.cloned
+        check_fit(self._cloned, bench.demonstrations().schema)
+        seed = int(config.seed)
+        self._algorithm = make_algorithm(config.algorithm, self._cloned, seed, config.observation)
+        self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
+        self._rows = bench.sampler(self._algorithm.required)
+        self.environment_steps = 0
+        self.updates = 0
+        self._saved_steps = 0
+        # The first block of each start is saved at once: a learner that is killed again and again
+        # gets on nevertheless.
+        self._saved_at = -math.inf
+        if bench.run.has_folder(LAST):
+            self._load()
+
+    def learn(self, progress: WorkProgress) -> None:
+        """Learn until the configured number of environment steps, or until `stop` is set.
+
+        While the replay server is away the learner waits for it.
+
+        Raises:
+            Stopped: `stop` was set while the server was away, and a checkpoint was saved; or in a
+                long block, of which nothing is kept.
+            ReplayError: The server has refused the weights or the keys; a checkpoint was saved.
+            LearningDiverged: A loss or a weight is not finite.
+        """
+        total = self._blocks.total
+        # A resumed run on the stepped clock goes on with the weights whose turn it is.
+        if not self._stepped or self._bench.client.get_weights(BEHAVIOUR) is None:
+            self._publish(self.environment_steps)
+        while self.environment_steps < total:
+            target = self._blocks.end_after(self.environment_steps)
+            if not self._wait_for(target):
+                break
+            if self._stepped:
+                self._publish(self.environment_steps)
+            record = self._train_block(target)
+            progress.update(
+                target,
+                updates_per_second=record["updates_per_second"],
+                update_to_data=record["update_to_data"],
+                replay_transitions=int(record["replay_transitions"]),
+            )
+            if not self._stepped:
+                self._publish(self.environment_steps)
+            if target % self._blocks.every_steps == 0 or target == total:
+                self._check_weights()
+                snapshot = self._bench.run.snapshot_name(self.environment_steps)
+                self._bench.checkpoint(snapshot, self._deployed())
+                self._save()
+            elif time.monotonic() - self._saved_at > _SAVE_SECONDS:
+                self._save_what_is_new()
+        self._save_what_is_new()
+
+    def _wait_for(self, steps: int) -> bool:
+        while self._rows.steps() < steps:
+            if self._bench.stop.wait(_POLL_SECONDS):
+                return False
+        return not self._bench.stop.is_set()
+
+    def _wait_for_rewards(self, target: int) -> None:
+        """Wait until somebody has said of some rows what `reward.annotation` asks for."""
+        if not self._rows.transitions:
+            self._bench.say(f"learner: {waits_for_annotation(self._bench.config, self._bench.run)}")
+        while not self._rows.transitions:
+            if self._bench.stop.wait(_RETRY_SECONDS):
+                self._save_what_is_new()
+                raise Stopped
+            self._rows.show(target)
+
+    def _train_block(self, target: int) -> dict[str, Any]:
+        started = time.monotonic()
+        count = self._blocks.updates_at(target) - self.updates
+        self._rows.show(target)
+        if count:
+            self._wait_for_rewards(target)
+        metrics: dict[str, list[Tensor]] = {}
+        for batch in self._rows.batches(count):
+            if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
+                raise Stopped
+            check_features(batch, self._cloned)
+            for name, value in self._algorithm.update(batch).items():
+                metrics.setdefault(name, []).append(value)
+        self.updates += count
+        self.environment_steps = target
+        record = self._record(count, time.monotonic() - started, metrics)
+        self._bench.note(record)
+        return record
+
+    def _record(
+        self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]
+    ) -> dict[str, Any]:
+        schedule = self._algorithm.schedule
+        online = self.environment_steps - schedule.warmup_steps
+        paid = self.updates - schedule.critic_only_updates
+        means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
+        for name, value in means.items():
+            self._check_finite(name, value)
+        return {
+            "environment_steps": self.environment_steps,
+            "gradient_updates": self.updates,
+            "updates_per_second": count / max(seconds, 1e-9),
+            "update_to_data": paid / online if online > 0 else None,  # it warms up
+            "replay_transitions": self._rows.transitions,
+            **means,
+        }
+
+    def _check_weights(self) -> None:
+        """Refuse to save what the last update has broken, and no loss has shown yet."""
+        for name, tensor in self._algorithm.state_dict().items():
+            if tensor.is_floating_point():
+                self._check_finite(name, float(tensor.sum(dtype=torch.float64)))
+
+    def _check_finite(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise LearningDiverged(
+                f"{name} is no longer a finite number at step {self.environment_steps}",
+                got=value,
+                hint="a run keeps its algorithm: begin another one with lower"
+                " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
+                " same demonstrations",
+            )
+
+    def _publish(self, steps: int) -> None:
+        """Publish the weights after `steps` environment steps, and say how long they may act."""
+        if self.updates == 0:
+            noise = self._algorithm.schedule.warmup_noise
+            behaviour = self._cloned.exploring("base", "normal", noise)
+        else:
+            behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
+        try:
+            self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
+        except (ReplayError, Stopped):
+            self._save_what_is_new()
+            raise
+
+    def _behaviour(self, policy: Policy) -> Behaviour:
+        steps = self._cloned.execute_steps if policy.base is not None else 1
+        return dataclasses.replace(
+            self._cloned, policy=policy, execute_steps=steps, version=self.updates
+        )
+
+    def _deployed(self) -> Behaviour:
+        return self._behaviour(self._algorithm.deployed_policy())
+
+    def _save_what_is_new(self) -> None:
+        if self._saved_steps != self.environment_steps:
+            self._check_weights()
+            self._save()
+
+    def _save(self) -> None:
+        state = {
+            "environment_steps": self.environment_steps,
+            "gradient_updates": self.updates,
+            "sampler": self._rows.state_dict(),
+        }
+        self._bench.checkpoint(LAST, self._deployed(), self._algorithm.state_dict(), state)
+        self._saved_steps, self._saved_at = self.environment_steps, time.monotonic()
+
+    def _load(self) -> None:
+        tensors, state = self._bench.training_state(LAST)
+        self._algorithm.load_state_dict(tensors)
+        self._rows.load_state_dict(state["sampler"])
+        self.environment_steps = int(state["environment_steps"])
+        self.updates = int(state["gradient_updates"])
+        self._saved_steps = self.environment_steps
+
+
+def waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:
+    """Say what learning waits for where annotations are its only reward, None where not."""
+    name = config.reward.annotation
+    if name in (None, LABELS):
+        return None
+    return (
+        f"learns only from steps with the annotation {name!r}, and waits until there are some:"
+        f" robot-rl annotate {run.path} ADDRESS"
+    )

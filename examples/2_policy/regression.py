@@ -9,9 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policies.encoders import ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Normalizer, ObservationBatch, StateEncoder, build_encoder
 from policies.networks import mlp, seeded
-from policies.normalizer import Normalizer
 from policies.policy import ChunkPolicy
 
 
@@ -38,7 +37,6 @@ class RegressionPolicy(ChunkPolicy):
         hidden: Sequence[int],
         generator: torch.Generator,
     ) -> None:
-        """See the class."""
         super().__init__()
         self.encoder = encoder
         self.horizon = horizon

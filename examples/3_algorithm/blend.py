@@ -5,16 +5,12 @@ The executed action is (1 - share) · base + share · actor, where `residual` ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from policies.encoders import StateEncoder
-from policies.gaussian import GaussianTanh
-from policies.networks import seeded
+from policies.gaussian import GaussianTanh, ResidualPolicy
 from policies.policy import ChunkPolicy, Policy
-from policies.residual import ResidualPolicy
 from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings
 from robot_rl.learning.algorithms.base import Schedule
 from robot_rl.learning.algorithms.encoding import Encoding
@@ -38,12 +34,11 @@ class Blend(ActorCritic):
         encoding: From observations to what actor and critics see.
         schedule: When it is updated, and on what.
         settings: Of the actor-critic.
-        actor_hidden: Hidden widths of the actor.
-        actor_layer_norm: LayerNorm in the actor's hidden layers.
-        initial_log_std: Log standard deviation of the actor at the start.
-        share: Of the actor in the executed action, in [0, 1].
         seed: Seed of weights and draws.
+        share: Of the actor in the executed action, in [0, 1].
     """
+
+    uses_base = True  # actor and critics see what the base proposes
 
     def __init__(
         self,
@@ -51,24 +46,11 @@ class Blend(ActorCritic):
         encoding: Encoding,
         schedule: Schedule,
         settings: ActorCriticSettings,
-        actor_hidden: Sequence[int],
-        actor_layer_norm: bool,
-        initial_log_std: float,
-        share: float,
         seed: int,
+        share: float,
     ) -> None:
-        """See the class."""
-        width = base.action_dimension
-        actor = GaussianTanh(
-            encoding.encoder.features + width,  # it sees what the base proposes
-            width,
-            actor_hidden,
-            generator=seeded(seed + 1),
-            layer_norm=actor_layer_norm,
-            initial_log_std=initial_log_std,
-        )
-        self._policy = BlendPolicy(encoding.encoder, actor, base, share)
-        super().__init__(encoding, actor, True, schedule, settings, seed)
+        super().__init__(base, encoding, schedule, settings, seed)
+        self._policy = BlendPolicy(encoding.encoder, self.actor, base, share)
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The executed action (B, d) for the actor's output (B, d)."""
@@ -77,4 +59,4 @@ class Blend(ActorCritic):
 
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
         """The policy with these networks."""
-        return BlendPolicy(encoder, actor, self._policy.base, self._policy.scale)
+        return BlendPolicy(encoder, actor, self._policy.base_policy, self._policy.scale)

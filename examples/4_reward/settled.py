@@ -20,7 +20,6 @@ class SettledReward:
     alarm: str | None = None
 
     def __init__(self, speed: float) -> None:
-        """See the class."""
         self._speed = speed
 
     def reset(self, observation: Observation) -> None:

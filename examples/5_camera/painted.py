@@ -20,7 +20,6 @@ class PaintedCamera:
     """
 
     def __init__(self, width: int, height: int, rate_hz: float) -> None:
-        """See the class."""
         self._size = (height, width)
         self._period = 1.0 / rate_hz
         self._number = -1

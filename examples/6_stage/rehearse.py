@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learning.cloning import clone
 from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.clone import clone
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import CLONED, DEMONSTRATIONS
 
@@ -27,7 +27,6 @@ class Rehearse(Stage):
     records = "rehearsal"
 
     def __init__(self, episodes: int, noise: float, judged: int) -> None:
-        """See the class."""
         self._episodes, self._noise, self._judged = episodes, noise, judged
 
     def run(self, bench: Workbench) -> None:

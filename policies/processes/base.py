@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from policies import registry
-from policies.denoisers.base import Denoiser
+from policies.denoisers import Denoiser
 from policies.errors import PolicyError
 from policies.networks import standard_normal
 
@@ -39,7 +39,6 @@ class Process(nn.Module, ABC):
     density_hint: ClassVar[str]
 
     def __init__(self, denoiser: Denoiser, steps: int, deterministic: bool) -> None:
-        """Remember the parts; see the class for the arguments."""
         super().__init__()
         self.denoiser = denoiser
         self.steps = int(steps)

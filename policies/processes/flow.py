@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from policies.denoisers.base import Denoiser, sinusoidal_embedding
+from policies.denoisers import Denoiser, sinusoidal_embedding
 from policies.errors import PolicyError
 from policies.networks import standard_normal
 from policies.processes.base import Process, masked_mean_square
@@ -33,7 +33,6 @@ class Flow(Process):
     _std: Tensor
 
     def __init__(self, denoiser: Denoiser, *, steps: int = 10) -> None:
-        """Tabulate the time grid; see the class for the arguments."""
         if steps < 1:
             raise PolicyError("a flow needs at least one step", got=steps, expected=">= 1")
         super().__init__(denoiser, steps, deterministic=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.extras import require
+from policies.errors import require
 from robot_rl.errors import RobotRLError
 
 _LEAST_CORNERS = 6

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 from scipy.spatial.transform import Rotation
 
-from policies.extras import require
+from policies.errors import require
 from robot_rl.calibration.board import CalibrationError, Corners, Intrinsics
 
 Matrix = npt.NDArray[np.float64]

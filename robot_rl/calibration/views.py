@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.extras import require
+from policies.errors import require
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
 from robot_rl.calibration.hand_eye import View
 

@@ -8,10 +8,9 @@ from omegaconf import DictConfig
 
 from robot_rl.commands.nodes import check_robot, robot_nodes
 from robot_rl.commands.runs import working_run
-from robot_rl.learning.cloning import check_unused
 from robot_rl.learning.demonstrations import check_demonstrations
 from robot_rl.learning.recipe import Recipe, Stage
-from robot_rl.learning.stages.clone import Clone
+from robot_rl.learning.stages.clone import Clone, check_unused
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.collect_reward import CollectReward
 from robot_rl.learning.stages.dagger import Dagger

@@ -24,11 +24,11 @@ from robot_rl.evaluation.statistics import (
     first_confirmed,
     worse_than_cloned,
 )
+from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
-from robot_rl.learning.cloning import check_networks
 from robot_rl.learning.demonstrations import check_demonstrations, open_demonstrations
 from robot_rl.learning.recipe import Recipe
-from robot_rl.learning.stages.online import waits_for_annotation
+from robot_rl.learning.stages.clone import check_networks
 from robot_rl.learning.stages.vision import exploration_steps
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine

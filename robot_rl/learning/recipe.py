@@ -84,7 +84,6 @@ class Recipe:
     """
 
     def __init__(self, config: DictConfig) -> None:
-        """Make the stages; see the class."""
         self._config, self._other = config, None
         if config.artifacts is not None:  # now: `latest` will soon be another run
             self._other = RunDirectory.open(config.artifacts, config.runs_directory)

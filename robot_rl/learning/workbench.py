@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
@@ -23,23 +23,28 @@ from policies.checkpoint import StoredBase
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from policies.vision import ENCODER_ID, FEATURES
+from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.env.factory import make_inbox, make_intervention
+from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
+from robot_rl.env.reset import make_reset
+from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout, training_seed
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import insert_demonstrations, open_demonstrations
-from robot_rl.learning.driven import make_attended_env, once_free
 from robot_rl.learning.weights import base_apart, publish
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
+from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env, reward_cameras
 from robot_rl.run import CLONED, STATE_FILE, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
@@ -333,3 +338,49 @@ def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words:
         f"{words}: in {episodes} episodes of up to {seconds:g} s the {behaviour.kind} policy"
         f" drives the robot{more}"
     )
+
+
+def make_driven_env(config: DictConfig, run: RunDirectory) -> tuple[TelemetryEnv, Intervention]:
+    """Make the configured environment for an operator who begins each episode and drives it.
+
+    Args:
+        config: The configuration; its `operator` or `teleop` says who drives.
+        run: The run whose console shows it.
+
+    Returns:
+        The environment, and the wrapper in it that listens to the operator.
+
+    Raises:
+        RewardError: The model of the configured reward cannot be read.
+    """
+    return _make(config, run, lambda operated: operated)
+
+
+def make_attended_env(config: DictConfig, run: RunDirectory) -> tuple[TelemetryEnv, Intervention]:
+    """As `make_driven_env`, for a policy that acts, with the reset that is configured for it."""
+    return _make(config, run, lambda operated: make_reset(config, operated, lambda: False))
+
+
+def once_free(
+    seeds: Iterator[int], env: TelemetryEnv, note: Callable[[str], None]
+) -> Iterator[int]:
+    """Hand on each seed once an episode may begin, as far as people are concerned.
+
+    Args:
+        seeds: Of the episodes.
+        env: Where they run.
+        note: Told what is waited for.
+    """
+    for seed in seeds:
+        env.wait_until_free(lambda: False, note)
+        yield seed
+
+
+def _make(
+    config: DictConfig, run: RunDirectory, reset: Callable[[Intervention], RobotEnvWrapper]
+) -> tuple[TelemetryEnv, Intervention]:
+    inner, hidden = make_watched_env(config, reward_cameras(config))
+    inbox = make_inbox(config)
+    operated = make_intervention(config, inner, inbox)
+    judged = RewardWrapper(reset(operated), make_source(config), hidden=hidden)
+    return TelemetryEnv(judged, operated, ConsoleLink(run, inbox)), operated

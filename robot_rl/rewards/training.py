@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from policies.ema import warm_up_cosine
+from policies.networks import warm_up_cosine
 from policies.vision import random_shift
 from robot_rl.rewards.calibration import Scored
 from robot_rl.rewards.classifier import SuccessClassifier

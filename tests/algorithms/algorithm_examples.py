@@ -8,7 +8,7 @@ import torch
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from robot_rl.config import compose, flatten, group_choices
-from robot_rl.learning.algorithms.factory import make_algorithm
+from robot_rl.learning.algorithms import make_algorithm
 
 CHOICES = group_choices()["algorithm"]
 KEYS = {"state/pose": 3, "state/speed": 2, "state/gripper_position": 1}
@@ -22,7 +22,7 @@ SMALL = {
     "settings.critic_heads": 3,
     "settings.critic_hidden": "[32,32]",
     "settings.imitation_updates": 50,
-    "actor_hidden": "[32]",
+    "settings.actor_hidden": "[32]",
     "gripper.hidden": "[32]",
 }
 

@@ -18,8 +18,8 @@ from algorithm_examples import (
 )
 
 from robot_rl.config import compose
+from robot_rl.learning.algorithms import check_algorithm
 from robot_rl.learning.algorithms.base import AlgorithmError
-from robot_rl.learning.algorithms.factory import check_algorithm
 
 HEADS = 3
 

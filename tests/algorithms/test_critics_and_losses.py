@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 from policies.networks import seeded
-from robot_rl.learning.algorithms import losses
-from robot_rl.learning.algorithms.critics import CriticEnsemble
+from robot_rl.learning.algorithms.critics import (
+    CriticEnsemble,
+    actor_loss,
+    imitation_loss,
+    td_loss,
+    temperature_loss,
+)
 
 
 def ensemble(heads=4, inputs=5, hidden=(16, 8), seed=0):
@@ -90,23 +95,23 @@ def test_td_loss_sums_heads_and_averages_the_batch():
     expected = sum(
         sum((float(values[e, b]) - float(targets[b])) ** 2 for b in range(6)) / 6 for e in range(3)
     )
-    assert float(losses.td_loss(values, targets)) == pytest.approx(expected, rel=1e-5)
+    assert float(td_loss(values, targets)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_actor_loss_wants_value_and_entropy():
     values, log_prob = torch.randn(3, 6, generator=seeded(0)), torch.randn(6, generator=seeded(1))
     temperature = torch.tensor(0.2)
-    loss = float(losses.actor_loss(values, log_prob, temperature))
+    loss = float(actor_loss(values, log_prob, temperature))
     assert loss == pytest.approx(float(0.2 * log_prob.mean() - values.mean()), rel=1e-5)
-    assert float(losses.actor_loss(values + 1, log_prob, temperature)) < loss
-    assert float(losses.actor_loss(values, log_prob - 1, temperature)) < loss
+    assert float(actor_loss(values + 1, log_prob, temperature)) < loss
+    assert float(actor_loss(values, log_prob - 1, temperature)) < loss
 
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-5.0, -1.0), (5.0, 1.0)])
 def test_the_temperature_rises_when_the_entropy_is_too_small(entropy, sign):
     log_temperature = torch.tensor(0.0, requires_grad=True)
     log_prob = torch.full((6,), -entropy, requires_grad=True)
-    losses.temperature_loss(log_temperature, log_prob, 0.0).backward()
+    temperature_loss(log_temperature, log_prob, 0.0).backward()
     assert float(log_temperature.grad) * sign > 0  # descent goes against the gradient
     assert log_prob.grad is None
 
@@ -115,5 +120,5 @@ def test_imitation_counts_demonstrations_only():
     actions = torch.zeros(4, 2)
     demonstrated = torch.tensor([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0], [9.0, 9.0]])
     mask = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    assert float(losses.imitation_loss(actions, demonstrated, mask)) == pytest.approx(2.5)
-    assert float(losses.imitation_loss(actions, demonstrated, torch.zeros(4))) == 0.0
+    assert float(imitation_loss(actions, demonstrated, mask)) == pytest.approx(2.5)
+    assert float(imitation_loss(actions, demonstrated, torch.zeros(4))) == 0.0

@@ -16,9 +16,9 @@ from policies.diffusion import DiffusionPolicy
 from policies.networks import seeded
 from policies.runner import PolicyRunner
 from policies.vision import FEATURES, ImageEncoder, observed_keys
+from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.learning.algorithms.encoding import trains_on
-from robot_rl.learning.algorithms.factory import make_algorithm
 
 SIZE = 6
 CAMERAS = {"images/front": (12, 16, 3), "images/wrist": (12, 16, 3)}

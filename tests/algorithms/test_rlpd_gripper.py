@@ -8,8 +8,8 @@ from algorithm_examples import KEYS, SIZE, acts, batch, cloned, configuration, m
 from policies.behaviour import Behaviour, Interface
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
+from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.base import AlgorithmError
-from robot_rl.learning.algorithms.factory import make_algorithm
 
 FAST = (
     ("gripper.critic_rate", 0.02),

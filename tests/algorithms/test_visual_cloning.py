@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from policies.networks import seeded
-from robot_rl.learning.algorithms.visual_cloning import Explored, remaining_motion
+from robot_rl.learning.stages.vision import Explored, remaining_motion
 from robot_rl.safety import rotations
 
 ENDS = np.array([4, 9])

@@ -17,8 +17,8 @@ from policies.networks import seeded
 from policies.vision import observed_keys
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, observed_widths
-from robot_rl.learning.algorithms.factory import make_algorithm
-from robot_rl.learning.cloning import make_image_encoder
+from robot_rl.learning.algorithms import make_algorithm
+from robot_rl.learning.stages.clone import make_image_encoder
 
 _UPDATES = 200
 _WARM_UP = 20
@@ -29,7 +29,7 @@ _REFERENCE = (
     "algorithm.settings.critic_hidden=[256,256]",
     "algorithm.settings.target_heads=0",
     "algorithm.settings.actor_every=1",
-    "algorithm.actor_layer_norm=false",
+    "algorithm.settings.actor_layer_norm=false",
     "algorithm.schedule.critic_only_updates=0",
     "algorithm.schedule.batch_size=256",
 )

@@ -16,7 +16,7 @@ from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
-from policies.residual import ResidualPolicy
+from policies.gaussian import ResidualPolicy
 from policies.runner import PolicyRunner
 from robot_rl.learning.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
 
@@ -110,9 +110,7 @@ def _time_steps(behaviour: Behaviour, observation: Arrays, repetitions: int) -> 
 def _time_residual_network(policy: ResidualPolicy, observation: Arrays, repetitions: int) -> float:
     zero = torch.zeros(1, len(_ACTIONS))
     with torch.inference_mode():
-        return _median_ms(
-            lambda: policy.sample(policy.encoder(observation), zero, noise=zero), repetitions
-        )
+        return _median_ms(lambda: policy.act(observation, zero, zero), repetitions)
 
 
 def _time_cloning(

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import torch
 
-from policies import vla_tiny
 from policies.behaviour import Behaviour, Interface
-from policies.extras import require
+from policies.errors import require
 from policies.runner import PolicyRunner
+from policies.vla_pi0 import create_tiny
 
 _KEYS = {"state/tcp_pose": 7, "state/tcp_velocity": 6, "state/relative": 6}
 _ACTIONS = ("x", "y", "z", "rx", "ry", "rz")
@@ -35,7 +35,7 @@ def measure(repetitions: int, seed: int) -> dict[str, float]:
     source = np.random.default_rng(seed)
     data = {n: source.standard_normal((100, width), np.float32) for n, width in _KEYS.items()}
     data["action"] = source.uniform(-1, 1, (100, len(_ACTIONS))).astype(np.float32)
-    policy = vla_tiny.create(
+    policy = create_tiny(
         data,
         _KEYS,
         generator=torch.Generator().manual_seed(seed),

@@ -5,7 +5,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from scenes import assert_identical, environment, expert_episodes, replay, successes
 
-from policies.acting import Concluded
+from policies.runner import Concluded
 from robot_rl.config import group_choices
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SCHEMA_VERSION

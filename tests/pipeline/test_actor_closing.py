@@ -12,7 +12,7 @@ from robot_rl import actor
 from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.env.sim.robot import SimRobot
-from robot_rl.learning.pacing import SteppedWeights
+from robot_rl.learning.weights import SteppedWeights
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.run import RunDirectory
 

@@ -68,7 +68,7 @@ def disk_full_twice(monkeypatch):
         put(self, columns, name, start, values)
 
     monkeypatch.setattr(EpisodeWriter, "_put", put_until_full)
-    monkeypatch.setattr("robot_rl.learning.teleoperation._SPACE_SECONDS", 0.1)
+    monkeypatch.setattr("robot_rl.learning.stages.collect._SPACE_SECONDS", 0.1)
 
 
 def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
@@ -91,7 +91,7 @@ def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
 
 
 def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatch):
-    from robot_rl.learning.teleoperation import TeleoperatedSession
+    from robot_rl.learning.stages.collect import TeleoperatedSession
 
     waited = TeleoperatedSession._wait_for_start
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, act_for, lines
 
 from robot_rl.config import compose
-from robot_rl.learning.stages.online import Learner
+from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped

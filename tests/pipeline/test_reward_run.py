@@ -14,7 +14,7 @@ from tiny_runs import TINY, WAIT_SECONDS, act_for, lines
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.learning.stages.online import Learner
+from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies import vla_tiny
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
-from policies.gaussian import GaussianPolicy, GaussianTanh
+from policies.gaussian import GaussianPolicy, GaussianTanh, ResidualPolicy
 from policies.gripper import LAST_COMMAND, GaussianGripperPolicy, GripperCritic
 from policies.networks import seeded
-from policies.residual import ResidualPolicy
+from policies.vla_pi0 import create_tiny
 
 KEYS = {"state/tcp_pose": 7, "state/relative": 3}
 ACTIONS = ("x", "y", "z")
@@ -39,7 +38,7 @@ def diffusion(seed=0, **options):
 
 def unet(seed=0, **options):
     denoiser = {
-        "class": "policies.denoisers.unet.ConditionalUNet",
+        "class": "policies.denoisers.ConditionalUNet",
         "down_dims": [8, 16],
         "embedding": 8,
     }
@@ -50,10 +49,10 @@ def flow(seed=0, **options):
     return diffusion(seed, **{"process": "policies.processes.flow.Flow", **options})
 
 
-def gaussian(seed=0, base=None, keys=KEYS):
+def gaussian(seed=0, keys=KEYS):
     encoder = StateEncoder(keys).fit(recorded())
     actor = GaussianTanh(encoder.features, 3, [32], generator=seeded(seed), layer_norm=True)
-    return GaussianPolicy(encoder, actor, base)
+    return GaussianPolicy(encoder, actor)
 
 
 def residual(seed=0, base=None):
@@ -70,7 +69,7 @@ def gripper(seed=0, exploration=0.3):
 
 
 def vla(seed=0):
-    return vla_tiny.create(
+    return create_tiny(
         recorded(),
         KEYS,
         generator=seeded(seed),
@@ -91,7 +90,6 @@ POLICIES = {
     "diffusion with a U-Net": unet,
     "flow": flow,
     "gaussian": gaussian,
-    "gaussian with a base": lambda: gaussian(base=diffusion()),
     "gaussian with a gripper": gripper,
     "residual": residual,
     "residual on a flow": lambda: residual(base=flow()),

@@ -10,8 +10,7 @@ import torch
 from policy_examples import diffusion
 
 from policies.diffusion import DiffusionPolicy
-from policies.ema import EMA, move_towards, power_decay, warm_up_cosine
-from policies.networks import linear, seeded
+from policies.networks import EMA, linear, move_towards, power_decay, seeded, warm_up_cosine
 from robot_rl.learning.algorithms.behavior_cloning import (
     BehaviorCloning,
     CloningError,

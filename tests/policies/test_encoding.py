@@ -5,9 +5,8 @@ import pytest
 import torch
 from policy_examples import KEYS, observations, recorded
 
-from policies.encoders import FEATURE_LIMIT, StateEncoder
+from policies.encoders import FEATURE_LIMIT, Normalizer, StateEncoder
 from policies.errors import PolicyError
-from policies.normalizer import Normalizer
 
 
 def test_the_data_fills_minus_one_to_one_and_comes_back():

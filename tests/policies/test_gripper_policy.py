@@ -81,5 +81,5 @@ def test_misfits_are_named():
         GaussianGripperPolicy(policy.encoder, policy.actor, policy.critic, 3, 0.1)
     with pytest.raises(PolicyError, match=r"exploration 1\.5"):
         gripper(exploration=1.5)
-    with pytest.raises(PolicyError, match="do not fit the encoder"):
+    with pytest.raises(PolicyError, match="does not fit encoder"):
         GaussianGripperPolicy(policy.encoder, *parts, policy.column, 0.1)

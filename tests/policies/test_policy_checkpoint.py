@@ -159,7 +159,7 @@ def test_a_description_that_cannot_be_used_says_why():
         ("policies.gaussian.GausianPolicy", "next: did you mean 'GaussianPolicy'?"),
         ("policies.diffusion.create", "is no Policy; expected: a subclass of policies.policy.Pol"),
         ("policies.checkpoint.load", "is no Policy"),
-        ("policies.extras.importlib", "has no class or function 'importlib'"),
+        ("policies.errors.importlib", "has no class or function 'importlib'"),
         ("policies.checkpoint.load_tensors", "has no class or function 'load_tensors'"),
         ("gaussian", "not named in full; got: gaussian; expected: module.Class"),
     ],

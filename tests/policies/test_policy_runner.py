@@ -22,7 +22,7 @@ from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.learning.algorithms.factory import make_algorithm
+from robot_rl.learning.algorithms import make_algorithm
 
 EXECUTE = 4
 

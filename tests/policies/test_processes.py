@@ -6,8 +6,7 @@ import torch
 from diffusers import DDIMScheduler
 from policy_examples import KEYS, diffusion, recorded
 
-from policies.denoisers.base import sinusoidal_embedding
-from policies.denoisers.mlp import MLPDenoiser
+from policies.denoisers import MLPDenoiser, sinusoidal_embedding
 from policies.errors import PolicyError
 from policies.networks import seeded
 from policies.processes.base import masked_mean_square

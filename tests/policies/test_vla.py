@@ -15,14 +15,11 @@ from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
 from policies.checkpoint import StoredBase
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION_FEATURES
+from policies.gaussian import ResidualPolicy
+from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES
 from policies.networks import seeded
-from policies.policy import INSTRUCTION
-from policies.residual import ResidualPolicy
 from policies.runner import PolicyRunner
-from policies.vla import create
-from policies.vla_pi0 import make_model
-from policies.vla_tiny import byte_tokenizer, tiny_config
+from policies.vla_pi0 import byte_tokenizer, create, make_model, tiny_config
 from robot_rl.learning.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
 from robot_rl.learning.algorithms.encoding import step_encoder
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from robot_rl.learning.blocks import Blocks
-from robot_rl.learning.pacing import RealtimeWeights
-from robot_rl.learning.weights import WeightsReceiver
+from robot_rl.learning.weights import RealtimeWeights, WeightsReceiver
 from robot_rl.replay import ReplayClient
 from robot_rl.run import RunDirectory
 

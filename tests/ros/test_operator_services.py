@@ -22,7 +22,7 @@ from test_ros_robot import FAR, SCRIPTED, arm_node, configuration, until_begun
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.learning.teleoperation import TeleoperatedSession
+from robot_rl.learning.stages.collect import TeleoperatedSession
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.ros import qos
 from robot_rl.run import RunDirectory

@@ -1,1 +1,61 @@
-"""Losses, critics, and one module per algorithm."""
+"""One module per algorithm, what they share, and what makes the configured one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from policies import registry
+from policies.behaviour import Behaviour
+from robot_rl.learning.algorithms.base import Algorithm, AlgorithmError
+from robot_rl.learning.algorithms.encoding import make_encoding, trains_on
+
+
+def check_algorithm(config: Mapping[str, Any]) -> None:
+    """Check the settings of an algorithm without making it: before a policy is cloned for it.
+
+    Args:
+        config: The configuration's `algorithm`.
+
+    Raises:
+        AlgorithmError: Names the setting that is out of range.
+    """
+    for section in config.values():
+        if isinstance(section, Mapping) and "_target_" in section:
+            registry.make(section)
+
+
+def make_algorithm(
+    config: Mapping[str, Any],
+    cloned: Behaviour,
+    seed: int,
+    observation: Mapping[str, Any] | None = None,
+) -> Algorithm:
+    """Make the algorithm that `config` describes.
+
+    Every algorithm takes `base`, the cloned policy, and `seed`. One that treats an action column
+    by its name takes `action_names` too, and one that encodes observations itself `encoding`.
+
+    Args:
+        config: The configuration's `algorithm`.
+        cloned: The cloned policy and what it was made for.
+        seed: Seed of weights and draws.
+        observation: The configuration's `observation`; None where no image encoder learns.
+
+    Raises:
+        AlgorithmError: The algorithm does not fit the task's action, or cannot train the image
+            encoder that shall be trained.
+    """
+    arguments: dict[str, Any] = {"base": cloned.policy, "seed": seed}
+    if registry.takes(config, "action_names"):
+        arguments["action_names"] = cloned.interface.action_names
+    if registry.takes(config, "encoding"):
+        arguments["encoding"] = make_encoding(cloned, observation)
+    elif observation is not None and trains_on(observation):
+        raise AlgorithmError(
+            "this algorithm cannot train an image encoder",
+            got=config["_target_"],
+            hint="leave observation.vision_online=continued out",
+        )
+    algorithm: Algorithm = registry.make(config, **arguments)
+    return algorithm

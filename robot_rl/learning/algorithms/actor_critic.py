@@ -11,25 +11,36 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
-from policies.networks import seeded, to_device
-from policies.policy import Policy
+from policies.networks import move_towards, seeded, to_device
+from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learning.algorithms import losses
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.critics import CriticEnsemble
+from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
+    Batch,
+    Range,
+    Schedule,
+    check_settings,
+    check_value_range,
+    limited,
+)
+from robot_rl.learning.algorithms.critics import (
+    CriticEnsemble,
+    actor_loss,
+    imitation_loss,
+    td_loss,
+    temperature_loss,
+)
 from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.value_range import Range, check_value_range, limited
 from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
@@ -43,6 +54,9 @@ class ActorCriticSettings:
     """Settings of the actor-critic core.
 
     Attributes:
+        actor_hidden: Hidden widths of the actor.
+        actor_layer_norm: LayerNorm in the actor's hidden layers.
+        initial_log_std: Log standard deviation of the actor at the start.
         critic_heads: Number of critics E.
         critic_hidden: Hidden widths of each critic.
         target_heads: Heads of the random subset whose minimum is the target; 0 takes all.
@@ -63,6 +77,9 @@ class ActorCriticSettings:
         imitation_pretraining: Train the actor on the demonstrations in the critic-only phase.
     """
 
+    actor_hidden: Sequence[int]
+    actor_layer_norm: bool
+    initial_log_std: float
     critic_heads: int
     critic_hidden: Sequence[int]
     target_heads: int
@@ -106,37 +123,50 @@ class ActorCritic(ABC):
     """Soft actor-critic over encoded observations; a subclass says what the actor controls.
 
     Args:
+        base: The cloned policy.
         encoding: From observations to features.
-        actor: The actor's network.
-        uses_base: Whether actor and critics see the base policy's proposal.
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
-        seed: Seed of the weights of the critics and of all draws.
+        seed: Seed of the weights and of all draws.
+        columns: Action columns that the actor controls; None for all.
+
+    Attributes:
+        uses_base: Whether actor and critics see the base policy's proposal.
+        starts_at_zero: Whether the actor's mean starts at 0 for every input.
     """
+
+    uses_base: ClassVar[bool] = False
+    starts_at_zero: ClassVar[bool] = False
 
     def __init__(
         self,
+        base: ChunkPolicy,
         encoding: Encoding,
-        actor: GaussianTanh,
-        uses_base: bool,
         schedule: Schedule,
         settings: ActorCriticSettings,
         seed: int,
+        columns: int | None = None,
     ) -> None:
-        """See the class."""
         self.schedule = schedule
         self.settings = settings
         self.encoding = encoding
-        self.actor = actor
-        self.average_actor = copy.deepcopy(actor).requires_grad_(False)
-        self.uses_base = uses_base
+        width = base.action_dimension if columns is None else columns
+        seen = self.encoder.features + (width if self.uses_base else 0)
+        self.actor = GaussianTanh(
+            seen,
+            width,
+            settings.actor_hidden,
+            generator=seeded(seed + 1),
+            layer_norm=settings.actor_layer_norm,
+            zero_last_layer=self.starts_at_zero,
+            initial_log_std=settings.initial_log_std,
+        )
+        self.average_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.updates = 0
         self.device = torch.device("cpu")
         self._generator = seeded(seed)
-        width = actor.action_dimension
-        inputs = self.encoder.features + width * (2 if uses_base else 1)
         self.critics = CriticEnsemble(
-            inputs, settings.critic_hidden, settings.critic_heads, self._generator
+            seen + width, settings.critic_hidden, settings.critic_heads, self._generator
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
@@ -147,16 +177,15 @@ class ActorCritic(ABC):
             (self.actor.parameters(), settings.actor_rate),
             ([self.log_temperature], settings.temperature_rate),
         )
-        observed = list(self.encoder.observed)
-        base = ["base_action"] if uses_base else []
+        observed = (*self.encoder.observed, *(["base_action"] if self.uses_base else []))
         self.required = SampleSpec(
-            (*observed, *base, "action"),
+            (*observed, "action"),
             batch_size=schedule.batch_size,
             n_step=schedule.n_step,
             discount=schedule.discount,
             demonstration_share=schedule.demonstration_share,
         )
-        following = [f"next/{name}" for name in (*observed, *base)]
+        following = [f"next/{name}" for name in observed]
         self._columns = (*self.required.fields, "source", "reward", "discount", *following)
 
     @abstractmethod
@@ -178,7 +207,11 @@ class ActorCritic(ABC):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        self.require_fields(batch)
+        for name in self._columns:
+            if name not in batch:
+                raise AlgorithmError(
+                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
+                )
         self.updates += 1
         return self.learn(batch, *self.encoding.features(batch, self._generator))
 
@@ -191,15 +224,23 @@ class ActorCritic(ABC):
             next_features: Of the next ones, without.
         """
         settings = self.settings
-        base, next_base = self._base_actions(batch)
+        base = next_base = None
+        if self.uses_base:
+            base, next_base = (self.tensor(batch[n]) for n in ("base_action", "next/base_action"))
         action = self.tensor(batch["action"])
-        metrics = self._update_critics(batch, features, base, action, next_features, next_base)
-        features = features.detach()
+        seen = Seen(_join(features, base), base)
+        metrics = self._update_critics(
+            batch, seen, action, Seen(_join(next_features, next_base), next_base)
+        )
+        seen = Seen(seen.features.detach(), base)
         critic_only = self.updates <= self.schedule.critic_only_updates
         if critic_only and settings.imitation_pretraining:
-            metrics |= self._imitate(batch, features, base, action)
+            loss = self._imitation_loss(batch, seen, action)
+            step(self._actor_optimizer, loss)
+            self._average(_IMITATION_AVERAGE_RATE)
+            metrics["imitation_loss"] = loss.detach()
         if not critic_only and self.updates % settings.actor_every == 0:
-            metrics |= self._update_actor(batch, features, base, action)
+            metrics |= self._update_actor(batch, seen, action)
         return metrics
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
@@ -217,18 +258,6 @@ class ActorCritic(ABC):
         """A column of a batch on the device."""
         return to_device(torch.from_numpy(column), self.device)
 
-    def require_fields(self, batch: Batch) -> None:
-        """Check that a batch is whole.
-
-        Raises:
-            AlgorithmError: It lacks a required field.
-        """
-        for name in self._columns:
-            if name not in batch:
-                raise AlgorithmError(
-                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
-                )
-
     def acting_policy(self) -> Policy:
         """The policy that explores."""
         return self._snapshot(self.actor, averaged=False)
@@ -241,16 +270,11 @@ class ActorCritic(ABC):
         encoder = self.encoding.snapshot(averaged=averaged)
         return self.policy_of(encoder, copy.deepcopy(actor), averaged=averaged)
 
-    def _base_actions(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-        if not self.uses_base:
-            return None, None
-        return self.tensor(batch["base_action"]), self.tensor(batch["next/base_action"])
+    def _sample(self, seen: Seen) -> tuple[Tensor, Tensor]:
+        squashed, log_prob = self.actor.sample(seen.features, self._generator)
+        return self.act(squashed, seen.base), log_prob
 
-    def _sample(self, features: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor]:
-        squashed, log_prob = self.actor.sample(_join(features, base), self._generator)
-        return self.act(squashed, base), log_prob
-
-    def _next_value(self, features: Tensor, base: Tensor | None) -> Tensor:
+    def _next_value(self, following: Seen) -> Tensor:
         """The targets' value (B,) of the actor's own next action a' ~ π(s').
 
         min over a random subset of heads Q'_e(s', a') (REDQ, algorithm 1), and with
@@ -259,60 +283,52 @@ class ActorCritic(ABC):
         settings = self.settings
         entropy: Tensor | float = 0.0
         if settings.entropy_in_target:
-            action, log_prob = self._sample(features, base)
+            action, log_prob = self._sample(following)
             entropy = -self.log_temperature.exp() * log_prob
         else:
-            squashed = self.actor.action(_join(features, base), self._generator)
-            action = self.act(squashed, base)
-        inputs = _join(features, base, action)
+            squashed = self.actor.action(following.features, self._generator)
+            action = self.act(squashed, following.base)
+        inputs = _join(following.features, action)
         heads = settings.target_heads or settings.critic_heads
         return self.target_critics.minimum_of_subset(inputs, heads, self._generator) + entropy
 
     def _update_critics(
-        self,
-        batch: Batch,
-        features: Tensor,
-        base: Tensor | None,
-        action: Tensor,
-        next_features: Tensor,
-        next_base: Tensor | None,
+        self, batch: Batch, seen: Seen, action: Tensor, following: Seen
     ) -> dict[str, Tensor]:
         settings = self.settings
         with torch.no_grad():
-            value = self._next_value(next_features, next_base)
+            value = self._next_value(following)
             if not settings.entropy_in_target:
                 value = limited(value, settings.value_range)
             # y = Σ_{j<m} γ^j r_j + γ^m V(s'): SAC's target (eq. 5) over m steps (Sutton and Barto,
             # eq. 7.1). The batch holds the sum, and γ^m, which is 0 after a termination.
             target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
-        predicted = self.critics(_join(features, base, action))
-        loss = losses.td_loss(predicted, target)  # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5
-        _step(self._critic_optimizer, loss)
+        predicted = self.critics(_join(seen.features, action))
+        loss = td_loss(predicted, target)  # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5
+        step(self._critic_optimizer, loss)
         # Q' ← (1 − τ) Q' + τ Q (DDPG, Lillicrap et al. 2016).
         move_towards(self.target_critics, self.critics, settings.target_rate)
         return {"critic_loss": loss.detach(), "q_mean": predicted.detach().mean()}
 
-    def _update_actor(
-        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
-    ) -> dict[str, Tensor]:
+    def _update_actor(self, batch: Batch, seen: Seen, action: Tensor) -> dict[str, Tensor]:
         settings = self.settings
         temperature = self.log_temperature.detach().exp()
-        chosen, log_prob = self._sample(features, base)
+        chosen, log_prob = self._sample(seen)
         # Gradients reach the actor through the critics' input; the critics' own are not wanted.
         self.critics.requires_grad_(False)
-        values = self.critics(_join(features, base, chosen))
+        values = self.critics(_join(seen.features, chosen))
         self.critics.requires_grad_(True)
         # mean (α log π(a|s) − mean_e Q_e(s, a)): SAC, eq. 7, with the mean of all heads as in RLPD.
-        loss = losses.actor_loss(values, log_prob, temperature)
+        loss = actor_loss(values, log_prob, temperature)
         # Plus λ · imitation: Nair et al. 2018 (arXiv 1709.10089), with a λ that decays as in DAPG
         # (Rajeswaran et al. 2018), here linearly.
         weight = self._imitation_weight()
         if weight > 0.0:
-            loss = loss + weight * self._imitation_loss(batch, features, base, action)
+            loss = loss + weight * self._imitation_loss(batch, seen, action)
         target_entropy = settings.target_entropy * self.actor.action_dimension
         # − log α · mean (log π(a|s) + target entropy): SAC, eq. 18, in log α.
-        dual = losses.temperature_loss(self.log_temperature, log_prob, target_entropy)
-        _step(self._actor_optimizer, loss + dual)  # they share no gradient
+        dual = temperature_loss(self.log_temperature, log_prob, target_entropy)
+        step(self._actor_optimizer, loss + dual)  # they share no gradient
         self._average(settings.average_rate)
         return {
             "actor_loss": loss.detach(),
@@ -325,22 +341,12 @@ class ActorCritic(ABC):
         move_towards(self.average_actor, self.actor, rate)
         self.encoding.average(rate)
 
-    def _imitate(
-        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
-    ) -> dict[str, Tensor]:
-        loss = self._imitation_loss(batch, features, base, action)
-        _step(self._actor_optimizer, loss)
-        self._average(_IMITATION_AVERAGE_RATE)
-        return {"imitation_loss": loss.detach()}
-
-    def _imitation_loss(
-        self, batch: Batch, features: Tensor, base: Tensor | None, action: Tensor
-    ) -> Tensor:
+    def _imitation_loss(self, batch: Batch, seen: Seen, action: Tensor) -> Tensor:
         """‖μ(s) − a‖² on the rows in which no policy acted (Nair et al. 2018)."""
-        mean = self.act(self.actor.mean(_join(features, base)), base)
+        mean = self.act(self.actor.mean(seen.features), seen.base)
         # An operator's corrections are demonstrations of what to do where the policy fails.
         mask = self.tensor(batch["source"] != SOURCE_POLICY)
-        return losses.imitation_loss(mean, action, mask.float())
+        return imitation_loss(mean, action, mask.float())
 
     def _imitation_weight(self) -> float:
         settings = self.settings
@@ -358,17 +364,15 @@ class ActorCritic(ABC):
             **self.encoding.modules,
         }
 
-    def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
-        return {
-            "critic": (
-                self._critic_optimizer,
-                [*self.critics.parameters(), *self.encoding.parameters],
-            ),
-            "actor": (
-                self._actor_optimizer,
-                [*self.actor.parameters(), self.log_temperature],
-            ),
-        }
+    def _optimizers(self) -> dict[str, torch.optim.Adam]:
+        return {"critic": self._critic_optimizer, "actor": self._actor_optimizer}
+
+    def _trained(self) -> Iterator[tuple[str, torch.optim.Adam, Tensor]]:
+        """Each trained parameter with its optimiser, and the prefix of what that knows of it."""
+        for name, optimizer in self._optimizers().items():
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(parameters):
+                yield f"optimizer/{name}/{index}/", optimizer, parameter
 
     def state_dict(self) -> dict[str, Tensor]:
         """Networks, optimisers, temperature, counter and generator, as flat named tensors."""
@@ -379,10 +383,9 @@ class ActorCritic(ABC):
         }
         for name, module in self._modules().items():
             state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
-        for name, (optimizer, parameters) in self._optimizers().items():
-            for index, parameter in enumerate(parameters):
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    state[f"optimizer/{name}/{index}/{key}"] = value
+        for prefix, optimizer, parameter in self._trained():
+            known = optimizer.state.get(parameter, {})
+            state |= {prefix + key: value for key, value in known.items()}
         # Copies: training may go on while the state is kept.
         return {key: value.detach().clone().contiguous().cpu() for key, value in state.items()}
 
@@ -393,7 +396,15 @@ class ActorCritic(ABC):
             AlgorithmError: An entry is missing or does not fit; make the algorithm anew.
         """
         try:
-            self._restore(state)
+            self.updates = int(state["updates"])
+            self._generator.set_state(state["generator"])
+            with torch.no_grad():
+                self.log_temperature.copy_(state["log_temperature"])
+            for name, module in self._modules().items():
+                module.load_state_dict(_below(state, f"{name}/"))
+            for prefix, optimizer, parameter in self._trained():
+                known = _below(state, prefix).items()
+                optimizer.state[parameter] = {k: v.clone().to(self.device) for k, v in known}
         except (KeyError, RuntimeError) as error:
             raise AlgorithmError(
                 "the training state does not fit the algorithm",
@@ -401,25 +412,16 @@ class ActorCritic(ABC):
                 hint="resume with the configuration that wrote it",
             ) from error
 
-    def _restore(self, state: Mapping[str, Tensor]) -> None:
-        self.updates = int(state["updates"])
-        self._generator.set_state(state["generator"])
-        with torch.no_grad():
-            self.log_temperature.copy_(state["log_temperature"])
-        for name, module in self._modules().items():
-            start = f"{name}/"
-            module.load_state_dict(
-                {key.removeprefix(start): v for key, v in state.items() if key.startswith(start)}
-            )
-        for name, (optimizer, parameters) in self._optimizers().items():
-            for index, parameter in enumerate(parameters):
-                start = f"optimizer/{name}/{index}/"
-                entries = {
-                    key.removeprefix(start): value.clone().to(self.device)
-                    for key, value in state.items()
-                    if key.startswith(start)
-                }
-                optimizer.state[parameter] = entries
+
+class Seen(NamedTuple):
+    """What actor and critics see: (B, F) features with the base's proposal, and that (B, d)."""
+
+    features: Tensor
+    base: Tensor | None
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def _join(*parts: Tensor | None) -> Tensor:
@@ -433,7 +435,8 @@ def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
     )
 
 
-def _step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
+def step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
+    """Make one step of an optimiser on a loss."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from policies.ema import EMA, power_decay, warm_up_cosine
+from policies.networks import EMA, power_decay, warm_up_cosine
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.replay_sampler import CHUNK, ReplaySampler
@@ -42,8 +42,8 @@ class CloningOptions:
         weight_decay: AdamW's weight decay.
         warm_up: Updates of linear warm-up.
         gradient_clip: Largest norm of the gradient.
-        ema_power: See `policies.ema.power_decay`.
-        ema_maximum: See `policies.ema.power_decay`.
+        ema_power: See `policies.networks.power_decay`.
+        ema_maximum: See `policies.networks.power_decay`.
         bf16: Compute products in bfloat16; weights, loss and averages stay in float32.
     """
 
@@ -101,7 +101,6 @@ class BehaviorCloning(Generic[Student]):
     def __init__(
         self, policy: Student, options: CloningOptions, generator: torch.Generator
     ) -> None:
-        """Make the optimiser and the average; see the class for the arguments."""
         self.policy = policy
         self._cloneable = cast("Cloneable", policy)
         self.options = options

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from policies.behaviour import Behaviour
-from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
+from policies.networks import move_towards
 from policies.policy import ChunkPolicy
-from policies.seeing import SeeingEncoder
-from policies.vision import random_shift
+from policies.vision import SeeingEncoder, random_shift
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch
 
 FROZEN, CONTINUED = "frozen", "continued"
@@ -37,7 +36,6 @@ class Encoding:
     """
 
     def __init__(self, encoder: StateEncoder) -> None:
-        """See the class."""
         self.encoder = encoder
 
     def features(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -84,7 +82,6 @@ class ContinuedEncoding(Encoding):
     encoder: SeeingEncoder
 
     def __init__(self, encoder: SeeingEncoder, random_shift: int) -> None:
-        """See the class."""
         super().__init__(encoder)
         encoder.requires_grad_(True)
         self._average = copy.deepcopy(encoder).requires_grad_(False)

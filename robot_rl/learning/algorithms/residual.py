@@ -6,15 +6,11 @@ Policies", arXiv 2509.19301), with soft actor-critic settings that learn within 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from policies.encoders import StateEncoder
-from policies.gaussian import GaussianTanh
-from policies.networks import seeded
+from policies.gaussian import GaussianTanh, ResidualPolicy
 from policies.policy import ChunkPolicy, Policy
-from policies.residual import ResidualPolicy
 from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings
 from robot_rl.learning.algorithms.base import Schedule
 from robot_rl.learning.algorithms.encoding import Encoding
@@ -24,16 +20,16 @@ class Residual(ActorCritic):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
     Args:
-        base: The frozen cloned policy.
-        encoding: From what it sees to what actor and critics see.
+        base: See `ActorCritic`.
+        encoding: See `ActorCritic`.
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`.
-        actor_hidden: Hidden widths of the actor.
-        actor_layer_norm: LayerNorm in the actor's hidden layers.
-        initial_log_std: Log standard deviation of the actor at the start.
+        seed: See `ActorCritic`.
         scale: Largest correction, in action units.
-        seed: Seed of weights and draws.
     """
+
+    uses_base = True
+    starts_at_zero = True
 
     def __init__(
         self,
@@ -41,23 +37,11 @@ class Residual(ActorCritic):
         encoding: Encoding,
         schedule: Schedule,
         settings: ActorCriticSettings,
-        actor_hidden: Sequence[int],
-        actor_layer_norm: bool,
-        initial_log_std: float,
-        scale: float,
         seed: int,
+        scale: float,
     ) -> None:
-        """See the class."""
-        self._policy = ResidualPolicy.create(
-            encoding.encoder,
-            base,
-            generator=seeded(seed + 1),
-            hidden=actor_hidden,
-            scale=scale,
-            layer_norm=actor_layer_norm,
-            initial_log_std=initial_log_std,
-        )
-        super().__init__(encoding, self._policy.actor, True, schedule, settings, seed)
+        super().__init__(base, encoding, schedule, settings, seed)
+        self._policy = ResidualPolicy(encoding.encoder, self.actor, base, scale)
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The base's proposal plus the scaled correction, limited to [-1, 1]."""
@@ -66,4 +50,4 @@ class Residual(ActorCritic):
 
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
         """A residual policy on the same base."""
-        return ResidualPolicy(encoder, actor, self._policy.base, self._policy.scale)
+        return ResidualPolicy(encoder, actor, self._policy.base_policy, self._policy.scale)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.ema import move_towards
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.gripper import (
@@ -26,13 +25,20 @@ from policies.gripper import (
     last_command,
     nearest_command,
 )
-from policies.networks import seeded
+from policies.networks import move_towards, seeded
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings, adam
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings, adam, step
+from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
+    Batch,
+    Range,
+    Schedule,
+    check_settings,
+    limited,
+)
+from robot_rl.learning.algorithms.critics import choice_loss
 from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.losses import choice_loss
-from robot_rl.learning.algorithms.value_range import Range, limited
+from robot_rl.learning.algorithms.rlpd import RLPD
 
 COLUMN = "gripper"
 _NEXT = f"next/{LAST_COMMAND}"
@@ -70,23 +76,20 @@ class GripperSettings:
         )
 
 
-class RLPDGripper(ActorCritic):
+class RLPDGripper(RLPD):
     """Soft actor-critic over the arm's columns, a double DQN over the gripper's choices.
 
     The arm's critics do not see the gripper's column, as in HIL-SERL. In an n-step return the
     penalty is that of the first step: the following ones are not of the critic's choosing.
 
     Args:
-        base: The cloned policy.
-        encoding: From what it sees to what actor and critics see.
+        base: See `ActorCritic`.
+        encoding: See `ActorCritic`.
         action_names: Names of the action columns; one of them is "gripper".
         schedule: See `Schedule`.
         settings: See `ActorCriticSettings`, for the arm.
         gripper: See `GripperSettings`.
-        actor_hidden: Hidden widths of the actor.
-        actor_layer_norm: LayerNorm in the actor's hidden layers.
-        initial_log_std: Log standard deviation of the actor at the start.
-        seed: Seed of weights and draws.
+        seed: See `ActorCritic`.
 
     Raises:
         AlgorithmError: The task's action has no column "gripper".
@@ -100,12 +103,8 @@ class RLPDGripper(ActorCritic):
         schedule: Schedule,
         settings: ActorCriticSettings,
         gripper: GripperSettings,
-        actor_hidden: Sequence[int],
-        actor_layer_norm: bool,
-        initial_log_std: float,
         seed: int,
     ) -> None:
-        """See the class."""
         if COLUMN not in action_names:
             raise AlgorithmError(
                 "the algorithm rlpd_gripper needs a task that moves the gripper",
@@ -113,30 +112,17 @@ class RLPDGripper(ActorCritic):
                 expected=f"one that is named {COLUMN!r}",
                 hint="use algorithm=rlpd",
             )
-        encoder = encoding.encoder
-        actor = GaussianTanh(
-            encoder.features,
-            base.action_dimension - 1,
-            actor_hidden,
-            generator=seeded(seed + 1),
-            layer_norm=actor_layer_norm,
-            initial_log_std=initial_log_std,
-        )
-        super().__init__(encoding, actor, False, schedule, settings, seed)
+        super().__init__(base, encoding, schedule, settings, seed, columns=len(action_names) - 1)
         self._settings = gripper
         self._column = list(action_names).index(COLUMN)
         self.required = replace(self.required, fields=(*self.required.fields, LAST_COMMAND))
         self._columns = (*self._columns, LAST_COMMAND, _NEXT)
         self.gripper_critic = GripperCritic(
-            encoder.features, gripper.hidden, generator=seeded(seed + 2)
+            self.encoder.features, gripper.hidden, generator=seeded(seed + 2)
         )
         self.target_gripper_critic = copy.deepcopy(self.gripper_critic).requires_grad_(False)
         self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
         self._range = _with_penalty(settings.value_range, gripper.penalty, schedule.discount)
-
-    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
-        """The actor's output is the arm's action."""
-        return squashed
 
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
         """A policy with this actor, and the gripper's critic that belongs to it."""
@@ -175,9 +161,7 @@ class RLPDGripper(ActorCritic):
         predicted = self.gripper_critic(features, last)
         # Where "stay" tells the gripper the same as "open" or "close", both were chosen.
         loss = choice_loss(predicted, target, choice_commands(last) == told[:, None])
-        self._gripper_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self._gripper_optimizer.step()
+        step(self._gripper_optimizer, loss)
         move_towards(self.target_gripper_critic, self.gripper_critic, settings.target_rate)
         return {"gripper_loss": loss.detach(), "gripper_moves": moved.float().mean()}
 
@@ -188,9 +172,8 @@ class RLPDGripper(ActorCritic):
             "target_gripper_critic": self.target_gripper_critic,
         }
 
-    def _optimizers(self) -> dict[str, tuple[torch.optim.Adam, list[Tensor]]]:
-        parameters: list[Tensor] = list(self.gripper_critic.parameters())
-        return {**super()._optimizers(), "gripper": (self._gripper_optimizer, parameters)}
+    def _optimizers(self) -> dict[str, torch.optim.Adam]:
+        return {**super()._optimizers(), "gripper": self._gripper_optimizer}
 
 
 def _with_penalty(value_range: Range | None, penalty: float, discount: float) -> Range | None:

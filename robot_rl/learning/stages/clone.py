@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
 from omegaconf import DictConfig
 
-from policies.compute import compute_device
+from policies import registry
+from policies.behaviour import Behaviour, Interface
+from policies.compute import compute_device, explained_memory
+from policies.instructions import INSTRUCTION
+from policies.policy import ChunkPolicy
+from policies.vision import FEATURES, ImageEncoder, observed_keys
 from robot_rl.config import check_least
-from robot_rl.learning.cloning import check_unused, clone, save_cloned
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import RowSchema
+from robot_rl.env.factory import make_env, observed_widths
+from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms import make_algorithm
+from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, train
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import CLONED, DEMONSTRATIONS, VISION, RunDirectory
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.episode_rows import EpisodeRows
+from robot_rl.replay.reader import StoreReader
+from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, VISION, RunDirectory
 
 
 class Clone(Stage):
@@ -42,3 +61,163 @@ class Clone(Stage):
         config, dataset = bench.config, bench.demonstrations()
         vision = bench.policy(VISION).vision if VISION in self.needed(config) else None
         save_cloned(bench, clone(config, [dataset], vision, bench.generator()))
+
+
+@explained_memory("lower cloning.batch_size, or add device=cpu")
+def clone(
+    config: DictConfig,
+    datasets: Sequence[EpisodeDataset],
+    vision: ImageEncoder | None,
+    generator: torch.Generator,
+) -> Behaviour:
+    """Train a policy on the successful episodes of some datasets.
+
+    Args:
+        config: The configuration: its `policy`, `cloning` and `observation`.
+        datasets: The episodes.
+        vision: A trained image encoder, whose features the policy sees; None without cameras.
+        generator: Source of the initial weights.
+    """
+    torch.set_num_threads(1)
+    schema = datasets[0].schema
+    states = observed_widths(config, schema)
+    # Cameras that the policy itself looks at, with an image encoder of its own.
+    cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
+    fields = (*states, *cameras, INSTRUCTION, "action")
+    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True)
+    if vision is not None:
+        rows.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
+    policy = untrained(config, rows, observed_keys(states, vision), generator)
+    if policy.conditioned:
+        _check_instructions(datasets[0])
+    options: CloningOptions = registry.make(config.cloning)
+    policy = shown_training(policy, rows, options, int(config.seed), "cloning")
+    return _behaviour(config, policy, schema, vision)
+
+
+def shown_training(
+    student: Student, rows: EpisodeRows, options: CloningOptions, seed: int, words: str
+) -> Student:
+    """Train, and show how far that is; gives the averaged student."""
+    with WorkProgress(options.updates, "cloning updates") as progress:
+        progress.phase(words)
+        return train(student, rows, options, seed, lambda update, _: progress.update(update))
+
+
+def save_cloned(bench: Workbench, behaviour: Behaviour) -> None:
+    """Write the cloned policy of a run, unless something builds on another one."""
+    check_unused(bench.config, bench.run)  # by a learner that was started meanwhile
+    bench.checkpoint(CLONED, behaviour)
+
+
+def check_unused(config: DictConfig, run: RunDirectory) -> None:
+    """Check that nothing builds on the policy that the run has cloned before.
+
+    Rows in its store hold that policy's proposals, and the features of its image encoder; the
+    actors that wait for weights find its own.
+
+    Raises:
+        RobotRLError: Something does.
+    """
+    hint = f"clone into a new run: robot-rl pretrain dataset={config.dataset or run.demonstrations}"
+    if run.has_folder(LAST):
+        raise RobotRLError(f"{run.path} has learned online from its cloned policy", hint=hint)
+    if not run.has_folder(CLONED) or not is_store(run.store):
+        return
+    reader = StoreReader(run.store)
+    tables = sorted(reader.tables())
+    reader.close()
+    if tables:
+        raise RobotRLError(
+            f"the store of {run.path} holds rows of its cloned policy", got=tables, hint=hint
+        )
+
+
+def untrained(
+    config: DictConfig, rows: EpisodeRows, keys: dict[str, int], generator: torch.Generator
+) -> ChunkPolicy:
+    """Make the configured policy with normalisers fitted on the rows that have an action."""
+    images = {n: column[:1] for n, column in rows.arrays.items() if n.startswith("images/")}
+    fitted = {
+        name: rows.arrays[name][rows.indices] for name in (*keys, "action") if name != FEATURES
+    }
+    policy = registry.make(
+        config.policy,
+        arrays=fitted | images,
+        keys=keys,
+        generator=generator,
+        identity=(FEATURES,) if FEATURES in keys else (),
+    )
+    assert isinstance(policy, ChunkPolicy)
+    if config.compile:
+        policy.compile()
+    return policy.to(compute_device(config))
+
+
+def make_image_encoder(
+    config: DictConfig, schema: RowSchema, generator: torch.Generator
+) -> ImageEncoder:
+    """Make the configured image encoder, untrained, for the colour cameras of a schema."""
+    cameras = {
+        f.name: f.shape
+        for f in schema.fields
+        if f.name.startswith("images/") and f.shape[-1:] == (3,)
+    }
+    encoder = registry.make(config.observation.vision, cameras=cameras, generator=generator)
+    assert isinstance(encoder, ImageEncoder)
+    return encoder
+
+
+def _behaviour(
+    config: DictConfig, policy: ChunkPolicy, schema: RowSchema, vision: ImageEncoder | None
+) -> Behaviour:
+    return Behaviour(
+        policy,
+        Interface(schema.task, schema.control_rate_hz, schema.action_names),
+        execute_steps=int(config.execute_steps),
+        vision=vision,
+    )
+
+
+def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.float16]:
+    """Features (rows, F) of all images of a dataset."""
+    episodes = (dataset.episode(index) for index in range(len(dataset)))
+    return np.concatenate([vision.encode(columns) for columns in episodes])
+
+
+def _check_instructions(dataset: EpisodeDataset) -> None:
+    """Check that every episode says what it shows.
+
+    Raises:
+        RobotRLError: Names the first that does not.
+    """
+    for index, text in enumerate(dataset.instructions):
+        if not text.strip():
+            raise RobotRLError(
+                "a policy that follows instructions cannot learn from demonstrations without them",
+                got=f"episode {index} of {dataset.path} has the instruction {text!r}",
+                expected="what it shows, in words",
+                hint="record with task.environment.instruction=TEXT, or take another policy",
+            )
+
+
+def check_networks(config: DictConfig) -> None:
+    """Make the policy and the algorithm once, for rows of zeros: nothing is recorded for neither.
+
+    Raises:
+        RobotRLError: One of them cannot be made as it is configured.
+    """
+    env = make_env(config)
+    schema = env.schema
+    env.close()
+    arrays = {f.name: np.zeros((2, *f.shape), f.dtype) for f in schema.fields}
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        states, vision = observed_widths(config, schema), None
+        if config.observation.vision is not None:
+            vision = make_image_encoder(config, schema, generator)
+            arrays[FEATURES] = np.zeros((2, vision.features), np.float16)
+        rows = EpisodeRows(arrays, [2])
+        policy = untrained(config, rows, observed_keys(states, vision), generator)
+        behaviour = _behaviour(config, policy, schema, vision)
+        make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)

@@ -83,7 +83,6 @@ class ExampleCollector:
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory) -> None:
-        """Make the environment; see the class."""
         self._config, self._run = config, run
         self._options: CollectionOptions = registry.make(config.classifier.collection)
         self._source = Lingering(self._options.frames_after_success)

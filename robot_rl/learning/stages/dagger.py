@@ -18,8 +18,8 @@ from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, Row
 from robot_rl.env.rollout import SeedStream
-from robot_rl.learning.cloning import check_unused, clone, save_cloned
 from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.clone import check_unused, clone, save_cloned
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import CLONED, DEMONSTRATIONS

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.nn import functional
 
 from policies import registry
 from policies.behaviour import Behaviour, Interface
 from policies.compute import explained_memory
-from policies.vision import observed_keys
+from policies.policy import ChunkPolicy
+from policies.vision import FEATURES, ImageEncoder, observed_keys, random_shift
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import observed_widths
 from robot_rl.env.rollout import SeedStream
-from robot_rl.learning.algorithms.visual_cloning import (
-    REMAINING_MOTION,
-    Explored,
-    SeeingPolicy,
-    VisionTraining,
-    remaining_motion,
-)
-from robot_rl.learning.cloning import make_image_encoder, shown_training, untrained
+from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.clone import make_image_encoder, shown_training, untrained
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
+from robot_rl.safety import rotations
 
 _POSE = "state/tcp_pose"
 
@@ -115,3 +119,170 @@ def _explore(
     recorded = EpisodeDataset(path)
     arrays = recorded.arrays([_POSE, *taught.vision.cameras])
     return Explored(arrays.pop(_POSE), arrays, recorded.episode_ends)
+
+
+REMAINING_MOTION = "remaining_motion"
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class VisionTraining:
+    """Constants of the training of an image encoder.
+
+    Attributes:
+        cloning: Of the optimisation.
+        random_shift: Largest random shift of an image [pixels].
+        motion_weight: Weight of the auxiliary loss; see `SeeingPolicy`.
+        exploration_episodes: Episodes of exploration after the first training; 0 for none.
+        exploration_noise: Half width of the uniform noise on its actions.
+        threads: Computing threads; with several the sums are in another order, so bits differ.
+    """
+
+    cloning: CloningOptions
+    random_shift: int
+    motion_weight: float
+    exploration_episodes: int
+    exploration_noise: float
+    threads: int
+
+
+class Explored:
+    """What cameras saw in episodes of which nobody knows where they should have ended.
+
+    Args:
+        poses: (rows, 7) TCP poses, base frame.
+        images: Camera → (rows, H, W, 3).
+        episode_ends: (episodes,) exclusive, cumulative.
+    """
+
+    def __init__(self, poses: Array, images: Mapping[str, Array], episode_ends: Array) -> None:
+        from scipy.spatial.transform import Rotation  # takes a second, for this alone
+
+        self._positions = poses[:, :3]
+        self._turns = Rotation.from_quat(poses[:, 3:])
+        self._images = images
+        lengths = np.diff(episode_ends, prepend=0)
+        self._starts = torch.from_numpy(np.repeat(episode_ends - lengths, lengths))
+        self._lengths = torch.from_numpy(np.repeat(lengths, lengths))
+
+    def __deepcopy__(self, memo: object) -> Explored:
+        """Itself: an average of a policy needs no copy of what was seen."""
+        return self
+
+    def pairs(
+        self, count: int, generator: torch.Generator
+    ) -> tuple[dict[str, Array], dict[str, Array], Tensor]:
+        """Draw pairs of rows of one episode.
+
+        Returns:
+            Images (count, H, W, 3) of the first and of the second rows, and the TCP's motion from
+            the first to the second (count, 6): translation [m] and rotation vector [rad], base
+            frame.
+        """
+        first = torch.randint(len(self._starts), (count,), generator=generator)
+        share = torch.rand(count, generator=generator)
+        second = self._starts[first] + (share * self._lengths[first]).long()
+        begin, end = first.numpy(), second.numpy()
+        images = [{n: i[rows] for n, i in self._images.items()} for rows in (begin, end)]
+        translation = self._positions[end] - self._positions[begin]
+        turn = (self._turns[end] * self._turns[begin].inv()).as_rotvec()
+        motion = np.concatenate([translation, turn], 1).astype(np.float32)
+        return images[0], images[1], torch.from_numpy(motion)
+
+
+class SeeingPolicy(nn.Module):
+    """A policy and its image encoder, to be cloned end to end.
+
+    The auxiliary loss has the encoder estimate, from the images alone, the motion that is left to
+    the end of the demonstration. Its labels are the robot's own poses. Where an episode should
+    have ended is not known in exploration, but that it is one place: from one row of it to another,
+    the estimate must change by the motion between them.
+
+    Args:
+        policy: Sees the encoder's features.
+        vision: The image encoder.
+        options: Its training.
+        explored: What was explored, if anything.
+    """
+
+    def __init__(
+        self,
+        policy: ChunkPolicy,
+        vision: ImageEncoder,
+        options: VisionTraining,
+        explored: Explored | None = None,
+    ) -> None:
+        super().__init__()
+        self.policy, self.vision = policy, vision
+        self.horizon, self.observation_steps = policy.horizon, policy.observation_steps
+        self._shift, self._motion_weight = options.random_shift, options.motion_weight
+        self._pairs = max(1, options.cloning.batch_size // 2)
+        self._explored = explored
+
+    @property
+    def cloning_fields(self) -> tuple[str, ...]:
+        """Names of the batch columns that `loss` reads."""
+        states = (name for name in self.policy.cloning_fields if name != FEATURES)
+        return (*states, *self.vision.cameras, REMAINING_MOTION)
+
+    def loss(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
+        """Give the policy's loss plus the weighted auxiliary loss.
+
+        Args:
+            batch: State names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H),
+                "remaining_motion" (B, 6) [m, rad].
+            generator: Source of shifts, diffusion steps and noise.
+        """
+        features = self._features(batch, generator)
+        loss = self.policy.loss({**batch, FEATURES: features}, generator)
+        motion = torch.as_tensor(batch[REMAINING_MOTION]).to(features)
+        estimate = self.vision.remaining_motion(features[:, -1])
+        error = _error(estimate, self.vision.scaled_motion(motion))
+        if self._explored is not None:
+            error = error + self._inconsistency(self._explored, generator)
+        return loss + self._motion_weight * error
+
+    def _inconsistency(self, explored: Explored, generator: torch.Generator) -> Tensor:
+        """How far the estimates of two rows of an episode are from meaning one place."""
+        first, second, motion = explored.pairs(self._pairs, generator)
+        both = {name: np.concatenate([first[name], second[name]]) for name in first}
+        features = self._features(both, generator)
+        here, there = self.vision.remaining_motion(features).split(self._pairs)
+        # Rotation vectors add up only about one axis; the hand stays near to upright.
+        return _error(here - there, self.vision.scaled_motion(motion.to(features)))
+
+    def _features(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
+        images = {
+            name: self._shifted(batch[name], generator) if self._shift else batch[name]
+            for name in self.vision.cameras
+        }
+        features: Tensor = self.vision(images)
+        return features
+
+    def _shifted(self, images: Array, generator: torch.Generator) -> Array:
+        flat = images.reshape(-1, *images.shape[-3:])
+        return random_shift(flat, self._shift, generator).reshape(images.shape)
+
+
+def _error(estimate: Tensor, motion: Tensor) -> Tensor:
+    return functional.smooth_l1_loss(estimate, motion, beta=0.02)
+
+
+def remaining_motion(poses: Array, episode_ends: Array) -> npt.NDArray[np.float32]:
+    """The motion of the TCP that is left to the end of each row's episode.
+
+    Args:
+        poses: (rows, 7) TCP poses, base frame.
+        episode_ends: (episodes,) exclusive, cumulative.
+
+    Returns:
+        (rows, 6) translation [m] and rotation vector [rad], base frame.
+    """
+    last = np.repeat(episode_ends - 1, np.diff(episode_ends, prepend=0))
+    motion = np.empty((len(poses), 6), np.float32)
+    for row, end in enumerate(poses[last].astype(np.float64)):
+        pose = poses[row].astype(np.float64)
+        turn = rotations.multiply(end[3:], rotations.conjugate(pose[3:]))
+        motion[row] = [*(end[:3] - pose[:3]), *rotations.to_rotation_vector(turn)]
+    return motion

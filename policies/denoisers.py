@@ -1,11 +1,9 @@
-"""The conditional one-dimensional U-Net of Diffusion Policy (Chi et al. 2023, section 3.1).
-
-Convolutions run along the chunk's time; observation and denoising time scale and shift their
-channels (FiLM, Perez et al. 2018).
-"""
+"""TODO."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,9 +11,105 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.denoisers.base import Denoiser
+from policies import registry
 from policies.errors import PolicyError
-from policies.networks import convolution, linear, transposed_convolution
+from policies.networks import convolution, linear, mlp, transposed_convolution
+
+
+class Denoiser(nn.Module, ABC):
+    """Predicts a chunk: the noise, the clean chunk or a velocity, as the process wants it.
+
+    The process owns the time grid, so it embeds the time (`sinusoidal_embedding`); the denoiser
+    says how wide that embedding is.
+
+    Args:
+        features: Width of the encoded observation.
+        horizon: Number of actions H in a chunk.
+        action_dimension: Number of action columns d.
+        embedding: Even width E of the embedded time.
+    """
+
+    def __init__(self, features: int, horizon: int, action_dimension: int, embedding: int) -> None:
+        super().__init__()
+        self.features = int(features)
+        self.horizon = int(horizon)
+        self.action_dimension = int(action_dimension)
+        self.embedding = int(embedding)
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """JSON values of the arguments that the denoiser has of its own."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `registry.build` makes a denoiser of the same shape."""
+        return {registry.CLASS: registry.name_of(type(self)), **self.options}
+
+    @abstractmethod
+    def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """Predict from a noisy chunk.
+
+        Args:
+            noisy: (B, H, d).
+            time: (B, E) or (1, E) embedded time.
+            features: (B, features).
+
+        Returns:
+            (B, H, d).
+        """
+
+
+def sinusoidal_embedding(positions: Tensor, width: int) -> Tensor:
+    """Embed (n,) positions as (n, width) sines and cosines (Vaswani et al. 2017, section 3.5)."""
+    index = torch.arange(width // 2, device=positions.device)
+    frequencies = torch.exp(index * (-math.log(10_000) / max(width // 2 - 1, 1)))
+    angles = positions[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+class MLPDenoiser(Denoiser):
+    """MLP over (noisy chunk, embedded time, encoded observation).
+
+    Args:
+        features: See `Denoiser`.
+        horizon: See `Denoiser`.
+        action_dimension: See `Denoiser`.
+        hidden: Widths of the hidden layers.
+        embedding: See `Denoiser`.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        horizon: int,
+        action_dimension: int,
+        *,
+        generator: torch.Generator,
+        hidden: Sequence[int] = (256, 256, 256),
+        embedding: int = 32,
+    ) -> None:
+        super().__init__(features, horizon, action_dimension, embedding)
+        self.hidden = [int(width) for width in hidden]
+        chunk = self.horizon * self.action_dimension
+        self.network = mlp(
+            chunk + self.embedding + self.features, hidden, chunk, generator, activation=nn.SiLU
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """JSON values of the options."""
+        return {
+            "hidden": self.hidden,
+            "embedding": self.embedding,
+        }
+
+    def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """Predict (B, H, d); see `Denoiser`."""
+        embedded = time.expand(len(noisy), -1)
+        output: Tensor = self.network(torch.cat([noisy.flatten(1), embedded, features], -1))
+        return output.view(noisy.shape)
 
 
 class ConditionalUNet(Denoiser):
@@ -49,7 +143,6 @@ class ConditionalUNet(Denoiser):
         groups: int = 8,
         embedding: int = 64,
     ) -> None:
-        """Make the network; see the class for the arguments."""
         super().__init__(features, horizon, action_dimension, embedding)
         self.down_dims = [int(width) for width in down_dims]
         self.kernel, self.groups = int(kernel), int(groups)
