@@ -9,9 +9,9 @@ import pytest
 from omegaconf import DictConfig
 from tiny_runs import TINY, ServerProcess, act_for
 
+from robot_rl import learner as learning
 from robot_rl.config import compose
 from robot_rl.learner import Learner
-from robot_rl.learning.stages import online as learning
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
