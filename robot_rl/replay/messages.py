@@ -59,7 +59,7 @@ class Open(Numbered):
     schema: Annotated[str, Meta(min_length=1, max_length=MAXIMUM_SCHEMA_BYTES)]
     actor: ActorNumber
     owner: Name
-    session: Natural | None = None
+    session: Annotated[int, Meta(ge=0, lt=2**62)] | None = None  # the next one is a number too
     metadata: Facts = msgspec.field(default_factory=dict)
     store: Name | None = None
 
