@@ -24,7 +24,7 @@ from robot_rl.replay import (
     wait_for_endpoint,
 )
 from robot_rl.replay.store import Fsync
-from robot_rl.replay.summary import summarize_store
+from robot_rl.replay.transfer import summarize_store
 
 TABLE = "bench"
 EPISODE_STEPS = 100
@@ -56,7 +56,7 @@ def run(config: DictConfig) -> dict[str, object]:
             rate = _insert(store, images, SECONDS, batch_rows, None)
             results[f"insert_per_second_batch{batch_rows}{suffix}"] = rate
             if suffix == "" and batch_rows == 16:
-                results["bytes_per_transition"] = summarize_store(store).bytes_per_row
+                results["bytes_per_transition"] = float(summarize_store(store)["bytes_per_row"])
                 for n_step, name in ((1, "sample_256_ms"), (3, "sample_256_n3_ms")):
                     results[name], results["copy_256_ms"] = _sample_ms(store, images, n_step)
     with _server("none") as store:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +22,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.summary import TableSummary, rebuild_catalogue, summarize_store
+from robot_rl.replay.transfer import rebuild_catalogue, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def describe(path: Path) -> Facts:
     """
     describers: dict[Kind, Callable[[Path], Facts]] = {
         Kind.RUN: _run_directory,
-        Kind.STORE: _store,
+        Kind.STORE: summarize_store,
         Kind.POLICY: _policy,
         Kind.LEROBOT: _lerobot,
         Kind.DATASET: _dataset,
@@ -126,38 +125,6 @@ def _run_directory(path: Path) -> Facts:
         "evaluations": evaluations,
         "evaluated": run.read_jsonl("evaluate"),
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
-    }
-
-
-def _store(path: Path) -> Facts:
-    summary = summarize_store(path)
-    return {
-        "identity": summary.identity,
-        "disk_bytes": summary.disk_bytes,
-        "bytes_per_row": summary.bytes_per_row,
-        "weights": summary.weights,
-        "tables": {table.info.name: _store_table(table) for table in summary.tables},
-    }
-
-
-def _store_table(table: TableSummary) -> Facts:
-    return {
-        "schema": _schema(table.info.schema),
-        "metadata": dict(table.info.metadata),
-        **asdict(table.total),
-        "sources": {name: asdict(counts) for name, counts in table.sources.items()},
-        "cut": table.cut,
-        "sessions": table.sessions,
-        "rows": table.rows,
-        "row_bytes": table.info.schema.dtype.itemsize,
-        "missing_rows": table.missing_rows,
-        "evicted_rows": table.evicted_rows,
-        "first_stamp": table.first_stamp,
-        "last_stamp": table.last_stamp,
-        "annotations": {
-            name: {"dtype": field.dtype, "shape": field.shape, "values": field.written}
-            for name, field in table.annotations.items()
-        },
     }
 
 

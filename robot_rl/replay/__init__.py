@@ -1,94 +1,44 @@
 """Replay: the server that keeps every transition, its clients, and the learner's sampler."""
 
-from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import (
-    AnnotationRefused,
-    ClientFailed,
-    NotEnoughData,
-    ReplayError,
-    RowRefused,
-    SessionTaken,
-    SpoolDamaged,
-    SpoolError,
-    SpoolFull,
-    SpoolInUse,
-    SpoolTooSmall,
-    StoreError,
-    StoreFull,
-    StoreInUse,
-    StoreReplaced,
-    WeightsRefused,
-)
-from robot_rl.replay.link import LinkOptions
-from robot_rl.replay.reader import StoreReader, TableRows
-from robot_rl.replay.records import (
-    AnnotationField,
-    EpisodeRecord,
-    TableInfo,
-    WeightsRecord,
-    row_keys,
-)
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.sampler import Batch, Prefetcher, Sampler, SampleSpec
-from robot_rl.replay.segments import Capacity
-from robot_rl.replay.server import ReplayServer, serve
-from robot_rl.replay.server_place import RemoteSampler
-from robot_rl.replay.sessions import OpenSession
-from robot_rl.replay.store import StoreWriter
-from robot_rl.wire import (
-    AddressInUse,
-    AddressRefused,
-    KeysError,
-    KeysRefused,
-    ServerUnreachable,
-    WireError,
-)
-from robot_rl.wire.endpoint import Endpoint, read_endpoint, wait_for_endpoint
-
-__all__ = [
-    "AddressInUse",
-    "AddressRefused",
-    "AnnotationField",
-    "AnnotationRefused",
-    "Batch",
-    "Capacity",
-    "ClientFailed",
-    "Endpoint",
-    "EpisodeRecord",
-    "KeysError",
-    "KeysRefused",
-    "LinkOptions",
-    "NotEnoughData",
-    "OpenSession",
-    "Prefetcher",
-    "RemoteSampler",
-    "ReplayClient",
-    "ReplayError",
-    "ReplaySampler",
-    "ReplayServer",
-    "RowRefused",
-    "SampleSpec",
-    "Sampler",
-    "ServerUnreachable",
-    "SessionTaken",
-    "SpoolDamaged",
-    "SpoolError",
-    "SpoolFull",
-    "SpoolInUse",
-    "SpoolTooSmall",
-    "StoreError",
-    "StoreFull",
-    "StoreInUse",
-    "StoreReader",
-    "StoreReplaced",
-    "StoreWriter",
-    "TableInfo",
-    "TableRows",
-    "WeightsRecord",
-    "WeightsRefused",
-    "WireError",
-    "read_endpoint",
-    "row_keys",
-    "serve",
-    "wait_for_endpoint",
-]
+from robot_rl.replay.client import ReplayClient as ReplayClient
+from robot_rl.replay.errors import AnnotationRefused as AnnotationRefused
+from robot_rl.replay.errors import NotEnoughData as NotEnoughData
+from robot_rl.replay.errors import ReplayError as ReplayError
+from robot_rl.replay.errors import RowRefused as RowRefused
+from robot_rl.replay.errors import SessionTaken as SessionTaken
+from robot_rl.replay.errors import SpoolDamaged as SpoolDamaged
+from robot_rl.replay.errors import SpoolError as SpoolError
+from robot_rl.replay.errors import SpoolFull as SpoolFull
+from robot_rl.replay.errors import SpoolInUse as SpoolInUse
+from robot_rl.replay.errors import SpoolTooSmall as SpoolTooSmall
+from robot_rl.replay.errors import StoreError as StoreError
+from robot_rl.replay.errors import StoreFull as StoreFull
+from robot_rl.replay.errors import StoreInUse as StoreInUse
+from robot_rl.replay.errors import StoreReplaced as StoreReplaced
+from robot_rl.replay.errors import WeightsRefused as WeightsRefused
+from robot_rl.replay.link import LinkOptions as LinkOptions
+from robot_rl.replay.reader import StoreReader as StoreReader
+from robot_rl.replay.reader import TableRows as TableRows
+from robot_rl.replay.records import EpisodeRecord as EpisodeRecord
+from robot_rl.replay.records import WeightsRecord as WeightsRecord
+from robot_rl.replay.records import row_keys as row_keys
+from robot_rl.replay.replay_sampler import ReplaySampler as ReplaySampler
+from robot_rl.replay.sampler import Batch as Batch
+from robot_rl.replay.sampler import Prefetcher as Prefetcher
+from robot_rl.replay.sampler import Sampler as Sampler
+from robot_rl.replay.sampler import SampleSpec as SampleSpec
+from robot_rl.replay.segments import Capacity as Capacity
+from robot_rl.replay.server import ReplayServer as ReplayServer
+from robot_rl.replay.server import serve as serve
+from robot_rl.replay.server_place import RemoteSampler as RemoteSampler
+from robot_rl.replay.sessions import OpenSession as OpenSession
+from robot_rl.replay.store import StoreWriter as StoreWriter
+from robot_rl.wire import AddressInUse as AddressInUse
+from robot_rl.wire import AddressRefused as AddressRefused
+from robot_rl.wire import KeysError as KeysError
+from robot_rl.wire import KeysRefused as KeysRefused
+from robot_rl.wire import ServerUnreachable as ServerUnreachable
+from robot_rl.wire import WireError as WireError
+from robot_rl.wire.endpoint import Endpoint as Endpoint
+from robot_rl.wire.endpoint import read_endpoint as read_endpoint
+from robot_rl.wire.endpoint import wait_for_endpoint as wait_for_endpoint

@@ -37,7 +37,6 @@ from robot_rl.replay.records import (
 
 FILE = "catalogue.sqlite"
 VERSION = 1
-MAXIMUM_ANNOTATIONS = 256  # names in a table
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
 _TABLES = """
@@ -234,13 +233,9 @@ class Catalogue:
         return Counter(evicted)
 
     def evict(self, key: SessionKey, first: int, end: int, total: Counter[str]) -> None:
-        """Forget the episodes of a segment, and their annotations.
+        """Forget the episodes of a segment, rows `first` to `end`, and their annotations.
 
-        Args:
-            key: The session.
-            first: Sequence of its first row.
-            end: Behind its last.
-            total: What was evicted of the table, this segment included.
+        What was evicted of the table is then in `total`.
         """
         with self.transaction() as execute:
             execute(f"DELETE FROM episodes WHERE {_STRETCH}", (*key, first, end))
@@ -282,13 +277,7 @@ class Catalogue:
         return valid, versions, values
 
     def annotate(self, info: TableInfo, new: Annotations) -> int:
-        """Put annotations of rows that are there; return how many were new.
-
-        Raises:
-            SchemaMismatch: The name was declared with another dtype or shape.
-            AnnotationRefused: A value is impossible, or the version is stored with another value.
-                Nothing was written.
-        """
+        """Put annotations of rows that are there; see `StoreWriter.annotate`."""
         field = _declared(self.annotation_fields(info.identifier), info, new)
         _check_values(field, new)
         data = np.frombuffer(new.values, f"V{field.size}")
@@ -377,8 +366,7 @@ def _absent(store: Path) -> StoreError:
         return StoreError(
             f"the store {store} has rows and no catalogue",
             expected=FILE,
-            hint="put it back, or make it anew from the rows:"
-            f" robot-rl inspect {store} rebuild=true",
+            hint=f"put it back, or make it anew: robot-rl inspect {store} rebuild=true",
         )
     return StoreError(
         f"there is no replay store in {store}",
@@ -392,13 +380,6 @@ def _declared(
 ) -> AnnotationField:
     known = fields.get(new.name)
     if known is None:
-        if len(fields) >= MAXIMUM_ANNOTATIONS:
-            raise AnnotationRefused(
-                f"the table {info.name!r} has too many annotations",
-                got=len(fields),
-                expected=f"at most {MAXIMUM_ANNOTATIONS} names",
-                hint="a newer model is a newer version under the same name",
-            )
         number = (info.identifier << 16) + len(fields)
         return AnnotationField(number, info.identifier, new.name, new.dtype, new.shape)
     if (known.dtype, known.shape) != (new.dtype, new.shape):
@@ -412,18 +393,15 @@ def _declared(
 
 
 def _check_values(field: AnnotationField, new: Annotations) -> None:
+    problem = None
     if new.values.nbytes != len(new.keys) * field.size:
+        problem = f"not {len(new.keys)} values of {field.size} bytes"
+    elif field.dtype == "bool" and (np.frombuffer(new.values, np.uint8) > 1).any():
+        problem = "not boolean"
+    elif not np.isfinite(np.frombuffer(new.values, field.dtype)).all():
+        problem = "not finite"
+    if problem is not None:
         raise AnnotationRefused(
-            f"the annotation {new.name!r} has another number of values than of keys",
-            got=f"{new.values.nbytes} bytes",
-            expected=f"{len(new.keys)} x {field.size} bytes",
-        )
-    values = np.frombuffer(new.values, field.dtype)
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise AnnotationRefused(
-            f"the annotation {new.name!r} is not finite", expected="finite numbers"
-        )
-    if values.dtype.kind == "b" and (np.frombuffer(new.values, np.uint8) > 1).any():
-        raise AnnotationRefused(
-            f"the annotation {new.name!r} is not boolean", expected="bytes 0 or 1"
+            f"the annotation {new.name!r} cannot be stored: the values are {problem}",
+            got=f"{new.values.nbytes} bytes of {field.dtype}",
         )

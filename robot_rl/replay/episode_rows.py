@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
-from robot_rl.replay.errors import NotEnoughData, ReplayError
+from robot_rl.replay.errors import NotEnoughData
 from robot_rl.replay.reader import News
 from robot_rl.replay.records import AnnotationField
 from robot_rl.replay.windows import SCALARS, Integers, Ranges
@@ -29,7 +30,6 @@ class EpisodeRows:
         indices: (steps,) int64, the rows that have an action, in the order of recording.
 
     Raises:
-        ReplayError: Lengths that do not fit each other.
         NotEnoughData: There is no step.
     """
 
@@ -44,21 +44,14 @@ class EpisodeRows:
     ) -> None:
         self.arrays = dict(arrays)
         self.evicted = Counter[str]()
-        ends = np.asarray(episode_ends, np.int64)
-        starts = np.concatenate([[0], ends[:-1]])
-        _check(self.arrays, ends, starts)
-        chosen = np.ones(len(ends), np.bool_) if episodes is None else np.asarray(episodes)
-        if chosen.dtype != np.bool_ or chosen.shape != ends.shape:
-            raise ReplayError(
-                "the selection of episodes has another shape or dtype",
-                got=f"{chosen.dtype} {chosen.shape}",
-                expected=f"bool {ends.shape}",
-            )
-        self._episodes = list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))
+        ends = np.asarray(episode_ends, np.int64).tolist()
+        every = list(itertools.pairwise([0, *ends]))
+        chosen = [True] * len(every) if episodes is None else np.asarray(episodes)
+        self._episodes = list(itertools.compress(every, chosen))
         if not self._episodes:
             raise NotEnoughData(
                 "there is no step to learn from",
-                got=f"{len(ends)} episodes, {len(self._episodes)} of them selected",
+                got=f"{len(every)} episodes, none of them selected",
                 hint="record more episodes, or select others",
             )
         self.indices: Integers = np.concatenate([np.arange(a, b - 1) for a, b in self._episodes])
@@ -99,9 +92,8 @@ class EpisodeRows:
 
     def look(self) -> list[News]:
         """Return all episodes, the first time."""
-        news = [] if self._looked else [self._news(*item) for item in enumerate(self._episodes)]
-        self._looked = True
-        return news
+        looked, self._looked = self._looked, True
+        return [] if looked else list(itertools.starmap(self._news, enumerate(self._episodes)))
 
     def rewind(self) -> None:
         """Let the next look return all again."""
@@ -149,18 +141,3 @@ def _columns(dataset: EpisodeDataset, names: Sequence[str]) -> dict[str, Array]:
         lengths = np.diff(dataset.episode_ends, prepend=0)
         columns["instruction"] = np.repeat(np.array(dataset.instructions), lengths)
     return columns
-
-
-def _check(arrays: Mapping[str, Array], ends: Integers, starts: Integers) -> None:
-    if len(ends) and (ends - starts).min() < 2:
-        raise ReplayError(
-            "episode_ends must grow by at least two rows per episode", got=ends - starts
-        )
-    total = int(ends[-1]) if len(ends) else 0
-    for name, column in arrays.items():
-        if len(column) != total:
-            raise ReplayError(
-                f"column {name!r} does not fit episode_ends",
-                got=f"{len(column)} rows",
-                expected=f"{total} rows",
-            )

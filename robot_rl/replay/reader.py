@@ -5,12 +5,12 @@ Rows come straight from the segments' memory maps.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ from robot_rl.data.schema import Array
 from robot_rl.errors import did_you_mean
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.replay.mailbox import read_weights
-from robot_rl.replay.records import AnnotationField, EpisodeRecord, TableInfo, WeightsRecord
+from robot_rl.replay.records import AnnotationField, EpisodeRecord, TableInfo
 from robot_rl.replay.segments import Segment, Segments
 from robot_rl.replay.sessions import RowFlags, Session
 from robot_rl.replay.windows import SCALARS, Records
@@ -32,7 +31,7 @@ _LARGE_BYTES = 2048
 _TRIES = 16
 
 
-class StoreReader:
+class StoreReader(AbstractContextManager["StoreReader"]):
     """Reads a store's tables, episodes and weights.
 
     Args:
@@ -93,7 +92,7 @@ class StoreReader:
             Structured array of shape (rows,) with the schema's dtype.
 
         Raises:
-            NotEnoughData: They are not there: evicted, or lost with a part of the file.
+            NotEnoughData: They are not there: evicted, or lost.
         """
         rows = self.rows_there(table, episode)[: episode.rows]
         if len(rows) < episode.rows:
@@ -111,11 +110,9 @@ class StoreReader:
         Raises:
             NotEnoughData: It was evicted, or its file is lost.
         """
-        return self._rows(self.table(table), episode)
-
-    def evicted_rows(self, table: str) -> int:
-        """Return how many rows were evicted from a table."""
-        return self.catalogue.evicted(self.table(table).identifier)["rows"]
+        segment = self.segments.holding(episode.session_key, episode.first_sequence)
+        rows = segment.rows(self.identity, self.table(table).schema.dtype)
+        return rows[episode.first_sequence - segment.first :]
 
     def annotation_fields(self, table: str) -> dict[str, AnnotationField]:
         """Return the annotations that rows of a table may have, by name."""
@@ -143,38 +140,18 @@ class StoreReader:
         place = (episode.session_key, episode.first_sequence, episode.rows)
         return self.catalogue.newest_values(fields[name], *place)
 
-    def weights(self, name: str) -> WeightsRecord | None:
-        """Return the latest weights under a name."""
-        return read_weights(self.path, name)
-
     def close(self) -> None:
         """Release the store."""
         self.catalogue.close()
-
-    def __enter__(self) -> Self:
-        """Return the reader."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Release the store."""
         self.close()
 
-    def _rows(self, info: TableInfo, episode: EpisodeRecord) -> npt.NDArray[Any]:
-        try:
-            segment = self.segments.holding(episode.session_key, episode.first_sequence)
-            rows = segment.rows(self.identity, info.schema.dtype)
-        except (FileNotFoundError, NotEnoughData) as error:
-            raise NotEnoughData(
-                "the rows of the episode are not in the store any more",
-                got=error,
-                hint="they were evicted, or are damaged: robot-rl inspect STORE counts both",
-            ) from error
-        return rows[episode.first_sequence - segment.first :]
-
     def _as_it_is(self, info: TableInfo, episode: EpisodeRecord) -> EpisodeRecord:
         """Return the record of an open episode with the rows that it has by now."""
         try:
-            rows = _of_one_episode(self._rows(info, episode))[0]
+            rows = _of_one_episode(self.rows_there(info.name, episode))[0]
         except NotEnoughData:
             return episode
         state = Session("", episode.first_sequence, episode.begun_anew())
@@ -269,7 +246,7 @@ class TableRows:
         for _ in range(_TRIES):
             try:
                 return self._look()
-            except (FileNotFoundError, NotEnoughData):
+            except NotEnoughData:
                 self._seen_version = None  # evicted between catalogue and rows: look again
         raise StoreError(
             "rows are evicted faster than they can be read",
@@ -419,7 +396,7 @@ class TableRows:
         mapped = self._mapped[number] if number < len(self._mapped) else None
         if mapped is not None and record.sealed and record.end <= mapped.end:
             return number, mapped
-        size = os.stat(segment.path).st_size
+        size = segment.path.stat().st_size if segment.path.exists() else -1
         if mapped is not None and size == mapped.file_bytes:
             return number, mapped
         # What comes between the size and the mapping is found with the next look.

@@ -188,9 +188,9 @@ class AnnotationField:
         identifier: The number that stands for it in the catalogue.
         table: Number of its table.
         name: What clients call it.
-        dtype: NumPy's name of it.
+        dtype: NumPy's name of a value's dtype.
         shape: Of one value.
-        written: Values ever stored, so that a reader sees whether there are newer ones.
+        written: Values ever stored: more than before where there are newer ones.
     """
 
     identifier: int
@@ -208,17 +208,7 @@ class AnnotationField:
 
 @dataclass(frozen=True)
 class Annotations:
-    """Values of one name and version for some rows.
-
-    Attributes:
-        table: Name of the table.
-        name: Of the annotation.
-        version: Of the model that made the values.
-        dtype: NumPy's name of the values' dtype.
-        shape: Of one value.
-        keys: Shape (n,), dtype `ROW_KEY_DTYPE`.
-        values: The bytes of n values.
-    """
+    """Values of one name and version for the rows with these keys, (n,) of `ROW_KEY_DTYPE`."""
 
     table: str
     name: str

@@ -33,21 +33,8 @@ from robot_rl.replay.windows import LABELS, UNKNOWN, WINDOW, Integers, Records, 
 NEXT, CHUNK = "next/", "chunk/"
 
 
-class BatchLayout:
-    """The arrays of a batch, with the rows that each is made of.
-
-    Args:
-        spec: What is wanted.
-        row: The structured dtype of a row of the table.
-
-    Attributes:
-        arrays: Dtype and shape of each array, without the leading B.
-        fields: Names of the fields at s and at s'.
-        chunks: Names of the fields of a chunk from s on, and from s' on.
-
-    Raises:
-        ReplayError: The table has no such field.
-    """
+class _Arrays:
+    """The arrays of a batch: their layout, and the fields at s and s' and of chunks from there."""
 
     def __init__(self, spec: SampleSpec, row: np.dtype[Any]) -> None:
         following = spec.next_fields
@@ -56,13 +43,13 @@ class BatchLayout:
         self.fields = (spec.fields, following)
         self.chunks = (spec.chunk_fields, spec.next_chunk_fields)
         flag, number = (np.dtype(np.bool_), ()), (np.dtype(np.float32), ())
-        self.arrays: Layout = {
+        self.layout: Layout = {
             "reward": number,
             "discount": number,
             "steps": (np.dtype(np.int16), ()),
             "source": (np.dtype(np.uint8), ()),
         }
-        windowed = set(self.arrays)
+        windowed = set(self.layout)
         history = (spec.observation_steps,) if spec.observation_steps else ()
         for prefix, names in zip(("", NEXT), self.fields, strict=True):
             for name in names:
@@ -73,17 +60,17 @@ class BatchLayout:
                     )
                 dtype, shape = _column(row, name)
                 lead = history if is_observation(name) else ()
-                self.arrays[prefix + name] = dtype, (*lead, *shape)
+                self.layout[prefix + name] = dtype, (*lead, *shape)
         for prefix, names in zip((CHUNK, NEXT + CHUNK), self.chunks, strict=True):
             for name in names:
                 dtype, shape = _column(row, name)
-                self.arrays[prefix + name] = dtype, (spec.horizon, *shape)
+                self.layout[prefix + name] = dtype, (spec.horizon, *shape)
             if names:
-                self.arrays[prefix + "valid"] = flag[0], (spec.horizon,)
+                self.layout[prefix + "valid"] = flag[0], (spec.horizon,)
         if spec.returns:
-            self.arrays |= {"return": number, "return/valid": flag}
+            self.layout |= {"return": number, "return/valid": flag}
         if spec.in_order:
-            self.arrays["drawn"] = flag
+            self.layout["drawn"] = flag
 
 
 def _column(row: np.dtype[Any], name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -203,8 +190,8 @@ class ReplaySampler(Sampler):
             self._rows, self._identity = rows, rows.identity
             apart = spec.intervention_share
             self._quotas = Quotas(spec.batch_size, spec.demonstration_share, apart or 0.0)
-            self._arrays = BatchLayout(spec, rows.dtype)
-            self.layout = self._arrays.arrays
+            self._arrays = _Arrays(spec, rows.dtype)
+            self.layout = self._arrays.layout
             self._spans = dict.fromkeys(DataKind, range(0))
             self._queue = np.empty(0, WINDOW)
             self._begin_index(self._rewards_field())
@@ -244,11 +231,7 @@ class ReplaySampler(Sampler):
         self._rows.close()
 
     def _rewards_field(self) -> AnnotationField | None:
-        """Return the annotation that gives the rewards, None while no row has it.
-
-        Raises:
-            ReplayError: It is no scalar.
-        """
+        """Return the annotation that gives the rewards, None while no row has it."""
         if self.spec.rewards is None:
             return None
         field = self._rows.annotation_field(self.spec.rewards)
@@ -323,11 +306,7 @@ class ReplaySampler(Sampler):
         self._queue = queue[begin:].copy()
 
     def _draw(self) -> Records:
-        """Draw the windows of a batch, shape (B,).
-
-        Raises:
-            NotEnoughData: Nothing to draw from is visible.
-        """
+        """Draw the windows of a batch, shape (B,)."""
         together = self.spec.intervention_share is None
         available = {kind: len(span) for kind, span in self._spans.items()}
         if together:
@@ -351,11 +330,7 @@ class ReplaySampler(Sampler):
         return windows
 
     def _next_in_order(self) -> tuple[Records, int]:
-        """Take the next windows of the queue, shape (B,), and how many were left of them.
-
-        Raises:
-            NotEnoughData: None.
-        """
+        """Take the next windows of the queue, shape (B,), and how many were left of them."""
         left = min(self.spec.batch_size, len(self._queue))
         if not left:
             raise NotEnoughData(

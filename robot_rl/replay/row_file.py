@@ -44,17 +44,9 @@ _Error = TypeVar("_Error", bound=ReplayError)
 
 
 class RowFile:
-    """An open row file. Make one with `create` or `open`.
-
-    Attributes:
-        path: The file.
-        about: Its description: what the rows are.
-        header_bytes: Where the rows begin.
-        row_bytes: Bytes of one row.
-    """
+    """An open row file, made with `create` or `open`: `about` says what its rows are."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Take over a descriptor; for `create` and `open`."""
         self.path, self._descriptor, self._locked = path, descriptor, False
         self.about: dict[str, Any] = {}
         self.header_bytes = self.row_bytes = 0
@@ -187,11 +179,7 @@ class RowFile:
         self.about, self.header_bytes, self.row_bytes = dict(about), header, row_bytes
 
     def read_header(self) -> None:
-        """Read what the rows are.
-
-        Raises:
-            FileDamaged: It is no row file, or its header is not as it was written.
-        """
+        """Read what the rows are; raises `FileDamaged`."""
         head = os.pread(self._descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size or head[: len(_MAGIC)] != _MAGIC:
             raise self.damaged("another kind of file")

@@ -70,13 +70,7 @@ NO_LIMIT = Capacity()
 
 @dataclass(frozen=True, order=True)
 class Segment:
-    """Where a segment is, and of which session.
-
-    Attributes:
-        key: Table, actor and session.
-        first: Sequence of its first row.
-        path: The row file.
-    """
+    """Where a segment is, of which session, and the sequence of its first row."""
 
     key: SessionKey
     first: int
@@ -103,11 +97,13 @@ class Segment:
         """Open its row file in the store of this identity.
 
         Raises:
-            FileNotFoundError: It was evicted.
-            StoreError: It is of another store or session.
-            FileDamaged: It is no row file.
+            NotEnoughData: It is not there: evicted, or lost.
+            StoreError: It is of another store or session, or damaged.
         """
-        file = RowFile.open(self.path, write=write)
+        try:
+            file = RowFile.open(self.path, write=write)
+        except FileNotFoundError as error:
+            raise _not_there(self.path) from error
         about = file.about
         found = (about.get("store"), (*about["session"],), about.get("first"))
         expected = (identity, self.key, self.first)
@@ -169,7 +165,7 @@ class Segments:
         """Return the segment in which a row of a session lies, or would lie.
 
         Raises:
-            NotEnoughData: There is none; it was evicted.
+            NotEnoughData: There is none: evicted, or lost.
         """
         for again in (False, True):
             if again:
@@ -179,24 +175,21 @@ class Segments:
             # A later segment may have been begun since the folder was listed.
             if at >= 0 and (again or at < len(firsts) - 1):
                 return Segment.of(self._store, key, firsts[at])
-        raise NotEnoughData(
-            "rows that were asked for are not in the store",
-            got=f"sequence {sequence} of session {key}",
-            hint="they were evicted; raise replay.capacity_rows or capacity_bytes to keep more",
-        )
+        raise _not_there(Segment.of(self._store, key, sequence).path)
+
+
+def _not_there(path: Path) -> NotEnoughData:
+    return NotEnoughData(
+        "rows that were asked for are not in the store any more",
+        got=f"no {path.name}",
+        hint="they were evicted, and a larger replay.capacity_rows or capacity_bytes keeps more; or"
+        " they are damaged: robot-rl inspect STORE counts both",
+    )
 
 
 @dataclass(eq=False)
 class WrittenSegment:
-    """A segment, and how far the store's writer has written it.
-
-    Attributes:
-        segment: Where it is.
-        row_bytes: Of one row.
-        rows: How many it has.
-        of_demonstrations: Whether its episodes are.
-        oldest: Identifier of its first episode.
-    """
+    """A segment, how far the store's writer has written it, and what its first episode is."""
 
     segment: Segment
     row_bytes: int
@@ -210,11 +203,7 @@ class WrittenSegment:
     def begin(
         cls, segment: Segment, about: Mapping[str, object], row_bytes: int, *, durable: bool
     ) -> WrittenSegment:
-        """Make its file, whose header says what the rows are.
-
-        Raises:
-            OSError: It cannot be made.
-        """
+        """Make its file, whose header says what the rows are."""
         segment.path.parent.mkdir(exist_ok=True)
         RowFile.create(segment.path, about, row_bytes).close()
         if durable:
@@ -239,12 +228,10 @@ class WrittenSegment:
     def append(
         self, identity: str, rows: Sequence[memoryview], begins: EpisodeRecord | None
     ) -> int:
-        """Append rows of one episode; return how many the disk took.
+        """Append packed rows of one episode, which may begin with them.
 
-        Args:
-            identity: The store's.
-            rows: The packed rows.
-            begins: The episode, if it begins with them.
+        Returns:
+            How many the disk took.
 
         Raises:
             OSError: It took none, and why.

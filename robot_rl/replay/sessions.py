@@ -18,11 +18,7 @@ MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
 
 @dataclass(frozen=True)
 class RowFlags:
-    """Where a packed row keeps the bytes that give an episode its shape.
-
-    Attributes:
-        end: Offset behind the last of the flags.
-    """
+    """Where a packed row keeps the bytes that give an episode its shape, and where they end."""
 
     end: int
     is_last: int
@@ -88,12 +84,7 @@ class RowFlags:
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
-    """Check that a row may follow the one before it.
-
-    Args:
-        row: What it says of itself.
-        begins: Whether no episode is open.
-        ended: Whether the row before it was terminated or truncated.
+    """Check that a row may begin an episode, or follow a row that ended its episode or not.
 
     Raises:
         RowRefused: It may not.
@@ -118,8 +109,7 @@ class Session:
         owner: Token of the one writer that may add rows.
         next_sequence: Sequence of the next row; the rows before it are all stored.
         episode: The open episode, or None between episodes.
-        ended_by: Source of the last row where it was terminated or truncated, so that ``is_last``
-            must follow; else None.
+        ended_by: Source of the last row where it ended the episode, so that ``is_last`` follows.
         closed: Whether the actor has begun a later session, so that nothing may be added.
     """
 
@@ -160,10 +150,10 @@ class Session:
         metadata: Mapping[int, Mapping[str, object]],
         next_episode: int,
     ) -> tuple[Session, dict[int, EpisodeRecord]]:
-        """Work out where the session stands after further rows.
+        """Work out where the session `key` stands after further rows.
 
         Args:
-            key: The session.
+            key: Table, actor and session.
             rows: What the rows say of themselves.
             metadata: Of the episodes that begin here, by sequence.
             next_episode: Identifier of the next episode that begins.
@@ -226,14 +216,9 @@ class OpenSession:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows that one client sends together.
+    """Packed rows that one client sends together, with its session's token.
 
-    Attributes:
-        session: Table, actor and session numbers.
-        owner: The token with which the session was opened.
-        first_sequence: Sequence of the first row; the others follow.
-        rows: Packed rows, one buffer each.
-        episodes: Metadata of the episodes that begin here, by sequence.
+    The metadata of the episodes that begin here are given by sequence.
     """
 
     session: SessionKey

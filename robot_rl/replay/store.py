@@ -39,7 +39,6 @@ from robot_rl.replay.records import (
     SessionKey,
     TableInfo,
 )
-from robot_rl.replay.recovery import StoreState, Table
 from robot_rl.replay.segments import (
     NO_LIMIT,
     Capacity,
@@ -49,6 +48,7 @@ from robot_rl.replay.segments import (
     write_error,
 )
 from robot_rl.replay.sessions import RowBatch, Session
+from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
 MAXIMUM_TABLES = 256
@@ -204,7 +204,7 @@ class StoreWriter:
             self._write_catalogue()
         except StoreFull as full:  # no reader would see the rows: they count when sent again
             return [error or full for error in results]
-        self._evict(touched)
+        self._state.evict(self._capacity, touched)
         return results
 
     def annotate(self, new: Annotations) -> int:
@@ -259,12 +259,7 @@ class StoreWriter:
         self._lock_file.close()
 
     def _append(self, batch: RowBatch) -> None:
-        """Put the rows of a batch that are new.
-
-        Raises:
-            SequenceGap, SessionTaken, RowRefused: It breaks the order of its session.
-            StoreFull: There is no room for all of them.
-        """
+        """Put the rows of a batch that are new."""
         key, state = batch.session, self._state
         before = self.session(key)
         rows = batch.rows[before.rows_to_skip(batch) :]
@@ -273,7 +268,7 @@ class StoreWriter:
         table = state.tables[key[0]]
         facts = [table.flags.read(row) for row in rows]
         after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
-        self._check_capacity(table, next(iter(episodes.values())), len(rows))
+        state.check_capacity(self._capacity, next(iter(episodes.values())), len(rows))
         at = before.next_sequence
         begins = {e.first_sequence - at: e for e in episodes.values() if e.first_sequence >= at}
         done, failure = self._put(key, rows, begins)
@@ -297,10 +292,7 @@ class StoreWriter:
     ) -> tuple[int, OSError | None]:
         """Append rows to the files of a session; return how many were put, and why not all.
 
-        Args:
-            key: The session.
-            rows: The packed rows.
-            begins: The episodes that begin, by the number of their row among these.
+        The episodes that begin are given by the number of their row among these.
         """
         done = 0
         for start, end in itertools.pairwise(sorted({0, *begins, len(rows)})):
@@ -318,11 +310,7 @@ class StoreWriter:
         return done, None
 
     def _segment_for(self, key: SessionKey, begins: EpisodeRecord | None) -> WrittenSegment:
-        """Return the segment that rows of a session go to; a new episode may begin a further one.
-
-        Raises:
-            OSError: It cannot be made.
-        """
+        """Return the segment that rows go to; a new episode may begin a further one."""
         segments = self._state.segments.setdefault(key, [])
         last = segments[-1] if segments else None
         if last is not None and (begins is None or not last.is_full(begins, self._capacity)):
@@ -352,8 +340,7 @@ class StoreWriter:
     def _sync(self) -> None:
         """Wait for the disk, where that was asked for.
 
-        Raises:
-            StoreError: The disk failed: what it holds of the newest rows is not known any more.
+        If it fails, what it holds of the newest rows is not known any more.
         """
         unsynced, self._unsynced = self._unsynced, []
         try:
@@ -368,84 +355,16 @@ class StoreWriter:
             raise self._failure from error
 
     def _write_catalogue(self) -> None:
-        """Put the episodes that have begun or are complete.
-
-        Raises:
-            StoreFull: The disk is full; they are put with the next commit.
-        """
+        """Put the episodes that have begun or are complete; if that fails, at the next commit."""
         if self._state.changed:
             self._catalogue.put_episodes(self._state.changed.values())
             self._state.changed.clear()
 
-    def _check_capacity(self, table: Table, first: EpisodeRecord, rows: int) -> None:
-        """Check that eviction can make room for rows, the first of which are of an episode.
-
-        Raises:
-            StoreFull: Demonstrations alone fill the capacity.
-        """
-        new = rows if first.is_demonstration else 0
-        tables = self._state.tables.values()
-        stored = sum(t.stored["demonstration_rows"] for t in tables)
-        size = sum(t.stored["demonstration_rows"] * t.row_bytes for t in tables)
-        for name, limit, there, more in (
-            ("capacity_rows", self._capacity.rows, stored, new),
-            ("capacity_bytes", self._capacity.bytes, size, new * table.row_bytes),
-        ):
-            if limit is not None and (there + more > limit or (not more and there >= limit)):
-                raise StoreFull(
-                    "demonstrations alone fill the store's capacity, and they are never evicted",
-                    got=there + more,
-                    expected=f"fewer than replay.{name}={limit}",
-                    hint=f"restart the replay server with a larger {name}",
-                )
-
-    def _evict(self, touched: Sequence[EpisodeRecord]) -> None:
-        """Let the oldest segments go until the store holds no more than it may.
-
-        Args:
-            touched: Episodes that stay, like those that are open.
-        """
-        while self._holds_too_much():
-            still_open = [s.episode for s in self._state.sessions.values() if s.episode is not None]
-            kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
-            candidates = [
-                segment
-                for key, segments in self._state.segments.items()
-                for segment in segments
-                if segment.rows
-                and not segment.of_demonstrations
-                and not any(
-                    k == key and segment.segment.first <= at < segment.end for k, at in kept
-                )
-            ]
-            if not candidates:
-                return
-            oldest = min(candidates, key=lambda segment: segment.oldest)
-            key, first = oldest.segment.key, oldest.segment.first
-            table, gone = self._state.tables[key[0]], Counter[str]()
-            for record in self._catalogue.episodes_of_session(key, first, oldest.end):
-                gone.update(record.totals())
-            try:
-                self._catalogue.evict(key, first, oldest.end, table.evicted + gone)
-            except StoreFull:
-                return  # until somebody has made room on the disk
-            table.stored.subtract(gone)
-            table.evicted += gone
-            oldest.close()
-            self._state.segments[key].remove(oldest)
-            oldest.segment.remove()  # who has mapped it goes on reading
-
-    def _holds_too_much(self) -> bool:
-        limits, tables = self._capacity, self._state.tables.values()
-        rows = sum(t.stored["rows"] for t in tables)
-        size = sum(t.stored["rows"] * t.row_bytes for t in tables)
-        return rows > (limits.rows or rows) or size > (limits.bytes or size)
-
     def _closed(self, key: SessionKey) -> Session | None:
         """Read a closed session back; None where nobody has begun it."""
-        segments = self._state.segments.get(key)
+        ends = [segment.end for segment in self._state.segments.get(key, [])]
         for owner, evicted in self._catalogue.session(key):
-            return Session(owner, segments[-1].end if segments else evicted, closed=True)
+            return Session(owner, max([evicted, *ends]), closed=True)
         return None
 
     def _close_session(self, key: SessionKey) -> None:

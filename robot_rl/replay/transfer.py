@@ -1,9 +1,11 @@
-"""Whole episodes out of a store that may be written, and into one through its server."""
+"""Whole stores: episodes out and in, what there is, and a catalogue made anew."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from robot_rl.data.schema import (
     ANNOTATION,
     SOURCE_DEMONSTRATION,
     SOURCE_INTERVENTION,
+    SOURCE_NAMES,
     SOURCE_POLICY,
     Field,
     Row,
@@ -24,15 +27,23 @@ from robot_rl.data.schema import (
 )
 from robot_rl.data.transfer import EpisodeSource, Selection, close_episode
 from robot_rl.processes.waiting import wait_until
+from robot_rl.replay import catalogue
+from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import NotEnoughData
+from robot_rl.replay.errors import NotEnoughData, StoreError
+from robot_rl.replay.mailbox import weights_versions
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, session_keys
+from robot_rl.replay.segments import Segments, lock_store
 from robot_rl.replay.sessions import OpenSession
+from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import ServerUnreachable
 
 _FIRST_ACTOR = 1 << 31  # those of actors are counted from 0
 _ROOM_SECONDS = 60.0
+# Stamps of the system's clock are above [ns]: it is later than 2001.
+_WALL_CLOCK = 10**18
+_COUNTS = ("episodes", "sealed", "successes", "steps")
 
 
 class StoreEpisodes:
@@ -229,3 +240,104 @@ def _token(source: EpisodeSource, first: Episode) -> str:
     for column in schema.fields:
         digest.update(np.ascontiguousarray(first.rows[column.name]).tobytes())
     return digest.hexdigest()[:32]
+
+
+def summarize_store(path: Path) -> dict[str, Any]:
+    """Look at every episode of a store.
+
+    Returns:
+        JSON-able: ``identity``; version of the latest ``weights`` by name; ``disk_bytes`` of all
+        files, ``bytes_per_row`` of the files of rows; and ``tables`` by name, each with its
+        ``schema``, ``metadata``, ``annotations``, counts of ``rows``, ``row_bytes``,
+        ``evicted_rows``, ``sessions``, ``episodes``, ``sealed`` ones, ``successes`` and ``steps``,
+        the last four by who acted in ``sources`` too; ``cut``: episodes closed without their final
+        row, as their actor was killed; ``missing_rows`` by episode: damage; ``first_stamp`` and
+        ``last_stamp`` [ns] of the wall clock, None where all time was simulated.
+
+    Raises:
+        StoreError: There is no store, or it cannot be read.
+    """
+    with StoreReader(path) as reader:
+        tables = {name: _table(reader, name) for name in reader.tables()}
+        rows = sum(table["rows"] for table in tables.values())
+        sizes = [segment.path.stat().st_size for segment in Segments(path)]
+        return {
+            "identity": reader.identity,
+            "disk_bytes": sum(f.stat().st_blocks * 512 for f in path.rglob("*") if f.is_file()),
+            "bytes_per_row": sum(sizes) / max(rows, 1),
+            "weights": weights_versions(path),
+            "tables": tables,
+        }
+
+
+def _table(reader: StoreReader, name: str) -> dict[str, Any]:
+    info, episodes = reader.table(name), reader.episodes(name)
+    sources = {source: Counter(dict.fromkeys(_COUNTS, 0)) for source in SOURCE_NAMES}
+    missing: dict[int, int] = {}
+    stamps: list[int] = []
+    for record in episodes:
+        try:
+            rows = reader.rows_there(name, record)[: record.rows]
+        except NotEnoughData:  # evicted since the list was made, or lost with its file
+            rows = np.empty(0, info.schema.dtype)
+        sources[SOURCE_NAMES[episode_source(record)]].update(
+            episodes=1,
+            sealed=int(record.sealed),
+            successes=int(record.success),
+            steps=record.environment_steps,
+        )
+        if len(rows) < record.rows:
+            missing[record.identifier] = record.rows - len(rows)
+        stamps += rows["stamp_observation"][[0, -1]].tolist() if len(rows) else []
+    real = [stamp for stamp in stamps if stamp >= _WALL_CLOCK]
+    fields = reader.annotation_fields(name).items()
+    return {
+        "schema": json.loads(info.schema.to_json()),
+        "metadata": dict(info.metadata),
+        **{count: sum(found[count] for found in sources.values()) for count in _COUNTS},
+        "sources": {source: dict(found) for source, found in sources.items()},
+        "cut": sum(record.cut for record in episodes),
+        "sessions": len({record.session_key for record in episodes}),
+        "rows": sum(record.rows for record in episodes) - sum(missing.values()),
+        "row_bytes": info.schema.dtype.itemsize,
+        "missing_rows": missing,
+        "evicted_rows": reader.catalogue.evicted(info.identifier)["rows"],
+        "first_stamp": min(real, default=None),
+        "last_stamp": max(real, default=None),
+        "annotations": {
+            field: {"dtype": f.dtype, "shape": f.shape, "values": f.written} for field, f in fields
+        },
+    }
+
+
+def rebuild_catalogue(path: Path) -> str:
+    """Make the catalogue of a store anew from its files of rows, and say what was found.
+
+    What only the catalogue knows are the annotations: they are taken over as far as the present
+    one can be read. That file stays beside the new one.
+
+    Raises:
+        StoreInUse: A server is writing the store.
+        StoreError: There are no rows, or rows of several stores, or they are damaged.
+    """
+    identities = {str(segment.about()["store"]) for segment in Segments(path)}
+    if len(identities) != 1:
+        raise StoreError(
+            f"no catalogue can be made from the rows in {path}",
+            got=f"rows of {len(identities)} stores",
+            expected="rows of one",
+            hint="move the files of other stores out of its folder" if identities else None,
+        )
+    lock_store(path).close()
+    old, kept = path / catalogue.FILE, path / f"{catalogue.FILE}.before"
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
+    made = Catalogue(path, write=True, identity=identities.pop())
+    annotations = made.take_annotations(kept) if kept.exists() else 0
+    made.close()
+    writer = StoreWriter(path)
+    totals = [f"{t['episodes']} episodes of {name}" for name, t in writer.statistics().items()]
+    writer.close()
+    tables = ", ".join(totals)
+    return f"made the catalogue anew: {tables}; {annotations} annotations were kept"

@@ -238,22 +238,6 @@ def test_demonstrations_without_room_do_not_keep_others_out(open_writer, schema,
     assert [length for _, length in stored_episodes(writer.path)] == [5]
 
 
-def test_a_client_waits_while_demonstrations_fill_the_capacity(start_server, schema, make_episode):
-    server = start_server(capacity={"rows": 20})
-    with ReplayClient(server.store, options=LinkOptions(resend_seconds=0.1)) as client:
-        client.open_session("reach", schema)
-        client.append_episode(make_episode(19, source=0))
-        client.flush(10)
-        client.append_episode(make_episode(3))
-        with pytest.raises(StoreFull, match="demonstrations alone"):
-            client.flush(0.5)
-        server.kill()
-        server.capacity = {"rows": 30}
-        server.start()
-        client.flush(20)
-    assert [length for _, length in stored_episodes(server.store)] == [20, 4]
-
-
 def test_what_was_visible_is_drawn_until_the_next_refresh(open_writer, schema, make_episode):
     writer = open_writer(rows=300)
     Recording(writer, schema, actor=0).put(make_episode(49, source=0))
@@ -308,24 +292,6 @@ def test_what_is_visible_depends_on_steps_and_capacity_alone(open_writer, schema
     assert steps > 2 * capacity
     assert 230 < early.visible.online < 350 - 40
     early.close()
-
-
-def test_an_index_does_not_grow_with_what_was_evicted(open_writer, schema, make_episode):
-    writer = open_writer(rows=500)
-    online = Recording(writer, schema)
-    sampler = sampler_of(writer.path)
-    sizes = []
-    for _ in range(300):
-        online.put(make_episode(19))
-        sampler.refresh()
-        sizes.append(sum(pool._room.nbytes for pool in sampler._index.pools))
-        assert len(sampler._index._open) + len(sampler._index._ended) <= 28
-    assert sampler.transitions_available() == 300 * 19
-    assert sampler.visible.online == 24 * 19  # files of two episodes go whole
-    assert sizes[-1] == sizes[30]
-    last = stored_episodes(writer.path)[-1]
-    assert numbers(sampler, 80) <= set(range(last[0] - 500, last[0] + 20))
-    sampler.close()
 
 
 def test_a_sampler_that_looks_away_misses_nothing_that_counts(open_writer, schema, make_episode):

@@ -7,7 +7,6 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import (
     NotEnoughData,
     Prefetcher,
@@ -155,23 +154,6 @@ def test_the_last_step_counts_once_its_observation_is_there(
     assert sampler.visible.online == 3
 
 
-def test_without_one_kind_of_data_the_other_fills_the_batch(
-    client, schema, make_episode, sampler_of
-):
-    client.open_session("reach", schema)
-    sampler = sampler_of()
-    with pytest.raises(NotEnoughData):
-        sampler.sample()
-    client.append_episode(make_episode(5, source=0))
-    client.flush(10)
-    sampler.refresh(0)
-    assert (sampler.sample()["source"] == 0).all()
-    client.append_episode(make_episode(5))
-    client.flush(10)
-    sampler.refresh(5)
-    assert (sampler.sample()["source"] == 0).sum() == 8
-
-
 def test_unknown_names_and_numbers_are_refused(client, server, schema):
     with pytest.raises(StoreError, match="no such table"):
         make_sampler(server.store)
@@ -180,21 +162,6 @@ def test_unknown_names_and_numbers_are_refused(client, server, schema):
         make_sampler(server.store, fields=("state/y",))
     with pytest.raises(ReplayError, match="n_step"):
         make_sampler(server.store, n_step=0)
-
-
-def test_state_only_rows(client, server, make_episode):
-    schema = row_schema("reach", [Field("state/x", "float32", (3,))], ["dx", "dy"], 10.0)
-    client.open_session("flat", schema)
-    rows = make_episode(50, schema=schema)
-    client.append_episode(rows)
-    client.flush(10)
-    spec = SampleSpec(("state/x", "episode_step"), 64, 1, 0.5, 0.0)
-    sampler = ReplaySampler(TableRows(server.store, "flat"), spec, np.random.default_rng(0))
-    batch = sampler.sample()
-    sampler.close()
-    np.testing.assert_array_equal(batch["next/state/x"], batch["state/x"] + 1)
-    np.testing.assert_array_equal(batch["reward"], batch["state/x"][:, 0])
-    assert "next/episode_step" not in batch
 
 
 def test_prefetched_batches_are_the_same_and_stop_at_the_order(

@@ -1,4 +1,4 @@
-"""Opening a store to write it: what its files hold, and what its catalogue lacks of that.
+"""Where a store stands, for its writer: what its files hold, and what is to be evicted of that.
 
 After a kill the catalogue may lack the newest episodes, whose rows are there; without a catalogue
 it lacks all of them. Both are the same work.
@@ -7,16 +7,17 @@ it lacks all of them. Both are the same work.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.replay.catalogue import Catalogue
-from robot_rl.replay.errors import FileDamaged, RowRefused, StoreError
+from robot_rl.replay.errors import FileDamaged, RowRefused, StoreError, StoreFull
 from robot_rl.replay.records import EpisodeRecord, SessionKey, TableInfo
 from robot_rl.replay.row_file import is_blank
-from robot_rl.replay.segments import Segment, Segments, WrittenSegment
+from robot_rl.replay.segments import Capacity, Segment, Segments, WrittenSegment
 from robot_rl.replay.sessions import RowFlags, Session
 
 
@@ -93,6 +94,71 @@ class StoreState:
     def latest(self, table: int, actor: int) -> SessionKey | None:
         """Return the session that an actor began last in a table."""
         return max((key for key in self.sessions if key[:2] == (table, actor)), default=None)
+
+    def check_capacity(self, capacity: Capacity, first: EpisodeRecord, rows: int) -> None:
+        """Check that eviction can make room for rows, the first of which are of an episode.
+
+        Raises:
+            StoreFull: Demonstrations alone fill the capacity.
+        """
+        new = rows if first.is_demonstration else 0
+        size = new * self.tables[first.table].row_bytes
+        for name, limit, there, more in (
+            ("capacity_rows", capacity.rows, self._stored("demonstration_rows")[0], new),
+            ("capacity_bytes", capacity.bytes, self._stored("demonstration_rows")[1], size),
+        ):
+            if limit is not None and (there + more > limit or (not more and there >= limit)):
+                raise StoreFull(
+                    "demonstrations alone fill the store's capacity, and they are never evicted",
+                    got=there + more,
+                    expected=f"fewer than replay.{name}={limit}",
+                    hint=f"restart the replay server with a larger {name}",
+                )
+
+    def evict(self, capacity: Capacity, touched: Sequence[EpisodeRecord]) -> None:
+        """Let the oldest segments go until the store holds no more than it may.
+
+        Args:
+            capacity: What it may hold.
+            touched: Episodes that stay, like those that are open.
+        """
+        while True:
+            rows, size = self._stored("rows")
+            if rows <= (capacity.rows or rows) and size <= (capacity.bytes or size):
+                return
+            still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
+            kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
+            candidates = [
+                segment
+                for key, segments in self.segments.items()
+                for segment in segments
+                if segment.rows
+                and not segment.of_demonstrations
+                and not any(
+                    k == key and segment.segment.first <= at < segment.end for k, at in kept
+                )
+            ]
+            if not candidates:
+                return
+            oldest = min(candidates, key=lambda segment: segment.oldest)
+            key, first = oldest.segment.key, oldest.segment.first
+            table, gone = self.tables[key[0]], Counter[str]()
+            for record in self._catalogue.episodes_of_session(key, first, oldest.end):
+                gone.update(record.totals())
+            try:
+                self._catalogue.evict(key, first, oldest.end, table.evicted + gone)
+            except StoreFull:
+                return  # until somebody has made room on the disk
+            table.stored.subtract(gone)
+            table.evicted += gone
+            oldest.close()
+            self.segments[key].remove(oldest)
+            oldest.segment.remove()  # who has mapped it goes on reading
+
+    def _stored(self, kind: str) -> tuple[int, int]:
+        """Return how many rows of a kind there are in all tables, and their bytes."""
+        counts = [(table.stored[kind], table.row_bytes) for table in self.tables.values()]
+        return sum(rows for rows, _ in counts), sum(rows * size for rows, size in counts)
 
     def _adopt(self, segment: Segment) -> int:
         """Take a segment to what is there; return when it was made, ns of the system clock."""
