@@ -11,6 +11,7 @@ first use. A stored version never changes; a newer version is another value besi
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import secrets
 import shutil
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import RowSchema, SchemaMismatch
-from robot_rl.replay.errors import AnnotationRefused, StoreError, StoreFull
+from robot_rl.replay.errors import AnnotationRefused, StoreError
 from robot_rl.replay.records import (
     AnnotationField,
     Annotations,
@@ -34,6 +35,7 @@ from robot_rl.replay.records import (
     SessionKey,
     TableInfo,
 )
+from robot_rl.replay.row_file import write_error
 
 FILE = "catalogue.sqlite"
 VERSION = 1
@@ -336,14 +338,9 @@ class Catalogue:
     def _error(self, error: sqlite3.Error) -> StoreError:
         store = self.path.parent
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        free = shutil.disk_usage(store).free
-        failed = code == sqlite3.SQLITE_IOERR and free < _LITTLE_ROOM_BYTES
-        if failed or code == sqlite3.SQLITE_FULL:
-            return StoreFull(
-                f"the disk is full: the store {store} cannot be written",
-                got=f"{free} bytes free",
-                hint="free some space; nothing that was acknowledged is lost",
-            )
+        no_room = shutil.disk_usage(store).free < _LITTLE_ROOM_BYTES
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and no_room):
+            return write_error(OSError(errno.ENOSPC, str(error)), store)
         hint = "see that the folder can be read and written"
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             hint = f"make it anew from the rows: robot-rl inspect {store} rebuild=true"

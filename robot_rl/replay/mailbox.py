@@ -16,7 +16,7 @@ from robot_rl.processes.files import replace_bytes
 from robot_rl.replay.errors import ReplayError, StoreError, WeightsRefused
 from robot_rl.replay.messages import GetWeights, PutWeights, Weights
 from robot_rl.replay.records import WeightsRecord
-from robot_rl.replay.segments import write_error
+from robot_rl.replay.row_file import write_error
 from robot_rl.wire.messages import Frame, encode, split
 
 MAXIMUM_WAITING = 1024

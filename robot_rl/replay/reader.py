@@ -105,11 +105,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return rows
 
     def rows_there(self, table: str, episode: EpisodeRecord) -> npt.NDArray[Any]:
-        """Map what there is of an episode, and of those behind it in its file.
-
-        Raises:
-            NotEnoughData: It was evicted, or its file is lost.
-        """
+        """Map what there is of an episode, and of those behind it in its file."""
         segment = self.segments.holding(episode.session_key, episode.first_sequence)
         rows = segment.rows(self.identity, self.table(table).schema.dtype)
         return rows[episode.first_sequence - segment.first :]
@@ -167,16 +163,7 @@ def _of_one_episode(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
 
 
 class News(NamedTuple):
-    """Rows of an episode that have come.
-
-    Attributes:
-        episode: Its identifier; increases in the order in which episodes began.
-        address: Of the first of these rows.
-        scalars: What the rows say, shape (rows,), dtype `SCALARS`; may be none.
-        of_actor: Whether it may be evicted; else it is a demonstration.
-        complete: Whether nothing more will come.
-        cut: Whether it was closed without its row with ``is_last``.
-    """
+    """Rows of an episode that have come; the arguments of `WindowIndex.add`."""
 
     episode: int
     address: int

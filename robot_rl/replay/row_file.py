@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.processes.files import locked
-from robot_rl.replay.errors import FileDamaged, ReplayError
+from robot_rl.replay.errors import FileDamaged, ReplayError, StoreError, StoreFull
 
 VERSION = 1
 COUNTERS = slice(32, 64)
@@ -242,3 +242,14 @@ def no_room(kind: type[_Error], path: Path, hint: str) -> _Error:
         got=f"{shutil.disk_usage(folder).free} bytes free",
         hint=hint,
     )
+
+
+def write_error(error: OSError, store: Path) -> StoreError:
+    """Say what a failed write to a store means: a full disk is `StoreFull`."""
+    if not disk_is_full(error):
+        return StoreError(
+            f"the store {store} cannot be written",
+            got=error,
+            hint="see that the folder can be written, and that its disk is sound",
+        )
+    return no_room(StoreFull, store, "free some space; nothing that was acknowledged is lost")

@@ -27,11 +27,10 @@ from robot_rl.replay.errors import (
     NotEnoughData,
     ReplayError,
     StoreError,
-    StoreFull,
     StoreInUse,
 )
 from robot_rl.replay.records import EpisodeRecord, SessionKey
-from robot_rl.replay.row_file import RowFile, disk_is_full, no_room
+from robot_rl.replay.row_file import RowFile
 
 SEGMENT_BYTES = 256 << 20
 # A segment takes at most so much of the capacity: by so much less may be kept.
@@ -284,14 +283,3 @@ def lock_store(path: Path) -> IO[bytes]:
             hint="stop it, or give this server another folder",
         )
     return file
-
-
-def write_error(error: OSError, store: Path) -> StoreError:
-    """Say what a failed write to a store means: a full disk is `StoreFull`."""
-    if not disk_is_full(error):
-        return StoreError(
-            f"the store {store} cannot be written",
-            got=error,
-            hint="see that the folder can be written, and that its disk is sound",
-        )
-    return no_room(StoreFull, store, "free some space; nothing that was acknowledged is lost")

@@ -39,13 +39,13 @@ from robot_rl.replay.records import (
     SessionKey,
     TableInfo,
 )
+from robot_rl.replay.row_file import write_error
 from robot_rl.replay.segments import (
     NO_LIMIT,
     Capacity,
     Segment,
     WrittenSegment,
     lock_store,
-    write_error,
 )
 from robot_rl.replay.sessions import RowBatch, Session
 from robot_rl.replay.store_state import StoreState, Table
@@ -245,7 +245,7 @@ class StoreWriter:
         ``environment_steps`` counts all that were ever stored, so it never decreases; everything
         else is what is there now.
         """
-        return {table.info.name: table.statistics() for table in self._state.tables.values()}
+        return {name: self._state.statistics(info.identifier) for name, info in self.tables.items()}
 
     def close(self) -> None:
         """Release the store; what was not forced to the disk is, best effort."""
@@ -276,11 +276,9 @@ class StoreWriter:
             facts = facts[:done]
             after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
         for record in episodes.values():
-            goes_on = before.episode is not None and before.episode.identifier == record.identifier
-            if before.episode is not None and goes_on:
-                table.stored.subtract(before.episode.totals())
-            table.stored.update(record.totals())
-            if record.sealed or not goes_on:
+            if record.sealed:
+                table.sealed.update(record.totals())
+            if record.sealed or record.identifier >= state.next_episode:
                 state.changed[record.identifier] = record
         state.sessions[key] = after
         state.next_episode = max([state.next_episode - 1, *episodes]) + 1
@@ -376,8 +374,7 @@ class StoreWriter:
         if session.episode is not None:
             rows = segments[-1].segment.rows(self.identity, table.info.schema.dtype)
             record = session.episode.cut_short(table.flags.read_all(rows[-1:])[0])
-            table.stored.subtract(session.episode.totals())
-            table.stored.update(record.totals())
+            table.sealed.update(record.totals())
             self._state.changed[record.identifier] = record
         del self._state.sessions[key]
         with suppress(StoreFull):  # it is put with the next commit

@@ -17,39 +17,21 @@ from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.errors import FileDamaged, RowRefused, StoreError, StoreFull
 from robot_rl.replay.records import EpisodeRecord, SessionKey, TableInfo
 from robot_rl.replay.row_file import is_blank
-from robot_rl.replay.segments import Capacity, Segment, Segments, WrittenSegment
+from robot_rl.replay.segments import NO_LIMIT, Capacity, Segment, Segments, WrittenSegment
 from robot_rl.replay.sessions import RowFlags, Session
 
 
 @dataclass
 class Table:
-    """A table, with the totals of what is stored and of what was evicted."""
+    """A table, with the totals of its sealed episodes and of what was evicted."""
 
     info: TableInfo
     evicted: Counter[str]
-    stored: Counter[str] = field(default_factory=Counter)
+    sealed: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.flags = RowFlags.of(self.info.schema)
         self.row_bytes = self.info.schema.dtype.itemsize
-
-    def statistics(self) -> dict[str, object]:
-        """Return the totals; see `StoreWriter.statistics`."""
-        stored, evicted = self.stored, self.evicted
-        return {
-            "rows": stored["rows"],
-            "episodes": stored["episodes"],
-            "sealed_episodes": stored["sealed"],
-            "cut_episodes": stored["cut"],
-            "successful_episodes": stored["successes"],
-            "bytes": stored["rows"] * self.row_bytes,
-            "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
-            "evicted": {
-                "rows": evicted["rows"],
-                "episodes": evicted["episodes"],
-                "environment_steps": sum(evicted[name] for name in SOURCE_NAMES),
-            },
-        }
 
 
 class StoreState:
@@ -87,13 +69,43 @@ class StoreState:
         self.changed.clear()
         for number, table in self.tables.items():
             for record in catalogue.episodes(number):
-                still_open = self.sessions[record.session_key].episode
-                known = record if record.sealed or still_open is None else still_open
-                table.stored.update(known.totals())
+                if record.sealed:
+                    table.sealed.update(record.totals())
 
     def latest(self, table: int, actor: int) -> SessionKey | None:
         """Return the session that an actor began last in a table."""
         return max((key for key in self.sessions if key[:2] == (table, actor)), default=None)
+
+    def stored(self, number: int) -> Counter[str]:
+        """Return the totals of what a table holds, open episodes included."""
+        totals = self.tables[number].sealed.copy()
+        for key, session in self.sessions.items():
+            if session.episode is not None and key[0] == number:
+                totals.update(session.episode.totals())
+        return totals
+
+    def statistics(self, number: int) -> dict[str, object]:
+        """Return the totals of a table; see `StoreWriter.statistics`."""
+        stored, evicted = self.stored(number), self.tables[number].evicted
+        return {
+            "rows": stored["rows"],
+            "episodes": stored["episodes"],
+            "sealed_episodes": stored["sealed"],
+            "cut_episodes": stored["cut"],
+            "successful_episodes": stored["successes"],
+            "bytes": stored["rows"] * self.tables[number].row_bytes,
+            "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
+            "evicted": {
+                "rows": evicted["rows"],
+                "episodes": evicted["episodes"],
+                "environment_steps": sum(evicted[name] for name in SOURCE_NAMES),
+            },
+        }
+
+    def _size(self, kind: str) -> tuple[int, int]:
+        """Return how many rows of a kind there are in all tables, and their bytes."""
+        rows = {number: self.stored(number)[kind] for number in self.tables}
+        return sum(rows.values()), sum(n * self.tables[t].row_bytes for t, n in rows.items())
 
     def check_capacity(self, capacity: Capacity, first: EpisodeRecord, rows: int) -> None:
         """Check that eviction can make room for rows, the first of which are of an episode.
@@ -101,11 +113,18 @@ class StoreState:
         Raises:
             StoreFull: Demonstrations alone fill the capacity.
         """
+        if capacity == NO_LIMIT:
+            return
         new = rows if first.is_demonstration else 0
-        size = new * self.tables[first.table].row_bytes
+        there_rows, there_bytes = self._size("demonstration_rows")
         for name, limit, there, more in (
-            ("capacity_rows", capacity.rows, self._stored("demonstration_rows")[0], new),
-            ("capacity_bytes", capacity.bytes, self._stored("demonstration_rows")[1], size),
+            ("capacity_rows", capacity.rows, there_rows, new),
+            (
+                "capacity_bytes",
+                capacity.bytes,
+                there_bytes,
+                new * self.tables[first.table].row_bytes,
+            ),
         ):
             if limit is not None and (there + more > limit or (not more and there >= limit)):
                 raise StoreFull(
@@ -122,8 +141,8 @@ class StoreState:
             capacity: What it may hold.
             touched: Episodes that stay, like those that are open.
         """
-        while True:
-            rows, size = self._stored("rows")
+        while capacity != NO_LIMIT:
+            rows, size = self._size("rows")
             if rows <= (capacity.rows or rows) and size <= (capacity.bytes or size):
                 return
             still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
@@ -149,16 +168,11 @@ class StoreState:
                 self._catalogue.evict(key, first, oldest.end, table.evicted + gone)
             except StoreFull:
                 return  # until somebody has made room on the disk
-            table.stored.subtract(gone)
+            table.sealed.subtract(gone)
             table.evicted += gone
             oldest.close()
             self.segments[key].remove(oldest)
             oldest.segment.remove()  # who has mapped it goes on reading
-
-    def _stored(self, kind: str) -> tuple[int, int]:
-        """Return how many rows of a kind there are in all tables, and their bytes."""
-        counts = [(table.stored[kind], table.row_bytes) for table in self.tables.values()]
-        return sum(rows for rows, _ in counts), sum(rows * size for rows, size in counts)
 
     def _adopt(self, segment: Segment) -> int:
         """Take a segment to what is there; return when it was made, ns of the system clock."""

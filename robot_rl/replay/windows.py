@@ -169,7 +169,7 @@ class WindowIndex:
         Args:
             episode: Its identifier, which increases in the order in which episodes began.
             address: Of the first of these rows.
-            scalars: Shape (rows,), dtype `SCALARS`.
+            scalars: What they say, shape (rows,), dtype `SCALARS`; may be none.
             of_actor: Whether they count among the rows of actors; else they are demonstrations'.
             complete: Whether nothing more will come.
             cut: Whether it was closed without its ``is_last`` row.
