@@ -48,9 +48,8 @@ CREATE TABLE tables (identifier INTEGER PRIMARY KEY, name TEXT UNIQUE, schema TE
 CREATE TABLE sessions ("table" INTEGER, actor INTEGER, session INTEGER, owner TEXT,
     evicted INTEGER DEFAULT 0, PRIMARY KEY ("table", actor, session)) WITHOUT ROWID;
 CREATE TABLE episodes (identifier INTEGER PRIMARY KEY AUTOINCREMENT, "table" INTEGER,
-    actor INTEGER, session INTEGER, first_sequence INTEGER, rows INTEGER, demonstrated INTEGER,
-    chosen INTEGER, corrected INTEGER, sealed FLAG, cut FLAG, source TEXT, success FLAG,
-    metadata JSON);
+    actor INTEGER, session INTEGER, first_sequence INTEGER, rows INTEGER, steps STEPS, sealed FLAG,
+    cut FLAG, source TEXT, success FLAG, metadata JSON);
 CREATE INDEX episodes_of_session ON episodes ("table", actor, session, first_sequence);
 CREATE TABLE annotation_fields (identifier INTEGER PRIMARY KEY, "table" INTEGER, name TEXT,
     dtype TEXT, shape JSON, written INTEGER, UNIQUE ("table", name));
@@ -64,6 +63,7 @@ _STRETCH = f"{_SESSION} AND first_sequence >= ? AND first_sequence < ?"
 for _kind in (dict, tuple, Counter):
     sqlite3.register_adapter(_kind, json.dumps)
 sqlite3.register_converter("JSON", json.loads)
+sqlite3.register_converter("STEPS", lambda text: tuple(json.loads(text)))
 sqlite3.register_converter("FLAG", lambda text: text == b"1")
 
 
@@ -226,7 +226,7 @@ class Catalogue:
         """Put episodes, or what they have become."""
         with self.transaction() as execute:
             for record in records:
-                statement = f"INSERT OR REPLACE INTO episodes VALUES ({'?,' * 13}?)"
+                statement = f"INSERT OR REPLACE INTO episodes VALUES ({'?,' * 11}?)"
                 execute(statement, msgspec.structs.astuple(record))
 
     def evicted(self, table: int) -> Counter[str]:

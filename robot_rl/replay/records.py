@@ -16,13 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import (
-    SOURCE_DEMONSTRATION,
-    SOURCE_INTERVENTION,
-    SOURCE_NAMES,
-    SOURCE_POLICY,
-    RowSchema,
-)
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES, RowSchema
 
 TABLE_LIMIT = 2**16
 ACTOR_LIMIT = 2**32
@@ -73,10 +67,8 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         session: In which session.
         first_sequence: Sequence of its first row.
         rows: Rows so far; T + 1 once sealed, or fewer if cut short.
-        demonstrated: Environment steps of demonstrations. A step that ended the episode counts
-            once the row with ``is_last`` is there.
-        chosen: Those of the policy.
-        corrected: Those of interventions.
+        steps: Environment steps by source: demonstration, policy, intervention. A step that ended
+            the episode counts once the row with ``is_last`` is there.
         sealed: Whether it is complete: its row with ``is_last`` is there, or it was cut short.
         cut: Whether its actor began a later session before the row with ``is_last`` came. The last
             row then serves as the final observation, and what it says of an action is not used;
@@ -92,19 +84,12 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     session: int
     first_sequence: int
     rows: int = 0
-    demonstrated: int = 0
-    chosen: int = 0
-    corrected: int = 0
+    steps: tuple[int, ...] = (0, 0, 0)
     sealed: bool = False
     cut: bool = False
     source: str = SOURCE_NAMES[SOURCE_DEMONSTRATION]
     success: bool = False
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
-
-    @property
-    def steps(self) -> tuple[int, int, int]:
-        """Environment steps by source: demonstration, policy, intervention."""
-        return self.demonstrated, self.chosen, self.corrected
 
     @property
     def environment_steps(self) -> int:
@@ -139,7 +124,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
             *self.session_key,
             self.first_sequence,
             self.rows + 1,
-            *self._steps_after(finished),
+            self._steps_after(finished),
             row.is_last,
             self.cut,
             self.source if self.rows else SOURCE_NAMES[row.source],
@@ -150,17 +135,13 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     def cut_short(self, last: RowFacts | None) -> EpisodeRecord:
         """Return the record of the episode closed behind its last row, if that is known."""
         finished = last.source if last is not None and last.terminated else None
-        names = ("demonstrated", "chosen", "corrected")
-        steps = dict(zip(names, self._steps_after(finished), strict=True))
-        return msgspec.structs.replace(self, **steps, sealed=True, cut=True)
+        steps = self._steps_after(finished)
+        return msgspec.structs.replace(self, steps=steps, sealed=True, cut=True)
 
-    def _steps_after(self, finished: int | None) -> tuple[int, int, int]:
-        demonstrated, chosen, corrected = self.steps
-        return (
-            demonstrated + (finished == SOURCE_DEMONSTRATION),
-            chosen + (finished == SOURCE_POLICY),
-            corrected + (finished == SOURCE_INTERVENTION),
-        )
+    def _steps_after(self, finished: int | None) -> tuple[int, ...]:
+        if finished is None:
+            return self.steps
+        return (*self.steps[:finished], self.steps[finished] + 1, *self.steps[finished + 1 :])
 
     def totals(self) -> Counter[str]:
         """What it adds to the totals of its table."""

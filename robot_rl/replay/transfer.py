@@ -135,7 +135,7 @@ def episode_source(record: EpisodeRecord) -> int:
     """
     if record.is_demonstration:
         return SOURCE_DEMONSTRATION
-    return SOURCE_INTERVENTION if record.corrected else SOURCE_POLICY
+    return SOURCE_INTERVENTION if record.steps[SOURCE_INTERVENTION] else SOURCE_POLICY
 
 
 @dataclass

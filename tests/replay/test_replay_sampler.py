@@ -6,6 +6,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from store_writing import Recording
 
 from robot_rl.replay import (
     NotEnoughData,
@@ -14,6 +15,7 @@ from robot_rl.replay import (
     ReplaySampler,
     SampleSpec,
     StoreError,
+    StoreWriter,
     TableRows,
 )
 
@@ -35,12 +37,24 @@ def make_sampler(store, seed=0, **options):
 
 
 @pytest.fixture
-def sampler_of(server):
+def writer(tmp_path):
+    writer = StoreWriter(tmp_path / "store")
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def recording(writer, schema):
+    return Recording(writer, schema)
+
+
+@pytest.fixture
+def sampler_of(writer):
     """Return a function that opens a sampler and closes it at the end."""
     samplers = []
 
     def make(**options):
-        samplers.append(make_sampler(server.store, **options))
+        samplers.append(make_sampler(writer.path, **options))
         return samplers[-1]
 
     yield make
@@ -78,18 +92,15 @@ def check_batch(batch, rows):
 
 @pytest.mark.parametrize("chunk_fields", [(), ("action", "state/x")])
 def test_batches_are_the_rows_that_were_stored(
-    chunk_fields, client, schema, make_episode, sampler_of
+    chunk_fields, writer, schema, make_episode, sampler_of
 ):
-    client.open_session("reach", schema, actor=9)
     demonstrations = [make_episode(5, source=0, terminated=True), make_episode(2, source=0)]
-    client.open_session("reach", schema, actor=9)
+    shown, acted = Recording(writer, schema, actor=9), Recording(writer, schema, actor=0)
     for rows in demonstrations:
-        client.append_episode(rows)
-    client.open_session("reach", schema, actor=0)
+        shown.put(rows)
     online = [make_episode(1), make_episode(6, terminated=True), make_episode(4, source=2)]
     for rows in online:
-        client.append_episode(rows)
-    client.flush(10)
+        acted.put(rows)
     sampler = sampler_of(intervention_share=0.0, chunk_fields=chunk_fields)
     assert sampler.transitions_available() == 11
     assert (sampler.visible.online, sampler.visible.demonstrations) == (11, 7)
@@ -108,19 +119,13 @@ def test_batches_are_the_rows_that_were_stored(
 
 
 def test_what_is_visible_does_not_depend_on_how_far_the_actor_is(
-    client, schema, make_episode, sampler_of
+    recording, make_episode, sampler_of
 ):
-    client.open_session("reach", schema)
     rows = list(itertools.chain(*(make_episode(4) for _ in range(5))))
-    early = None
-    for row in rows[:12]:
-        client.append(row)
-    client.flush(10)
+    recording.put(rows[:12])
     early = sampler_of(demonstration_share=0.0)
     assert early.transitions_available() == 10
-    for row in rows[12:]:
-        client.append(row)
-    client.flush(10)
+    recording.put(rows[12:])
     late = sampler_of(demonstration_share=0.0)
     for steps in (7, 8, 9, 15, 20):
         early.refresh(steps)
@@ -136,40 +141,30 @@ def test_what_is_visible_does_not_depend_on_how_far_the_actor_is(
         late.refresh(21)
 
 
-def test_the_last_step_counts_once_its_observation_is_there(
-    client, schema, make_episode, sampler_of
-):
-    client.open_session("reach", schema)
+def test_the_last_step_counts_once_its_observation_is_there(recording, make_episode, sampler_of):
     rows = make_episode(3, terminated=True)
-    for row in rows[:3]:
-        client.append(row)
-    client.flush(10)
+    recording.put(rows[:3])
     sampler = sampler_of()
     assert sampler.transitions_available() == 2
-    client.append(rows[3])
-    client.flush(10)
+    recording.put(rows[3:])
     assert sampler.transitions_available() == 3
     assert sampler.visible.online == 0
     sampler.refresh()
     assert sampler.visible.online == 3
 
 
-def test_unknown_names_and_numbers_are_refused(client, server, schema):
+def test_unknown_names_and_numbers_are_refused(writer, schema):
     with pytest.raises(StoreError, match="no such table"):
-        make_sampler(server.store)
-    client.open_session("reach", schema)
+        make_sampler(writer.path)
+    Recording(writer, schema)
     with pytest.raises(ReplayError, match="did you mean 'state/x'"):
-        make_sampler(server.store, fields=("state/y",))
+        make_sampler(writer.path, fields=("state/y",))
     with pytest.raises(ReplayError, match="n_step"):
-        make_sampler(server.store, n_step=0)
+        make_sampler(writer.path, n_step=0)
 
 
-def test_prefetched_batches_are_the_same_and_stop_at_the_order(
-    client, schema, make_episode, sampler_of
-):
-    client.open_session("reach", schema)
-    client.append_episode(make_episode(60))
-    client.flush(10)
+def test_prefetched_batches_are_the_same_and_stop_at_the_order(recording, make_episode, sampler_of):
+    recording.put(make_episode(60))
     plain, ahead = sampler_of(seed=1), sampler_of(seed=1)
     with closing(Prefetcher(ahead)) as prefetcher:
         for _ in range(2):
@@ -187,8 +182,7 @@ def test_prefetched_batches_are_the_same_and_stop_at_the_order(
         prefetcher.start(100)
 
 
-def test_a_failure_of_the_prefetching_thread_surfaces(client, schema, make_episode, sampler_of):
-    client.open_session("reach", schema)
+def test_a_failure_of_the_prefetching_thread_surfaces(recording, sampler_of):
     sampler = sampler_of()
     with closing(Prefetcher(sampler)) as prefetcher:
         prefetcher.start(3)
