@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -90,14 +89,26 @@ def checksum(folder: Path | str) -> str:
     return _metadata(header, str(path))[_CHECKSUM_KEY]
 
 
-def to_bytes(behaviour: Behaviour, base: StoredBase | None = None) -> bytes:
+def to_bytes(
+    behaviour: Behaviour, base: StoredBase | None = None, facts: Mapping[str, str] | None = None
+) -> bytes:
     """Serialise a behaviour, weights and normalisers included.
 
     Args:
         behaviour: What to serialise.
         base: Leave the weights of this base out, if it is the behaviour's.
+        facts: More for the header.
     """
-    return _to_bytes(behaviour, base, {})
+    apart = base is not None and behaviour.policy.base is base.policy
+    tensors = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in _carried(behaviour, apart).items()
+    }
+    text = json.dumps(behaviour.to_json())
+    metadata = {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, tensors), **(facts or {})}
+    if base is not None and apart:
+        metadata[_BASE_KEY] = base.checksum
+    return save_tensors(tensors, metadata)
 
 
 def from_bytes(
@@ -114,7 +125,26 @@ def from_bytes(
         PolicyError: Truncated or damaged bytes, an unknown kind, tensors that do not fit it, or
             a base that is not the one they refer to.
     """
-    return _assemble(data, source, base)
+    metadata = _metadata(data, source)
+    try:
+        tensors = load_tensors(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise PolicyError(
+            f"{source} is truncated or damaged", got=f"{len(data)} bytes, {error}"
+        ) from error
+    checksum = _checksum(metadata[_HEADER_KEY], tensors)
+    if checksum != metadata[_CHECKSUM_KEY]:
+        raise PolicyError(
+            f"{source} is truncated or damaged",
+            got=f"checksum {checksum}",
+            expected=f"checksum {metadata[_CHECKSUM_KEY]}",
+        )
+    referred = _referred(metadata, source, base)
+    behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source), referred)
+    _fill(behaviour, referred is not None, tensors, source)
+    # Worked out here, in the thread that reads weights, and not in the control loop.
+    _ = behaviour.encoder_id
+    return behaviour
 
 
 def save(
@@ -123,7 +153,7 @@ def save(
     base: StoredBase | None = None,
     base_folder: str | None = None,
 ) -> None:
-    """Write a policy folder; an older one of that name is replaced once the new one is complete.
+    """Write a policy folder, as a part of a checkpoint that appears whole or not at all.
 
     Args:
         folder: Where to write.
@@ -132,21 +162,10 @@ def save(
         base_folder: Where they are, relative to `folder`.
     """
     target = Path(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}.new")
-    old = target.with_name(f".{target.name}.old")
-    for leftover in (fresh, old):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    fresh.mkdir()
+    target.mkdir(parents=True, exist_ok=True)
     place = {} if base is None or base_folder is None else {_FOLDER_KEY: base_folder}
-    _write(fresh / TENSOR_FILE, _to_bytes(behaviour, base, place))
-    _write(fresh / DESCRIPTION_FILE, (json.dumps(behaviour.to_json(), indent=2) + "\n").encode())
-    if target.exists():
-        target.rename(old)
-    fresh.rename(target)
-    if old.exists():
-        shutil.rmtree(old)
+    _write(target / TENSOR_FILE, to_bytes(behaviour, base, place))
+    _write(target / DESCRIPTION_FILE, (json.dumps(behaviour.to_json(), indent=2) + "\n").encode())
 
 
 def load(folder: Path | str) -> Behaviour:
@@ -157,8 +176,10 @@ def load(folder: Path | str) -> Behaviour:
             kind, or tensors that do not fit it; names the file and the key.
     """
     path = Path(folder)
-    data = _read(path / TENSOR_FILE)
-    text = _read(path / DESCRIPTION_FILE)
+    with _reported(path / TENSOR_FILE):
+        data = (path / TENSOR_FILE).read_bytes()
+    with _reported(path / DESCRIPTION_FILE):
+        text = (path / DESCRIPTION_FILE).read_bytes()
     content = _parse(text, str(path / DESCRIPTION_FILE))
     source = str(path / TENSOR_FILE)
     metadata = _metadata(data, source)
@@ -169,20 +190,7 @@ def load(folder: Path | str) -> Behaviour:
         )
     place = metadata.get(_FOLDER_KEY)
     base = None if place is None else partial(StoredBase.load, path / place)
-    return _assemble(data, source, base)
-
-
-def _to_bytes(behaviour: Behaviour, base: StoredBase | None, metadata: dict[str, str]) -> bytes:
-    apart = base is not None and behaviour.policy.base is base.policy
-    tensors = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in _carried(behaviour, apart).items()
-    }
-    text = json.dumps(behaviour.to_json())
-    metadata = {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, tensors)} | metadata
-    if base is not None and apart:
-        metadata[_BASE_KEY] = base.checksum
-    return save_tensors(tensors, metadata)
+    return from_bytes(data, source, base)
 
 
 def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:
@@ -216,29 +224,6 @@ def _referred(metadata: dict[str, str], source: str, base: BaseSource | None) ->
             hint="copy checkpoints/bc of the run that wrote it",
         )
     return stored.policy
-
-
-def _assemble(data: bytes, source: str, base: BaseSource | None) -> Behaviour:
-    metadata = _metadata(data, source)
-    try:
-        tensors = load_tensors(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise PolicyError(
-            f"{source} is truncated or damaged", got=f"{len(data)} bytes, {error}"
-        ) from error
-    checksum = _checksum(metadata[_HEADER_KEY], tensors)
-    if checksum != metadata[_CHECKSUM_KEY]:
-        raise PolicyError(
-            f"{source} is truncated or damaged",
-            got=f"checksum {checksum}",
-            expected=f"checksum {metadata[_CHECKSUM_KEY]}",
-        )
-    referred = _referred(metadata, source, base)
-    behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source), referred)
-    _fill(behaviour, referred is not None, tensors, source)
-    # Worked out here, in the thread that reads weights, and not in the control loop.
-    _ = behaviour.encoder_id
-    return behaviour
 
 
 def _fill(
@@ -302,11 +287,6 @@ def _parse(text: bytes | str, source: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise PolicyError(f"{source} is not a policy", got=type(content).__name__, expected="dict")
     return content
-
-
-def _read(path: Path) -> bytes:
-    with _reported(path):
-        return path.read_bytes()
 
 
 @contextmanager

@@ -296,7 +296,7 @@ def _weight_source(
         return SteppedWeights(client, receiver, first, stop)
     if config.clock == "stepped":
         every = max(1, int(config.block_steps) // int(config.actors))
-        return SharedWeights(client, receiver, config.task.name, first, every, stop)
+        return SharedWeights(client, receiver, first, stop, config.task.name, every)
     version = first.behaviour.version
     return RealtimeWeights(place.client(), receiver, config.task.name, version)
 

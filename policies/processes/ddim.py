@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +19,7 @@ PREDICTIONS = ("epsilon", "sample")
 class DDIM(Process):
     """Denoising with K of the T training steps.
 
-    Noise schedule and timesteps come from diffusers (`NoiseTable`); `transition` equals its
+    Noise schedule and timesteps come from diffusers (`tabulated`); `transition` equals its
     `DDIMScheduler.step` (tested at η = 0 and η = 1) where `std_bounds` is None.
 
     Args:
@@ -33,7 +32,7 @@ class DDIM(Process):
         spacing: How diffusers picks K of T timesteps: "leading", "trailing" or "linspace".
         std_bounds: Clip of the standard deviation, in mean and density alike; RL on the chain
             needs a floor (RL-100: 0.0067 to 0.1). None leaves DDIM unchanged.
-        noise_table: What `NoiseTable.to_json` gave, from a saved policy; None asks diffusers.
+        noise_table: From a saved policy: see `tabulated`, which asks diffusers where it is None.
     """
 
     density_hint: ClassVar[str] = "set std_bounds with a positive floor, and eta > 0"
@@ -72,18 +71,17 @@ class DDIM(Process):
         self.schedule = schedule
         self.spacing = spacing
         self.std_bounds = None if std_bounds is None else (std_bounds[0], std_bounds[1])
-        self.noise_table = (
-            NoiseTable.from_diffusers(train_steps, steps, schedule=schedule, spacing=spacing)
-            if noise_table is None
-            else NoiseTable.from_json(noise_table, train_steps, steps)
-        )
+        # It is kept with the policy: then it is no matter of diffusers' version, and who only runs
+        # the policy does not wait for its import.
+        table = noise_table or tabulated(train_steps, steps, schedule, spacing)
+        self.noise_table = _checked(table, self.train_steps, self.steps)
         self._tabulate()
 
     def _tabulate(self) -> None:
-        alphas = torch.tensor(self.noise_table.alphas, dtype=torch.float64)
+        alphas = torch.tensor(self.noise_table["alphas"], dtype=torch.float64)
         self.register_buffer("_scales", alphas.sqrt().float(), persistent=False)
         self.register_buffer("_noise_scales", (1 - alphas).sqrt().float(), persistent=False)
-        timesteps = torch.tensor(self.noise_table.timesteps)
+        timesteps = torch.tensor(self.noise_table["timesteps"])
         previous = timesteps - self.train_steps // self.steps
         now = alphas[timesteps]
         after = torch.where(previous >= 0, alphas[previous.clamp(min=0)], 1.0)
@@ -118,7 +116,7 @@ class DDIM(Process):
             "schedule": self.schedule,
             "spacing": self.spacing,
             "std_bounds": None if self.std_bounds is None else list(self.std_bounds),
-            "noise_table": self.noise_table.to_json(),
+            "noise_table": self.noise_table,
         }
 
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,66 +157,36 @@ class DDIM(Process):
         return output
 
 
-@dataclass(frozen=True)
-class NoiseTable:
-    """A noise schedule and its timesteps, as diffusers gave them when the policy was made.
+def tabulated(train_steps: int, steps: int, schedule: str, spacing: str) -> dict[str, Any]:
+    """Ask diffusers how much noise each step has, and which of them denoising visits.
 
-    A policy keeps its table: it is then no matter of diffusers' version, and who only runs the
-    policy does not wait three seconds for its import.
-
-    Attributes:
-        alphas: The T cumulative products ᾱ of the diffusion steps, each in (0, 1].
-        timesteps: The K steps that denoising visits, noisiest first.
+    Returns:
+        `alphas`, the T cumulative products ᾱ, and `timesteps`, K of them, noisiest first.
     """
+    from diffusers.schedulers.scheduling_ddim import DDIMScheduler  # takes three seconds
 
-    alphas: tuple[float, ...]
-    timesteps: tuple[int, ...]
+    scheduler = DDIMScheduler(
+        num_train_timesteps=train_steps, beta_schedule=schedule, timestep_spacing=spacing
+    )
+    scheduler.set_timesteps(steps)
+    alphas, timesteps = scheduler.alphas_cumprod.double(), scheduler.timesteps
+    return {"alphas": alphas.tolist(), "timesteps": timesteps.tolist()}
 
-    @classmethod
-    def from_diffusers(
-        cls, train_steps: int, steps: int, *, schedule: str, spacing: str
-    ) -> NoiseTable:
-        """Ask diffusers.
 
-        Args:
-            train_steps: Number T of diffusion steps.
-            steps: Number K of denoising steps.
-            schedule: Name of diffusers' beta schedule.
-            spacing: How diffusers picks K of T timesteps.
-        """
-        from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+def _checked(table: Mapping[str, Any], train_steps: int, steps: int) -> dict[str, Any]:
+    """Check the table of a saved policy.
 
-        scheduler = DDIMScheduler(
-            num_train_timesteps=train_steps, beta_schedule=schedule, timestep_spacing=spacing
+    Raises:
+        PolicyError: It is no table of that size.
+    """
+    alphas = [float(alpha) for alpha in table["alphas"]]
+    timesteps = [int(step) for step in table["timesteps"]]
+    sizes = (len(alphas), len(timesteps))
+    in_range = all(0 < a <= 1 for a in alphas) and all(0 <= t < train_steps for t in timesteps)
+    if sizes != (train_steps, steps) or not in_range:
+        raise PolicyError(
+            "the policy's noise table does not fit its process",
+            got=f"{sizes[0]} steps of diffusion, {sizes[1]} of denoising",
+            expected=f"{train_steps} with products in (0, 1], and {steps} of them",
         )
-        scheduler.set_timesteps(steps)
-        alphas, timesteps = scheduler.alphas_cumprod.double(), scheduler.timesteps
-        return cls(tuple(alphas.tolist()), tuple(timesteps.tolist()))
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any], train_steps: int, steps: int) -> NoiseTable:
-        """Read what `to_json` gives.
-
-        Args:
-            content: JSON values.
-            train_steps: Number T of diffusion steps that are expected.
-            steps: Number K of denoising steps that are expected.
-
-        Raises:
-            PolicyError: It is no table of that size.
-        """
-        alphas = tuple(float(alpha) for alpha in content["alphas"])
-        timesteps = tuple(int(step) for step in content["timesteps"])
-        sizes = (len(alphas), len(timesteps))
-        in_range = all(0 < a <= 1 for a in alphas) and all(0 <= t < train_steps for t in timesteps)
-        if sizes != (train_steps, steps) or not in_range:
-            raise PolicyError(
-                "the policy's noise table does not fit its process",
-                got=f"{sizes[0]} steps of diffusion, {sizes[1]} of denoising",
-                expected=f"{train_steps} with products in (0, 1], and {steps} of them",
-            )
-        return cls(alphas, timesteps)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        return {"alphas": list(self.alphas), "timesteps": list(self.timesteps)}
+    return {"alphas": alphas, "timesteps": timesteps}

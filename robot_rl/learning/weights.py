@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
@@ -21,6 +20,7 @@ from robot_rl.wire import KeysRefused, ServerUnreachable
 BEHAVIOUR = "behaviour"
 _UNTIL = "acts_until"
 POLL_SECONDS = 1.0
+_WAIT_SECONDS = 0.5
 # A base of more bytes is read from checkpoints/bc wherever it acts, and not sent or saved again.
 LARGEST_SENT_BASE = 64 * 2**20
 
@@ -110,89 +110,22 @@ class WeightsReceiver:
         return self._base
 
 
-class WeightsPoller:
-    """Fetches new behaviours in a thread, so that the control loop never waits for them.
-
-    While the server is away, or does not let this client in, the actor goes on with what it has.
-
-    Args:
-        client: A client of its own; it is closed with the poller.
-        receiver: Takes what the client finds.
-        version: The version that the actor has.
-        ask: Called with the client before each look for weights, in the thread: asks the server
-            for something else.
-    """
-
-    def __init__(
-        self,
-        client: ReplayClient,
-        receiver: WeightsReceiver,
-        version: int,
-        ask: Callable[[ReplayClient], None],
-    ) -> None:
-        self._ask = ask
-        self._client = client
-        self._receiver = receiver
-        self._version = version
-        self._found: deque[Published] = deque(maxlen=1)
-        self._failure: Exception | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weights-poller", daemon=True)
-        self._thread.start()
-
-    def newest(self) -> Published | None:
-        """The newest behaviour since the last call, or None; never waits.
-
-        Raises:
-            Exception: What ended the thread.
-        """
-        if self._failure is not None:
-            raise self._failure
-        return self._found.pop() if self._found else None
-
-    def close(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        try:
-            self._client.close()  # so that nothing is waited for any more
-        finally:
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._ask(self._client)
-                    found = self._receiver.fetch(self._client, self._version, POLL_SECONDS)
-                except KeysRefused:  # raised at once
-                    self._stop.wait(POLL_SECONDS)
-                except ServerUnreachable:
-                    continue
-                else:
-                    if found is not None:
-                        self._version = found.behaviour.version
-                        self._found.append(found)
-        except Exception as error:
-            self._failure = error
-
-
-_WAIT_SECONDS = 0.5
-
-
-class WeightSource(Protocol):
+class WeightSource(ABC):
     """Decides which behaviour acts at an environment step."""
 
+    @abstractmethod
     def at_step(self, step: int) -> Published | None:
         """The behaviour to switch to at this step, or None to keep the present one."""
 
     def run_steps(self, step: int) -> int:
         """Environment steps of the whole run, as far as known, at this actor's `step`."""
+        return step
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most have nothing of their own
         """Release what it holds."""
 
 
-class SteppedWeights:
+class SteppedWeights(WeightSource):
     """The stepped clock: at a block's begin, waits for the weights that are meant for it.
 
     Args:
@@ -203,15 +136,10 @@ class SteppedWeights:
     """
 
     def __init__(
-        self,
-        client: ReplayClient,
-        receiver: WeightsReceiver,
-        first: Published,
-        stop: StopEvent,
+        self, client: ReplayClient, receiver: WeightsReceiver, first: Published, stop: StopEvent
     ) -> None:
-        self._client, self._receiver = client, receiver
+        self._client, self._receiver, self._stop = client, receiver, stop
         self._present = first
-        self._stop = stop
 
     def at_step(self, step: int) -> Published | None:
         """Wait where a block begins; within a block nothing changes.
@@ -225,58 +153,19 @@ class SteppedWeights:
             return None
         self._client.flush(stop=self._stop)  # the learner needs these rows for what is waited for
         while step >= self._present.acts_until:
-            if self._stop.is_set():
-                raise Stopped
-            version = self._present.behaviour.version
-            found = self._receiver.fetch(self._client, version, _WAIT_SECONDS)
-            if found is not None:
-                self._present = found
+            self._look(_WAIT_SECONDS)
         return self._present
 
-    def run_steps(self, step: int) -> int:
-        """The only actor's steps are the run's."""
-        return step
-
-    def close(self) -> None:
-        """Nothing of its own to release."""
-
-
-class RealtimeWeights:
-    """The wall clock: whatever is newest, without waiting.
-
-    What the server knows comes in the background.
-
-    Args:
-        client: A client of its own, which is closed with it.
-        receiver: Takes what the client finds.
-        table: Name of the table that all actors write.
-        version: Version of the behaviour that the actor has.
-    """
-
-    def __init__(
-        self, client: ReplayClient, receiver: WeightsReceiver, table: str, version: int
-    ) -> None:
-        self._table = table
-        self._stored = 0
-        self._poller = WeightsPoller(client, receiver, version, self._count)
-
-    def at_step(self, step: int) -> Published | None:
-        """The newest behaviour, if there is a new one."""
-        return self._poller.newest()
-
-    def run_steps(self, step: int) -> int:
-        """What all actors had stored when it was asked last, or this one's if they are more."""
-        return max(step, self._stored)
-
-    def close(self) -> None:
-        """End the poller."""
-        self._poller.close()
-
-    def _count(self, client: ReplayClient) -> None:
-        self._stored = online_steps(client, self._table)
+    def _look(self, wait_seconds: float) -> None:
+        """Take newer weights, if there are some within the time."""
+        if self._stop.is_set():
+            raise Stopped
+        version = self._present.behaviour.version
+        found = self._receiver.fetch(self._client, version, wait_seconds)
+        self._present = found or self._present
 
 
-class SharedWeights:
+class SharedWeights(SteppedWeights):
     """Several simulated actors: the newest weights, and no further ahead than the learner allows.
 
     Every so many steps an actor asks how many steps all of them have made, and waits where that
@@ -286,24 +175,23 @@ class SharedWeights:
     Args:
         client: The actor's client, with an open session.
         receiver: Takes what the client finds.
-        table: Name of the table that all actors write.
         first: The behaviour that the actor has.
-        every_steps: Own steps between two questions.
         stop: When set, waiting ends.
+        table: Name of the table that all actors write.
+        every_steps: Own steps between two questions.
     """
 
     def __init__(
         self,
         client: ReplayClient,
         receiver: WeightsReceiver,
-        table: str,
         first: Published,
-        every_steps: int,
         stop: StopEvent,
+        table: str,
+        every_steps: int,
     ) -> None:
-        self._client, self._receiver, self._table = client, receiver, table
-        self._present = first
-        self._every_steps, self._stop = every_steps, stop
+        super().__init__(client, receiver, first, stop)
+        self._table, self._every_steps = table, every_steps
         self._asked_at: int | None = None
         self._known = 0
 
@@ -320,22 +208,79 @@ class SharedWeights:
         before = self._present
         self._client.flush(stop=self._stop)  # so that the count holds this actor's rows
         self._known, self._asked_at = online_steps(self._client, self._table), step
-        wait = 0.0
-        while wait == 0.0 or self._known >= self._present.acts_until:
-            if self._stop.is_set():
-                raise Stopped
-            version = self._present.behaviour.version
-            found = self._receiver.fetch(self._client, version, wait)
-            self._present = found or self._present
-            wait = _WAIT_SECONDS
+        self._look(0.0)
+        while self._known >= self._present.acts_until:
+            self._look(_WAIT_SECONDS)
         return self._present if self._present is not before else None
 
     def run_steps(self, step: int) -> int:
         """What was known at the last question, and this actor's steps since."""
         return self._known + step - (self._asked_at or 0)
 
+
+class RealtimeWeights(WeightSource):
+    """The wall clock: whatever is newest, without waiting.
+
+    A thread asks the server, so that the control loop never waits for it. While the server is
+    away, or does not let this client in, the actor goes on with what it has.
+
+    Args:
+        client: A client of its own, which is closed with it.
+        receiver: Takes what the client finds.
+        table: Name of the table that all actors write.
+        version: Version of the behaviour that the actor has.
+    """
+
+    def __init__(
+        self, client: ReplayClient, receiver: WeightsReceiver, table: str, version: int
+    ) -> None:
+        self._client, self._receiver, self._table = client, receiver, table
+        self._version = version
+        self._stored = 0
+        self._found: deque[Published] = deque(maxlen=1)
+        self._failure: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weights-poller", daemon=True)
+        self._thread.start()
+
+    def at_step(self, step: int) -> Published | None:
+        """The newest behaviour, if there is a new one; never waits.
+
+        Raises:
+            Exception: What ended the thread.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._found.pop() if self._found else None
+
+    def run_steps(self, step: int) -> int:
+        """What all actors had stored when it was asked last, or this one's if they are more."""
+        return max(step, self._stored)
+
     def close(self) -> None:
-        """Nothing of its own to release."""
+        """End the thread."""
+        self._stop.set()
+        try:
+            self._client.close()  # so that nothing is waited for any more
+        finally:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._stored = online_steps(self._client, self._table)
+                    found = self._receiver.fetch(self._client, self._version, POLL_SECONDS)
+                except KeysRefused:  # raised at once
+                    self._stop.wait(POLL_SECONDS)
+                except ServerUnreachable:
+                    continue
+                else:
+                    if found is not None:
+                        self._version = found.behaviour.version
+                        self._found.append(found)
+        except Exception as error:
+            self._failure = error
 
 
 def online_steps(client: ReplayClient, table: str) -> int:

@@ -94,13 +94,6 @@ def test_a_noise_table_that_does_not_fit_is_refused(damage):
         Behaviour.from_json(content)
 
 
-def test_saving_again_replaces_the_folder_and_leaves_nothing_else(tmp_path):
-    checkpoint.save(tmp_path / "policy", behaviour(gaussian(), version=1))
-    checkpoint.save(tmp_path / "policy", behaviour(gaussian(), version=2))
-    assert checkpoint.load(tmp_path / "policy").version == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-
-
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(PolicyError, match=r"policy\.safetensors cannot be read"):
         checkpoint.load(tmp_path)

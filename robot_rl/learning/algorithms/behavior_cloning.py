@@ -17,13 +17,13 @@ from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.replay_sampler import CHUNK, ReplaySampler
 from robot_rl.replay.sampler import SampleSpec
 
-Metrics = dict[str, Tensor | float]
-Progress = Callable[[int, Metrics], None]
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 # Updates between two looks at the loss, each of which waits for the device.
 _LOOK_EVERY = 100
+_BETAS, _WEIGHT_DECAY = (0.95, 0.999), 1e-6  # of AdamW, as Diffusion Policy has them
+_GRADIENT_CLIP = 1.0  # largest norm of the gradient
 
 
 class CloningError(RobotRLError):
@@ -38,24 +38,14 @@ class CloningOptions:
         updates: Number of gradient updates; the cosine ends there.
         batch_size: Windows per update.
         learning_rate: Peak learning rate of AdamW.
-        betas: AdamW's decays.
-        weight_decay: AdamW's weight decay.
         warm_up: Updates of linear warm-up.
-        gradient_clip: Largest norm of the gradient.
-        ema_power: See `policies.networks.power_decay`.
-        ema_maximum: See `policies.networks.power_decay`.
         bf16: Compute products in bfloat16; weights, loss and averages stay in float32.
     """
 
     updates: int = 4000
     batch_size: int = 256
     learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.95, 0.999)
-    weight_decay: float = 1e-6
     warm_up: int = 100
-    gradient_clip: float = 1.0
-    ema_power: float = 0.75
-    ema_maximum: float = 0.9999
     bf16: bool = False
 
 
@@ -93,70 +83,54 @@ class BehaviorCloning(Generic[Student]):
             require a gradient are trained, in place.
         options: Constants of the training.
         generator: Source of diffusion steps and noise.
-
-    Attributes:
-        step: Number of updates made.
     """
 
     def __init__(
         self, policy: Student, options: CloningOptions, generator: torch.Generator
     ) -> None:
-        self.policy = policy
         self._cloneable = cast("Cloneable", policy)
-        self.options = options
-        self.step = 0
-        self._generator = generator
-        self._ema = EMA(policy, power_decay(options.ema_power, options.ema_maximum))
-        self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        self._options, self._generator = options, generator
+        self._step = 0
+        self._ema = EMA(policy, power_decay())
+        self._parameters = [p for p in policy.parameters() if p.requires_grad]
         self._device_type = next(policy.parameters()).device.type
         self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
+            self._parameters,
             lr=options.learning_rate,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
+            betas=_BETAS,
+            weight_decay=_WEIGHT_DECAY,
             fused=True,
         )
-
-    @property
-    def required_fields(self) -> tuple[str, ...]:
-        """Names of the batch columns that `update` reads."""
-        return self._cloneable.cloning_fields
 
     @property
     def averaged(self) -> Student:
         """The averaged policy, which is the one to deploy."""
         return self._ema.model
 
-    def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> Metrics:
-        """Make one gradient update.
-
-        Args:
-            batch: The columns of `required_fields`.
+    def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> Tensor:
+        """Make one gradient update on a batch with the columns `Cloneable.cloning_fields`.
 
         Returns:
-            Metrics: `bc_loss`, not yet read back from the device, and `learning_rate`.
+            The loss, not yet read back from the device.
 
         Raises:
             CloningError: A field is missing.
         """
-        for name in self.required_fields:
+        for name in self._cloneable.cloning_fields:
             if name not in batch:
                 raise CloningError(f"the batch lacks {name!r}", got=sorted(batch), expected=name)
-        rate = self.options.learning_rate * warm_up_cosine(
-            self.step, self.options.warm_up, self.options.updates
-        )
+        options = self._options
+        rate = options.learning_rate * warm_up_cosine(self._step, options.warm_up, options.updates)
         self._optimizer.param_groups[0]["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self._device_type, torch.bfloat16, enabled=self.options.bf16):
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=options.bf16):
             loss = self._cloneable.loss(batch, self._generator)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(
-            self._parameters.values(), self.options.gradient_clip, foreach=True
-        )
+        torch.nn.utils.clip_grad_norm_(self._parameters, _GRADIENT_CLIP, foreach=True)
         self._optimizer.step()
         self._ema.update()
-        self.step += 1
-        return {"bc_loss": loss.detach(), "learning_rate": rate}
+        self._step += 1
+        return loss.detach()
 
 
 def windows(
@@ -200,7 +174,7 @@ def train(
     rows: EpisodeRows,
     options: CloningOptions,
     seed: int,
-    on_progress: Progress | None = None,
+    on_progress: Callable[[int, Tensor], None] | None = None,
 ) -> Student:
     """Clone demonstrations.
 
@@ -209,7 +183,7 @@ def train(
         rows: The demonstrations.
         options: Constants of the training.
         seed: Seed of batches, diffusion steps and noise.
-        on_progress: Called after every update with the number of updates made and the metrics.
+        on_progress: Called after every update with the number of updates made and the loss.
 
     Returns:
         The averaged policy.
@@ -222,11 +196,11 @@ def train(
     sample = windows(cast("Cloneable", policy), rows, options.batch_size, rng)
     algorithm = BehaviorCloning(policy, options, torch.Generator().manual_seed(seed))
     for update in range(1, options.updates + 1):
-        metrics = algorithm.update(sample())
+        loss = algorithm.update(sample())
         if update % _LOOK_EVERY == 0:
-            _check_finite(f"the loss at update {update}", torch.as_tensor(metrics["bc_loss"]))
+            _check_finite(f"the loss at update {update}", loss)
         if on_progress is not None:
-            on_progress(update, metrics)
+            on_progress(update, loss)
     for name, tensor in algorithm.averaged.state_dict().items():
         _check_finite(name, tensor)
     return algorithm.averaged
