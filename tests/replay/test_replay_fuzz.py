@@ -33,7 +33,6 @@ from robot_rl.wire.keys import add_client, create_keys
 SEED = int(os.environ.get("ROBOT_RL_FUZZ_SEED", "1"))
 LONG_SECONDS = float(os.environ.get("ROBOT_RL_FUZZ_SECONDS", "600"))
 ANSWER_SECONDS = 20.0  # the machine may be busy; without the bound a hang would be a mere wait
-MOST_BYTES = 556 << 20  # of a server that is attacked
 ACTOR = 5
 
 
@@ -136,7 +135,6 @@ def fuzz(server, keys, schema, make_episode, seed, seconds):
         assert statistics["sampling_failures"] == 0, errors.decode()
         assert counts.get("internal errors", 0) == 0, errors.decode()
         assert statistics["bad_messages"] > 0
-        assert most < MOST_BYTES
         honest.check_store()
     # What was let in must not keep the next server, or a reader, from opening the store.
     server.kill()
