@@ -4,7 +4,7 @@
 #   make test | test-all | lint | bench | clean
 #                                         test-all: the tests marked slow, faults and browser too
 #   PYTHON=/path/to/python3.12            the interpreter of a new .venv
-#   PIP_ARGS="..."                        further arguments of pip, for example an own index
+#   PIP_ARGS="--index-url URL"            further arguments of `pip install`
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -43,7 +43,7 @@ def folders() -> tuple[Path, ...]:
         RegistryError: One of them is not there.
     """
     named = [text for text in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if text]
-    found = tuple(dict.fromkeys(Path(text).expanduser().resolve() for text in named))
+    found = tuple(dict.fromkeys(_root(Path(text).expanduser().resolve()) for text in named))
     for folder in found:
         if not folder.is_dir():
             raise RegistryError(
@@ -52,6 +52,12 @@ def folders() -> tuple[Path, ...]:
                 expected="a folder with configs/ and Python modules",
             )
     return found
+
+
+def _root(folder: Path) -> Path:
+    """The folder of the user's own that is meant, also by the `configs` in it."""
+    inner = folder.name == "configs" and not (folder / "configs").is_dir()
+    return folder.parent if inner else folder
 
 
 def add_folder(folder: str) -> None:

@@ -152,8 +152,9 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
         return 0
     # Before the import: a mistyped word is answered at once.
     config = command_config(command, words)
-    print(f"{name}: {_first_words(config)}", flush=True)
-    _load(command.target)(config, *([words] if command.elsewhere else []))
+    run = f" run={config.run}" if command.measures else ""
+    print(f"{name}: {_first_words(config)}{run}", flush=True)
+    _load(command.target)(config, *([words] if command.measures else []))
     return 0
 
 
@@ -236,8 +237,8 @@ def command_config(command: Command, overrides: list[str]) -> DictConfig:
     named = where[command.run_key] or default
     if named is None:
         return compose(overrides)
-    run = RunDirectory.open(named, where.runs_directory)
-    config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.elsewhere)
+    run = RunDirectory.open(named, where.runs_directory, with_policy=command.measures)
+    config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.measures)
     config[command.run_key] = str(run.path)
     return config
 

@@ -265,11 +265,12 @@ def check_choice(override: Override, choices: tuple[str, ...]) -> None:
         ConfigError: It does not; the error suggests the nearest one.
     """
     if not override.is_delete():
-        check_value(override.key_or_group, override.value(), choices)
+        own = ", ".join(map(str, registry.config_folders()))
+        check_value(override.key_or_group, override.value(), choices, own and f"searched {own} too")
 
 
-def check_value(key: str, value: object, valid: Sequence[str]) -> None:
-    """Check that a value is one of those that are valid.
+def check_value(key: str, value: object, valid: Sequence[str], searched: str = "") -> None:
+    """Check that a value is one of those that are valid; `searched` is where else it might be.
 
     Raises:
         ConfigError: It is not; the error suggests the nearest one.
@@ -277,7 +278,7 @@ def check_value(key: str, value: object, valid: Sequence[str]) -> None:
     if value not in valid:
         raise ConfigError(
             f"unknown {key} {value!r}",
-            got=f"{key}={value}",
+            got=f"{key}={value}{searched and f' ({searched})'}",
             expected=f"one of {', '.join(valid)}",
             hint=f"did you mean {key}={nearest(str(value), valid)}?",
         )

@@ -54,6 +54,7 @@ LAST = "checkpoints/last"
 EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
 STATE_FILE = "state.json"
+SUMMARY = "summary.json"
 DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
 
 
@@ -64,13 +65,27 @@ class RunError(RobotRLError):
 class RunDirectory:
     """The paths and files of one run.
 
+    Args:
+        path: An existing directory; see `create` and `open`.
+
     Attributes:
         path: Absolute path of the directory.
+        demonstrations: Of these and the next four, the zarr groups: the run's demonstrations.
+        failures: A person's failed attempts, where they are kept.
+        corrections: What an operator corrected before online learning.
+        exploration: The episodes in which an image encoder's training explored.
+        reward_examples: The examples for a success classifier.
+        store: The folder of the replay store.
     """
 
     def __init__(self, path: Path) -> None:
-        """Use an existing directory as it is; see `create` and `open`."""
         self.path = path.resolve()
+        self.demonstrations = self.path / DEMONSTRATIONS
+        self.failures = self.path / "failures.zarr"
+        self.corrections = self.path / "corrections.zarr"
+        self.exploration = self.path / "exploration.zarr"
+        self.reward_examples = self.path / EXAMPLES
+        self.store = self.path / "store"
 
     @classmethod
     def create(
@@ -103,13 +118,17 @@ class RunDirectory:
         return cls(path)
 
     @classmethod
-    def open(cls, path: str | Path, runs_directory: str | Path = "runs") -> RunDirectory:
+    def open(
+        cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
+    ) -> RunDirectory:
         """Open an existing run.
 
         Args:
             path: A run directory, absolute or relative to the working directory or to
                 `runs_directory`; or `latest`.
             runs_directory: Folder of all runs.
+            with_policy: Whether `latest` is the newest of the runs that have a policy, where one
+                has: a run that only collects has none.
 
         Raises:
             RunError: There is no such directory, or it is not a run.
@@ -118,10 +137,11 @@ class RunDirectory:
         candidates = [runs / LATEST] if str(path) == LATEST else [Path(path), runs / path]
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         if found is None:
+            recent = ", ".join(map(str, _newest_first(runs)[:5]))
             raise RunError(
                 f"there is no run {str(path)!r}",
                 got="searched " + ", ".join(str(c.absolute()) for c in candidates),
-                expected=_recent_runs(runs),
+                expected=recent or f"a run below {runs.absolute()}",
                 hint="name one of them, or start one: robot-rl train",
             )
         if not (found / CONFIG_FILE).is_file():
@@ -130,7 +150,14 @@ class RunDirectory:
                 got="no config.yaml in it",
                 expected="a folder that `robot-rl train` or `robot-rl collect` made",
             )
+        if with_policy and str(path) == LATEST and not cls(found).has_policy():
+            others = (other for other in _newest_first(runs) if cls(other).has_policy())
+            found = next(others, found)
         return cls(found)
+
+    def has_policy(self) -> bool:
+        """Whether it has cloned a policy, or learned one."""
+        return self.has_folder(CLONED) or self.has_folder(LAST)
 
     def is_empty(self) -> bool:
         """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
@@ -139,54 +166,9 @@ class RunDirectory:
         nothing = (CONFIG_FILE, "stages.jsonl", "zarr.json")
         return all(f.name in nothing or logs in f.parents for f in files)
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, YAML."""
-        return self.path / CONFIG_FILE
-
-    @property
-    def demonstrations(self) -> Path:
-        """The zarr group of the run's demonstrations."""
-        return self.path / DEMONSTRATIONS
-
-    @property
-    def failures(self) -> Path:
-        """The zarr group of a person's failed attempts, where they are kept."""
-        return self.path / "failures.zarr"
-
-    @property
-    def corrections(self) -> Path:
-        """The zarr group of what an operator corrected before online learning."""
-        return self.path / "corrections.zarr"
-
-    @property
-    def exploration(self) -> Path:
-        """The zarr group of the episodes in which an image encoder's training explored."""
-        return self.path / "exploration.zarr"
-
-    @property
-    def reward_examples(self) -> Path:
-        """The zarr group of the examples for a success classifier."""
-        return self.path / EXAMPLES
-
-    @property
-    def store(self) -> Path:
-        """The folder of the replay store."""
-        return self.path / "store"
-
     def spool(self, actor: int) -> Path:
         """The file in which steps of an actor wait until they are in the store."""
         return self.path / "spool" / f"actor-{actor}.rows"
-
-    @property
-    def summary(self) -> Path:
-        """The run's figures, JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The self-contained report, HTML."""
-        return self.path / "report.html"
 
     @staticmethod
     def snapshot_name(environment_steps: int) -> str:
@@ -231,7 +213,7 @@ class RunDirectory:
             RunError: The disk is full or the folder cannot be written.
         """
         line = json.dumps(record).encode() + b"\n"
-        path = self._jsonl(name)
+        path = self.path / f"{name}.jsonl"
         with _reported(f"{path} cannot be written"), path.open("ab+", buffering=0) as file:
             _remove_unfinished_line(file.fileno())
             written = file.write(line)
@@ -247,19 +229,11 @@ class RunDirectory:
         Raises:
             RunError: A line in the middle is not a JSON object.
         """
-        path = self._jsonl(name)
+        path = self.path / f"{name}.jsonl"
         if not path.exists():
             return []
         lines = path.read_bytes().split(b"\n")[:-1]
         return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
-
-    def save_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`; an older one is replaced at once.
-
-        Raises:
-            RunError: The disk is full or the folder cannot be written.
-        """
-        self.save_json(self.summary.name, summary)
 
     def read_summary(self) -> dict[str, Any]:
         """Return what `summary.json` says; empty until the run has finished once.
@@ -267,9 +241,8 @@ class RunDirectory:
         Raises:
             RunError: It is not a JSON object.
         """
-        if not self.summary.exists():
-            return {}
-        return _record(self.summary, 1, self.summary.read_bytes())
+        path = self.path / SUMMARY
+        return _record(path, 1, path.read_bytes()) if path.exists() else {}
 
     def save_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one object to the file `name`; an older one is replaced at once.
@@ -310,20 +283,6 @@ class RunDirectory:
         """Return whether `atomic_folder` has written this folder before."""
         return newest_folder(self.path / name).exists()
 
-    def _jsonl(self, name: str) -> Path:
-        return self.path / f"{name}.jsonl"
-
-
-def load_cloned(run: RunDirectory) -> Behaviour:
-    """Load the cloned policy of a run.
-
-    Raises:
-        CheckpointError: There is none, or a file of it is damaged.
-    """
-    from policies import checkpoint  # late: loads torch
-
-    return checkpoint.load(run.complete_folder(CLONED) / "policy")
-
 
 def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
     """Load a policy of a run, and the environment steps behind it: none behind the cloned one.
@@ -336,10 +295,10 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
     """
-    if which == CLONED_POLICY or (which == DEPLOYED and _deploys_cloned(run)):
-        return load_cloned(run), 0
     from policies import checkpoint  # late: loads torch
 
+    if which == CLONED_POLICY or (which == DEPLOYED and _deploys_cloned(run)):
+        return checkpoint.load(run.complete_folder(CLONED) / "policy"), 0
     folder = run.complete_folder(LAST)
     return checkpoint.load(folder / "policy"), _steps_of(folder)
 
@@ -375,9 +334,9 @@ def _reported(problem: str) -> Iterator[None]:
         raise RunError(problem, got=error, hint=_FREE if error.errno == 28 else None) from error
 
 
-def _recent_runs(runs: Path) -> str:
-    paths = sorted(runs.glob(f"*/*/{CONFIG_FILE}"), key=lambda p: p.stat().st_mtime, reverse=True)
-    return ", ".join(str(p.parent) for p in paths[:5]) or f"a run below {runs.absolute()}"
+def _newest_first(runs: Path) -> list[Path]:
+    found = runs.glob(f"*/*/{CONFIG_FILE}")
+    return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
 
 
 def _remove_unfinished_line(descriptor: int) -> None:

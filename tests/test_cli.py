@@ -134,6 +134,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "task.value_range=[1.0,0.0]"], "low < high", "value_range=[0.0,1.0]"),
         (["train", "algorithm.settings.actor_every=0"], "'actor_every'", ">= 1"),
         (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
+        (["inspect", "nothing"], "there is no run 'nothing'", "robot-rl train"),
     ],
 )
 def test_mistakes_are_answered_with_what_is_valid(
@@ -240,10 +241,10 @@ def test_saved_configuration_reads_back_the_same(run: RunDirectory, tmp_path: Pa
 
 
 def test_a_cut_configuration_is_reported(run: RunDirectory):
-    run.config.write_text(run.config.read_text()[:60] + "\n  [")
+    (run.path / "config.yaml").write_text((run.path / "config.yaml").read_text()[:60] + "\n  [")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_resolved(run.path)
-    run.config.write_text("seed: 1\n")
+    (run.path / "config.yaml").write_text("seed: 1\n")
     with pytest.raises(ConfigError, match="not the configuration of a run"):
         load_resolved(run.path)
 

@@ -59,6 +59,12 @@ def test_open_finds_a_run_by_path_by_name_and_as_latest(run, tmp_path, monkeypat
     for name in (run.path, f"reach/{run.path.name}", f"runs/reach/{run.path.name}", "latest"):
         assert RunDirectory.open(name, runs).path == run.path
     assert RunDirectory.open("runs/latest").path == run.path
+    newer = RunDirectory.create("reach", runs)
+    save_resolved(compose(), newer.path)
+    assert RunDirectory.open("latest", runs, with_policy=True).path == newer.path  # none has one
+    _write(run, "one")
+    assert RunDirectory.open("latest", runs, with_policy=True).path == run.path
+    assert RunDirectory.open("latest", runs).path == newer.path
 
 
 def test_what_is_no_run_is_refused(run: RunDirectory, tmp_path: Path):
@@ -102,9 +108,9 @@ def test_jsonl_with_a_broken_line_in_the_middle_is_reported(run: RunDirectory, l
 
 
 def test_summary_is_replaced(run: RunDirectory):
-    run.save_summary({"task": "reach", "rl_success_rate": 0.1})
-    run.save_summary({"task": "reach", "rl_success_rate": 0.9})
-    assert '"rl_success_rate": 0.9' in run.summary.read_text()
+    run.save_json("summary.json", {"task": "reach", "rl_success_rate": 0.1})
+    run.save_json("summary.json", {"task": "reach", "rl_success_rate": 0.9})
+    assert '"rl_success_rate": 0.9' in (run.path / "summary.json").read_text()
     assert [p.name for p in run.path.iterdir()] == ["summary.json"]
 
 

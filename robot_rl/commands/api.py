@@ -9,11 +9,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from policies.errors import PolicyError
 from robot_rl.commands.inspection import Kind, look
 from robot_rl.data import lerobot
 from robot_rl.data.episodes import Episode as Episode
@@ -37,6 +38,8 @@ from robot_rl.replay.transfer import StoreEpisodes
 from robot_rl.run import LATEST, RunDirectory
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from policies.behaviour import Behaviour
 
 # What changes the scenes of an evaluation, whatever their seeds.
@@ -54,6 +57,7 @@ class LoadedPolicy:
     """
 
     def __init__(self, behaviour: Behaviour) -> None:
+        self._begun = False
         from policies.runner import PolicyRunner
 
         self.task = behaviour.interface.task
@@ -70,6 +74,7 @@ class LoadedPolicy:
             instruction: What is to be done, for a policy that follows instructions.
         """
         self._runner.reset(seeds=[seed], instructions=[instruction])
+        self._begun = True
 
     def act(self, observation: Observation) -> npt.NDArray[np.float32]:
         """Choose the action (d,) in [-1, 1] for what is seen now: the environment's observation.
@@ -77,31 +82,46 @@ class LoadedPolicy:
         Raises:
             PolicyError: There was no `reset`, or the observation lacks something.
         """
+        if not self._begun:
+            raise PolicyError("no episode has begun", hint="call reset(seed=...) before act")
         batch = {name: np.asarray(value)[None] for name, value in observation.items()}
         action: npt.NDArray[np.float32] = self._runner.act(batch).action[0]
         return action
 
 
-def load_policy(path: str | Path = LATEST, which: str = "deployed") -> LoadedPolicy:
+def load_policy(
+    path: str | Path = LATEST,
+    which: str = "deployed",
+    *,
+    env: gymnasium.Env[Any, Any] | None = None,
+) -> LoadedPolicy:
     """Load a policy.
 
     Args:
-        path: A run directory, `latest` of `runs/`, or a folder of a run's checkpoints.
+        path: A run directory; `latest`, the newest run below `runs/` that has a policy; or a folder
+            of a run's checkpoints.
         which: Of a run: the `deployed`, the `cloned` or the `learned` one.
+        env: The environment of robot_rl that it is to act in, to be checked; None checks nothing.
 
     Raises:
+        PolicyError: It was made for another task, rate, action or observation than `env` has.
         RobotRLError: There is none, it is damaged, or its class is not in the registry.
     """
     from policies import checkpoint  # late, as these load torch
     from robot_rl import run
+    from robot_rl.data.policy_columns import check_fit
 
-    if Path(path).is_dir():
-        kind, place = look(Path(path))
-        if kind is Kind.POLICY:
-            return LoadedPolicy(checkpoint.load(place))
+    kind, place = look(Path(path)) if Path(path).is_dir() else (None, Path(path))
     if which not in run.POLICIES:
         raise RobotRLError("a run has no such policy", got=which, expected=run.POLICIES)
-    return LoadedPolicy(run.load_policy(RunDirectory.open(path), which)[0])
+    if kind is Kind.POLICY:
+        behaviour = checkpoint.load(place)
+    else:
+        found = RunDirectory.open(path, with_policy=True)
+        behaviour = run.load_policy(found, which)[0]
+    if env is not None:
+        check_fit(behaviour, env.unwrapped.schema)  # type: ignore[attr-defined]
+    return LoadedPolicy(behaviour)
 
 
 def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episode]:

@@ -17,8 +17,7 @@ from rich.table import Table
 from robot_rl.commands.runs import load_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.lerobot import INFO_PATH, open_lerobot
-from robot_rl.data.schema import SOURCE_NAMES, RowSchema
-from robot_rl.errors import RobotRLError
+from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.replay.catalogue import is_store
@@ -49,7 +48,7 @@ def run(path: str, **options: str | None) -> None:
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
-        _print(Console(highlight=False, soft_wrap=True), facts)
+        _PAGES[facts["kind"]](Console(highlight=False, soft_wrap=True), facts)
 
 
 class Kind(StrEnum):
@@ -66,12 +65,10 @@ def look(path: Path) -> tuple[Kind, Path]:
     """Find out what a path is; return also where exactly it is.
 
     Raises:
-        RobotRLError: There is nothing.
+        RunError: There is nothing, and no run of this name.
     """
     if not path.exists():
-        raise RobotRLError(
-            "there is nothing to inspect", got=str(path), expected="an existing path"
-        )
+        path = RunDirectory.open(path).path
     if (path / "config.yaml").is_file():
         return Kind.RUN, path
     if is_store(path):
@@ -88,15 +85,8 @@ def describe(path: Path) -> Facts:
     Raises:
         RobotRLError: It is nothing that robot_rl writes.
     """
-    describers: dict[Kind, Callable[[Path], Facts]] = {
-        Kind.RUN: _run_directory,
-        Kind.STORE: summarize_store,
-        Kind.POLICY: _policy,
-        Kind.LEROBOT: _lerobot,
-        Kind.DATASET: _dataset,
-    }
     kind, place = look(path)
-    return {"kind": kind.value, "path": str(place), **describers[kind](place)}
+    return {"kind": kind.value, "path": str(place), **_DESCRIBERS[kind](place)}
 
 
 def _run_directory(path: Path) -> Facts:
@@ -107,7 +97,8 @@ def _run_directory(path: Path) -> Facts:
         places["store"] = run.store
     for name in (CLONED, LAST):
         if run.has_folder(name):
-            places[name] = run.complete_folder(name)
+            run.complete_folder(name)  # whose own name is that of one generation
+            places[name] = run.path / name
     records = read_run(run.path)
     evaluations = [
         {
@@ -142,7 +133,7 @@ def _lerobot(path: Path) -> Facts:
 
 def _episodes(dataset: EpisodeDataset | LeRobotEpisodes, steps: int, successes: int) -> Facts:
     return {
-        "schema": _schema(dataset.schema),
+        "schema": json.loads(dataset.schema.to_json()),
         "metadata": dataset.metadata,
         "episodes": len(dataset),
         "steps": steps,
@@ -167,26 +158,19 @@ def _policy(path: Path) -> Facts:
     }
 
 
-def _schema(schema: RowSchema) -> Facts:
-    content: Facts = json.loads(schema.to_json())
-    return content
-
-
-def _print(console: Console, facts: Facts) -> None:
-    pages: dict[str, Callable[[Console, Facts], None]] = {
-        Kind.RUN: _print_run,
-        Kind.STORE: _print_store,
-        Kind.POLICY: _print_policy,
-        Kind.LEROBOT: _print_episodes,
-        Kind.DATASET: _print_episodes,
-    }
-    pages[facts["kind"]](console, facts)
+_DESCRIBERS: dict[Kind, Callable[[Path], Facts]] = {
+    Kind.RUN: _run_directory,
+    Kind.STORE: summarize_store,
+    Kind.POLICY: _policy,
+    Kind.LEROBOT: _lerobot,
+    Kind.DATASET: _dataset,
+}
 
 
 def _print_run(console: Console, run: Facts) -> None:
     console.print(f"run directory {run['path']}")
     for part in run["parts"].values():
-        _print(console, part)
+        _PAGES[part["kind"]](console, part)
     periodic = [e for e in run["evaluations"] if e["seed_set"] == "periodic"]
     rates = [f"{e['environment_steps']}: {100 * e['success_rate']:.0f} %" for e in periodic]
     if rates:
@@ -290,3 +274,12 @@ def _print_schema(console: Console, schema: Facts) -> None:
     for name, dtype, shape in schema["fields"]:
         table.add_row(name, dtype, str(tuple(shape)))
     console.print(table)
+
+
+_PAGES: dict[str, Callable[[Console, Facts], None]] = {
+    Kind.RUN: _print_run,
+    Kind.STORE: _print_store,
+    Kind.POLICY: _print_policy,
+    Kind.LEROBOT: _print_episodes,
+    Kind.DATASET: _print_episodes,
+}

@@ -221,7 +221,8 @@ def working_run(
 def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
     """Make a run; if work fails before anything is recorded, it is removed but for its logs.
 
-    `latest` then points to where it pointed before. A run that a person stops can be gone on with.
+    `latest` then points to where it pointed before, also where a person stops a run so early, which
+    stays to be gone on with.
     """
     latest = Path(config.runs_directory).absolute() / LATEST
     before = latest.readlink() if latest.is_symlink() else None
@@ -229,11 +230,13 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
     try:
         save_resolved(lasting(config), run.path)
         yield run
-    except Exception:
-        if run.is_empty():
+    except (Exception, KeyboardInterrupt) as error:
+        if run.is_empty() and before is not None and latest.resolve() == run.path:
+            point(latest, before)
+        if run.is_empty() and not isinstance(error, KeyboardInterrupt):
             print("nothing was recorded", flush=True)
             if latest.resolve() == run.path:
-                latest.unlink() if before is None else point(latest, before)
+                latest.unlink()
             if not any(log.stat().st_size for log in run.path.glob("logs/*.log")):
                 shutil.rmtree(run.path)
             with suppress(OSError):  # other runs are in them

@@ -38,8 +38,9 @@ class Command:
             of that run is used, and overrides that would make it another run are refused.
         default_run: The run when that key is not given; None when the command makes its own.
         new_run_key: A key with which the command makes its own run in place of the default one.
-        elsewhere: Whether it may work with another robot, and other parameters of the task, than
-            the run was made with. It is then told the overrides too, for its records.
+        measures: Whether it measures a run's policy: `latest` is then the newest run that has one,
+            and the robot and the parameters of the task may be others than the run was made with.
+            It is told the overrides too, for its records.
         keys: The settings that matter most, for its help page: keys and groups
             of the configuration, with spaces between them.
         short: Words that stand for a longer key of the configuration.
@@ -55,7 +56,7 @@ class Command:
     run_key: str | None = None
     default_run: str | None = None
     new_run_key: str | None = None
-    elsewhere: bool = False
+    measures: bool = False
     keys: str = ""
     short: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -176,7 +177,7 @@ COMMANDS: dict[str, Command] = {
         " task.environment.time_limit_steps=50, test a policy outside of its training.",
         run_key="run",
         default_run="latest",
-        elsewhere=True,
+        measures=True,
         keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot teleop"
         " device start_nodes run runs_directory",
         short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},

@@ -40,6 +40,7 @@ from robot_rl.run import (
     DEMONSTRATIONS,
     LAST,
     LEARNED_POLICY,
+    SUMMARY,
     RunDirectory,
     RunError,
     load_policy,
@@ -250,10 +251,10 @@ def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
     print(final, flush=True)  # whatever becomes of the files
     summary = summarize(config, run, final)
     summary["wall_seconds"], summary["peak_memory_bytes"] = costs.totals()
-    run.save_summary(summary)
+    run.save_json(SUMMARY, summary)
     film_final(config, run, load_policy(run)[0], final.deployed)
     report = write_report(run.path)
-    print(f"summary: {run.summary}\nreport:  {report}", flush=True)
+    print(f"summary: {run.path / SUMMARY}\nreport:  {report}", flush=True)
 
 
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:

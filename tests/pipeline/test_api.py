@@ -97,7 +97,11 @@ def test_wrong_requests_are_answered_with_what_is_valid(tmp_path, cloned, monkey
     with pytest.raises(robot_rl.RobotRLError, match="there is no run 'nothing'"):
         robot_rl.load_policy("nothing")
     policy = robot_rl.load_policy("runs/latest/checkpoints/bc")
-    with pytest.raises(robot_rl.RobotRLError, match=r"call reset"):
+    env = gymnasium.make("robot_rl/PegInsert-v0")
+    with pytest.raises(robot_rl.RobotRLError, match=r"task differs; got: reach; expected: peg_in"):
+        robot_rl.load_policy("runs/latest/checkpoints/bc", env=env)
+    env.close()
+    with pytest.raises(robot_rl.RobotRLError, match=r"call reset\(seed=\.\.\.\)"):
         policy.act({})
     policy.reset()
     with pytest.raises(robot_rl.RobotRLError, match="lacks"):

@@ -102,12 +102,14 @@ def test_a_folder_that_is_not_there_is_named(own, monkeypatch):
         group_choices()
 
 
-def test_the_command_line_takes_a_folder_and_hands_it_to_child_processes(own, tmp_path):
+@pytest.mark.parametrize("named", ["my lab", "my lab/configs"])
+def test_the_command_line_takes_a_folder_and_hands_it_to_child_processes(own, tmp_path, named):
     (own / "configs/task/mine.yaml").write_text("defaults: [reach, _self_]\nname: mine\n")
     environment = {k: v for k, v in os.environ.items() if k != PATH_VARIABLE}
     code = (
         "import os, subprocess, sys; from robot_rl import cli;"
-        "print(cli.main(['train', '--config-dir', 'my lab', 'task=mine', '--help']), flush=True);"
+        f"print(cli.main(['train', '--config-dir', '{named}', 'task=mine', '--help']), flush=True);"
+        "cli.main(['train', 'task=yours']);"
         "os.chdir('/');"
         "subprocess.run([sys.executable, '-c', 'from robot_rl.config import compose;"
         'print(compose(["task=mine"]).task.name)\'])'
@@ -116,6 +118,7 @@ def test_the_command_line_takes_a_folder_and_hands_it_to_child_processes(own, tm
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.stdout.splitlines()[-2:] == ["0", "mine"], done.stderr
+    assert f"got: task=yours (searched {own / 'configs'} too)" in done.stderr
 
 
 def test_a_plugin_adds_its_package_and_its_configuration(tmp_path):
