@@ -28,6 +28,7 @@ from robot_rl.processes.signals import (
     end_at_once,
     end_with_input,
     ending_signals,
+    handled,
 )
 
 if TYPE_CHECKING:
@@ -53,26 +54,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_at_once()
     words = list(sys.argv[1:] if argv is None else argv)
     interrupted = Interruption()
-    previous = {number: signal.signal(number, interrupted) for number in ending_signals()}
-    if os.environ.pop(ENDS_WITH_INPUT, None):
-        end_with_input()
-    try:
-        return _run(_taken_folders(words), interrupted)
-    except RobotRLError as error:
-        return _fail(str(error))
-    except BrokenPipeError:  # `robot-rl inspect RUN | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_ERROR
-    except OSError as error:
-        if error.errno not in _NO_SPACE_OR_ACCESS:
-            raise
-        return _fail(f"the system refused to read or write; got: {error}")
-    except KeyboardInterrupt:
-        _say("stopped")
-        return EXIT_INTERRUPTED
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with handled(ending_signals(), interrupted):
+        try:
+            if os.environ.pop(ENDS_WITH_INPUT, None):
+                end_with_input()
+            return _run(_taken_folders(words), interrupted)
+        except RobotRLError as error:
+            return _fail(str(error))
+        except BrokenPipeError:  # `robot-rl inspect RUN | head`: nobody reads on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_ERROR
+        except OSError as error:
+            if error.errno not in _NO_SPACE_OR_ACCESS:
+                raise
+            return _fail(f"the system refused to read or write; got: {error}")
+        except KeyboardInterrupt:
+            _say("stopped")
+            return EXIT_INTERRUPTED
 
 
 def _run(words: list[str], interrupted: Interruption) -> int:
@@ -226,7 +224,8 @@ def command_config(command: Command, overrides: list[str]) -> DictConfig:
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 
-    overrides = [_in_full(command, override) for override in overrides]
+    typed = (override.partition("=") for override in overrides)
+    overrides = ["".join((command.short.get(key, key), *rest)) for key, *rest in typed]
     if command.run_key is None:
         return compose(overrides)
     places = (f"{command.run_key}=", "runs_directory=")
@@ -241,12 +240,6 @@ def command_config(command: Command, overrides: list[str]) -> DictConfig:
     config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.measures)
     config[command.run_key] = str(run.path)
     return config
-
-
-def _in_full(command: Command, override: str) -> str:
-    """An override with the key that its word stands for."""
-    key, equals, value = override.partition("=")
-    return f"{command.short.get(key, key)}{equals}{value}"
 
 
 def _load(target: str) -> Callable[..., Any]:

@@ -91,8 +91,10 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     groups = group_choices()
     parsed = [parse(text) for text in overrides]
     for override in parsed:
-        if override.key_or_group in groups:
-            check_choice(override, groups[override.key_or_group])
+        group = override.key_or_group
+        if group in groups and not override.is_delete():
+            own = ", ".join(map(str, registry.config_folders()))
+            check_value(group, override.value(), groups[group], own and f"searched {own} too")
     chosen = [o for o in parsed if o.key_or_group in groups]
     defaults = _resolved(_compose([str(o.input_line) for o in chosen]))
     del defaults["choices"]
@@ -221,12 +223,9 @@ def check_missing(config: DictConfig) -> None:
     if missing:
         raise ConfigError(
             f"these values have no default and must be given: {', '.join(missing)}",
-            hint="add " + " ".join(f"{key}={_written(key)}" for key in missing),
+            hint="add "
+            + " ".join(f"{k}={_WRITTEN.get(k.rpartition('.')[2], 'VALUE')}" for k in missing),
         )
-
-
-def _written(key: str) -> str:
-    return _WRITTEN.get(key.rpartition(".")[2], "VALUE")
 
 
 def parse(text: str) -> Override:
@@ -256,17 +255,6 @@ def parse(text: str) -> Override:
 def _quoted(text: str) -> str:
     key, equal, value = text.partition("=")
     return f"\"{key}='{value}'\"" if equal else "\"key='value'\""
-
-
-def check_choice(override: Override, choices: tuple[str, ...]) -> None:
-    """Check that a group's override names one of its choices.
-
-    Raises:
-        ConfigError: It does not; the error suggests the nearest one.
-    """
-    if not override.is_delete():
-        own = ", ".join(map(str, registry.config_folders()))
-        check_value(override.key_or_group, override.value(), choices, own and f"searched {own} too")
 
 
 def check_value(key: str, value: object, valid: Sequence[str], searched: str = "") -> None:

@@ -356,7 +356,7 @@ def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys):
         "updates/s 60.0",
         "update-to-data ratio 3.00",
         "replay transitions 2,400",
-        "time left 0:30",
+        "time left 0:00:30",
     ):
         assert part in lines[-1]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,40 +30,33 @@ EPISODE_STEPS = 100
 BATCH_SIZE = 256
 SAMPLES = 100
 SECONDS = 10.0
-DISK_BYTES = 1 << 30
 
 
 def run(config: DictConfig) -> dict[str, object]:
     """Measure inserts and samples of transitions as a two-camera robot makes them.
 
-    Inserts are committed and acknowledged, with schema checks; ``_spool`` says that the rows wait
-    in a file meanwhile, as an actor's do. A sample is 256 pairs (s, s').
+    Inserts are committed and acknowledged, with schema checks. A sample is 256 pairs (s, s').
 
     The rows have sizes of their own, so the configuration does not matter. Each second of
     inserting writes up to 1 GB into the system's temporary folder (``TMPDIR``), removed at the end.
 
     Returns:
-        JSON-able figures; times are means of milliseconds. `copy_256_ms` is what a plain copy of a
-        sample's arrays takes. `disk_rows_per_second` is what the disk
-        of that folder takes, for comparison: so many rows' bytes, written and synced.
+        JSON-able figures; times are means of milliseconds.
     """
-    results: dict[str, object] = {"disk_rows_per_second": _disk_rows_per_second()}
+    results: dict[str, object] = {}
     images = camera_schema()
     for fsync, batch_rows in (("none", 1), ("none", 16), ("group", 1), ("group", 16)):
         suffix = "" if fsync == "none" else "_fsync_group"
         with _server("group" if fsync == "group" else "none") as store:
-            rate = _insert(store, images, SECONDS, batch_rows, None)
+            rate = _insert(store, images, SECONDS, batch_rows)
             results[f"insert_per_second_batch{batch_rows}{suffix}"] = rate
             if suffix == "" and batch_rows == 16:
                 results["bytes_per_transition"] = float(summarize_store(store)["bytes_per_row"])
-                for n_step, name in ((1, "sample_256_ms"), (3, "sample_256_n3_ms")):
-                    results[name], results["copy_256_ms"] = _sample_ms(store, images, n_step)
+                results["sample_256_ms"] = _sample_ms(store, images, n_step=1)
+                results["sample_256_n3_ms"] = _sample_ms(store, images, n_step=3)
     with _server("none") as store:
-        spool = store.parent / "spool.rows"
-        results["insert_per_second_batch16_spool"] = _insert(store, images, SECONDS, 16, spool)
-    with _server("none") as store:
-        _insert(store, state_schema(), SECONDS / 2, 16, None)
-        results["sample_256_state_n3_ms"], _ = _sample_ms(store, state_schema(), n_step=3)
+        _insert(store, state_schema(), SECONDS / 2, 16)
+        results["sample_256_state_n3_ms"] = _sample_ms(store, state_schema(), n_step=3)
     return results
 
 
@@ -121,13 +113,11 @@ def _server(fsync: Fsync) -> Iterator[Path]:
             process.join()
 
 
-def _insert(
-    store: Path, schema: RowSchema, seconds: float, batch_rows: int, spool: Path | None
-) -> float:
+def _insert(store: Path, schema: RowSchema, seconds: float, batch_rows: int) -> float:
     """Append for so long and return acknowledged transitions per second."""
     rows = episode_rows(schema)
     options = LinkOptions(batch_rows=batch_rows)
-    with ReplayClient(store, spool_bytes=64 << 20, spool_path=spool, options=options) as client:
+    with ReplayClient(store, spool_bytes=64 << 20, options=options) as client:
         client.open_session(TABLE, schema)
         start = time.monotonic()
         count = 0
@@ -138,24 +128,8 @@ def _insert(
         return count / (time.monotonic() - start)
 
 
-def _disk_rows_per_second() -> float:
-    with tempfile.NamedTemporaryFile(prefix="replay-bench-") as file:
-        block = np.random.default_rng(0).bytes(1 << 20)
-        start = time.monotonic()
-        for _ in range(DISK_BYTES // len(block)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        seconds = time.monotonic() - start
-    return DISK_BYTES / seconds / camera_schema().dtype.itemsize
-
-
-def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> tuple[float, float]:
-    """Time a batch into preallocated arrays, rows spread over the store, and a copy of its arrays.
-
-    Returns:
-        The mean of each.
-    """
+def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> float:
+    """Time a batch into preallocated arrays, rows spread over the store."""
     fields = [*schema.observation_names, "action", "base_action"]
     spec = SampleSpec(tuple(fields), BATCH_SIZE, n_step, demonstration_share=0.0)
     sampler = ReplaySampler(TableRows(store, TABLE), spec, np.random.default_rng(0))
@@ -164,19 +138,9 @@ def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> tuple[float, floa
         # Maps the pages of the file, as the first minutes do: each row about three times.
         for _ in range(SAMPLES // 2 + 3 * sampler.visible.online // (2 * BATCH_SIZE)):
             sampler.sample(batch)
-        copied = {name: array.copy() for name, array in batch.items()}
-
-        def copy() -> None:
-            for name, array in batch.items():
-                np.copyto(copied[name], array)
-
-        return _mean_ms(lambda: sampler.sample(batch)), _mean_ms(copy)
+        start = time.perf_counter()
+        for _ in range(SAMPLES):
+            sampler.sample(batch)
+        return 1000 * (time.perf_counter() - start) / SAMPLES
     finally:
         sampler.close()
-
-
-def _mean_ms(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    for _ in range(SAMPLES):
-        work()
-    return 1000 * (time.perf_counter() - start) / SAMPLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from PIL import Image as Picture
 
 from policies import registry
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics, estimate
-from robot_rl.calibration.hand_eye import HandEye, View, solve
+from robot_rl.calibration.hand_eye import View, solve
 from robot_rl.calibration.views import ViewFolder
 from robot_rl.processes.files import replace_text
 from robot_rl.safety import rotations
@@ -29,6 +29,10 @@ _PICTURES_TRIED = 10
 # taken [m], [rad]: not every arm measures its speed.
 _STILL_SPEED = (0.002, 0.01)
 _STILL_WAY = (0.0005, 0.003)
+_HEAD = """\
+# Made by robot-rl calibrate camera. The pose is that of the camera's optical frame
+# (x right, y down, z forward), m and quaternion xyzw, in the frame that `frame` names.
+"""
 # Beyond this the result deserves a second look [m].
 _SUSPICIOUS = 0.005
 
@@ -44,7 +48,16 @@ def run(what: str, path: str, **options: str | None) -> None:
     Raises:
         CalibrationError: Something is missing, or the pose does not follow from the views.
     """
-    board = _board(options)
+    try:
+        columns, rows = (int(str(options[name])) for name in ("columns", "rows"))
+        square, marker = (float(str(options[name])) for name in ("square", "marker"))
+        board = Board(columns, rows, square, marker, str(options["dictionary"]))
+    except ValueError as error:
+        raise CalibrationError(
+            "the board's measures must be numbers",
+            got=error,
+            expected="whole columns and rows, square and marker in metres",
+        ) from error
     if what == "board":
         _draw(board, Path(path))
     elif what == "camera":
@@ -54,23 +67,6 @@ def run(what: str, path: str, **options: str | None) -> None:
         _calibrate(folder, board, str(options["mount"]), str(options["intrinsics"]))
     else:
         raise CalibrationError("unknown word", got=what, expected="board or camera")
-
-
-def _board(options: Mapping[str, str | None]) -> Board:
-    try:
-        return Board(
-            columns=int(str(options["columns"])),
-            rows=int(str(options["rows"])),
-            square=float(str(options["square"])),
-            marker=float(str(options["marker"])),
-            dictionary=str(options["dictionary"]),
-        )
-    except ValueError as error:
-        raise CalibrationError(
-            "the board's measures must be numbers",
-            got=error,
-            expected="whole columns and rows, square and marker in metres",
-        ) from error
 
 
 def _draw(board: Board, path: Path) -> None:
@@ -141,7 +137,9 @@ def _take_view(folder: ViewFolder, board: Board, camera: Any, arm: Any) -> None:
         if frame.stamp_ns >= asked:
             break
     after = arm.read()
-    if _moves(before, after):
+    way = rotations.between(before.tcp_pose, after.tcp_pose)
+    speeds = (before.tcp_velocity, after.tcp_velocity)  # NaN where it is not measured
+    if _exceeds(way, _STILL_WAY) or any(_exceeds(speed, _STILL_SPEED) for speed in speeds):
         print("the arm moves: wait until it is still", flush=True)
         return
     try:
@@ -151,13 +149,6 @@ def _take_view(folder: ViewFolder, board: Board, camera: Any, arm: Any) -> None:
         return
     picture = folder.add(frame.color, after.tcp_pose)
     print(f"{picture.name}: {len(corners.pixels)} corners", flush=True)
-
-
-def _moves(before: Any, after: Any) -> bool:
-    """Whether the arm moved between two measurements; a speed of NaN is not measured."""
-    way = rotations.between(before.tcp_pose, after.tcp_pose)
-    speeds = (state.tcp_velocity for state in (before, after))
-    return _exceeds(way, _STILL_WAY) or any(_exceeds(speed, _STILL_SPEED) for speed in speeds)
 
 
 def _exceeds(motion: Any, most: tuple[float, float]) -> bool:
@@ -172,8 +163,25 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
     intrinsics = _intrinsics(folder, views, which)
     result = solve(views, intrinsics, mount)
     path = folder.path / "calibration.yaml"
-    _save(path, result, {**asdict(intrinsics), "source": which}, board, mount, len(views))
     residual = result.residual
+    content = {
+        "mount": mount,
+        "frame": "tcp" if mount == "wrist" else "base",
+        "pose": [round(float(value), 9) for value in result.pose],
+        "intrinsics": {
+            **asdict(intrinsics),
+            "source": which,
+            "distortion": list(intrinsics.distortion),
+        },
+        "residual": {
+            "views": len(views),
+            "translation_m": round(residual.translation, 6),
+            "rotation_rad": round(residual.rotation, 6),
+            "pixels": round(residual.pixels, 4),
+        },
+        "board": asdict(board),
+    }
+    replace_text(path, _HEAD + yaml.safe_dump(content, sort_keys=False))
     print(
         f"wrote {path}\n"
         f"  position {' '.join(f'{value:.4f}' for value in result.pose[:3])} m, orientation"
@@ -205,32 +213,3 @@ def _intrinsics(folder: ViewFolder, views: Sequence[View], which: str) -> Intrin
             " the views",
         )
     return known
-
-
-def _save(
-    path: Path,
-    result: HandEye,
-    intrinsics: Mapping[str, Any],
-    board: Board,
-    mount: str,
-    views: int,
-) -> None:
-    residual = result.residual
-    content = {
-        "mount": mount,
-        "frame": "tcp" if mount == "wrist" else "base",
-        "pose": [round(float(value), 9) for value in result.pose],
-        "intrinsics": {**intrinsics, "distortion": list(intrinsics["distortion"])},
-        "residual": {
-            "views": views,
-            "translation_m": round(residual.translation, 6),
-            "rotation_rad": round(residual.rotation, 6),
-            "pixels": round(residual.pixels, 4),
-        },
-        "board": asdict(board),
-    }
-    head = (
-        "# Made by robot-rl calibrate camera. The pose is that of the camera's optical frame\n"
-        "# (x right, y down, z forward), m and quaternion xyzw, in the frame that `frame` names.\n"
-    )
-    replace_text(path, head + yaml.safe_dump(content, sort_keys=False))

@@ -92,7 +92,7 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
 
     from robot_rl.console.feeds import LIVE, REPLAY, Scene
     from robot_rl.console.scene import RobotScene
-    from robot_rl.console.viewer import LOOPBACK, free_port
+    from robot_rl.console.server import LOOPBACK, free_port
 
     plain = OmegaConf.to_container(config.task.environment, resolve=True)
     task = registry.make(plain)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.evaluation.evaluate import Evaluator
-from robot_rl.evaluation.records import VIDEOS
+from robot_rl.evaluation.records import VIDEOS, read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
 from robot_rl.processes.machine import yield_to_control_loop
@@ -66,16 +66,11 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 continue  # the run has passed this point with other points of evaluation
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
-            cloned = None if result.cloned else _periodic_of_cloned(run)
-            if cloned is not None:
-                result = replace(result, against_cloned=result.beside(cloned, looks))
+            curve = read_run(run.path).periodic()
+            cloned = [record for record in curve if record.cloned]
+            if cloned and not result.cloned:
+                result = replace(result, against_cloned=result.beside(cloned[-1], looks))
             run.append_jsonl(EVALUATIONS, result.to_json())
-
-
-def _periodic_of_cloned(run: RunDirectory) -> EvaluationResult | None:
-    periodic = (r for r in run.read_jsonl(EVALUATIONS) if r["seed_set"] == "periodic")
-    cloned = [r for r in periodic if r["environment_steps"] == 0]
-    return EvaluationResult.from_json(cloned[-1]) if cloned else None
 
 
 @dataclass(frozen=True)
@@ -145,15 +140,10 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
             results[name] = result = evaluator.evaluate(*load_policy(run, name), "final")
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
-            _record_final(run, result)
+            known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
+            if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
+                run.append_jsonl(EVALUATIONS, result.to_json())
     return FinalEvaluation(results[CLONED_POLICY], results[LEARNED_POLICY], run.path)
-
-
-def _record_final(run: RunDirectory, result: EvaluationResult) -> None:
-    """Add a final evaluation to the run's records, unless the same one is there already."""
-    known = (EvaluationResult.from_json(record) for record in run.read_jsonl(EVALUATIONS))
-    if all(replace(record, wall_seconds=result.wall_seconds) != result for record in known):
-        run.append_jsonl(EVALUATIONS, result.to_json())
 
 
 def film_final(

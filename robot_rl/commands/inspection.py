@@ -245,15 +245,13 @@ def _print_counts(console: Console, table: Facts) -> None:
     if table["evicted_rows"]:
         console.print(f"{table['evicted_rows']} rows were evicted")
     if table["first_stamp"] is not None and table["last_stamp"] is not None:
-        console.print(f"recorded {_time_span(table['first_stamp'], table['last_stamp'])}")
+        stamps = (table["first_stamp"], table["last_stamp"])
+        begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in stamps)
+        console.print(
+            f"recorded {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} ({end - begin})"
+        )
     elif table["rows"]:
         console.print("recorded in simulated time")
-
-
-def _time_span(first: int, last: int) -> str:
-    """Name the local times of two stamps [ns], and what lies between them."""
-    begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in (first, last))
-    return f"{begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} ({end - begin})"
 
 
 def _print_policy(console: Console, policy: Facts) -> None:

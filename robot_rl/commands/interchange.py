@@ -1,4 +1,4 @@
-"""`robot-rl export` and `robot-rl import`: episodes between stores, datasets and LeRobot."""
+"""`robot-rl export`, `import` and `annotate`: episodes of stores, datasets and LeRobot."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from robot_rl.processes.signals import stop_event
 from robot_rl.replay import ReplayClient, StoreReader, wait_for_endpoint
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.transfer import StoreEpisodes, import_episodes
+from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
 _SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
@@ -52,7 +53,7 @@ def export(
     selection = Selection(
         None if source == _ALL else SOURCE_NAMES.index(source), _OUTCOMES[success]
     )
-    place = _place(Path(store))
+    place = _store_at(Path(store))
     if is_store(place):
         episodes = StoreEpisodes(place, table, selection)
         _transfer(episodes, out, format, "exported")
@@ -61,8 +62,14 @@ def export(
         if episodes.left_out:
             print(f"{episodes.left_out} episodes left out: evicted meanwhile, or without a step")
         return
-    if table is not None:
-        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
+    if (Path(store) / CONFIG_FILE).is_file():
+        place = RunDirectory(Path(store)).demonstrations
+    if not (place / "zarr.json").is_file():
+        raise NotADataset(
+            f"there are no episodes to export at {place}",
+            expected="a store, a run directory or an episode dataset",
+        )
+    _check_no_table(table)
     _transfer(DatasetEpisodes(place, selection), out, format, "exported")
 
 
@@ -88,18 +95,45 @@ def import_dataset(path: str, out: str, *, table: str | None) -> None:
         else lerobot.open_lerobot(place)
     )
     store = _store_at(Path(out))
-    if store is not None:
+    if is_store(store) or store != Path(out):
         _import_into(source, store, table)
         return
-    if table is not None:
-        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
+    _check_no_table(table)
     _transfer(source, out, "zarr", "imported")
+
+
+def annotate(store: str, address: str, *, table: str | None) -> None:
+    """Have a progress model judge the sealed episodes of a store.
+
+    Args:
+        store: A store or a run directory, whose replay server must be running.
+        address: Where the model's server listens on this machine.
+        table: Name of the store's table; None takes the only one.
+
+    Raises:
+        RobotRLError: There is no store, its server or the model does not answer.
+    """
+    place = _store_at(Path(store))
+    if not is_store(place):
+        raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
+    with (
+        stop_event() as stop,
+        RemoteProgressModel(address) as model,
+        ReplayClient(place) as client,
+    ):
+        count = annotate_progress(place, table, client, model, stop)
+        print(f"judged {count} episodes with version {model.version} of the model at {address}")
+        if stop.is_set():
+            print("the same command judges the others")
+            raise KeyboardInterrupt
 
 
 def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
     """Send a source to the server of a store and say what is new there."""
     wait_for_endpoint(store, _SERVER_SECONDS)
-    name = table or _only_table(store) or source.schema.task
+    with StoreReader(store) as reader:
+        only = reader.table(None).name if reader.tables() else None
+    name = table or only or source.schema.task
     with (
         _stoppable(len(source), f"sending to the server of {store}") as on_episode,
         ReplayClient(store) as client,
@@ -112,16 +146,6 @@ def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
         f"imported {done.new_episodes} episodes ({done.new_rows:,} rows{annotated}) into table"
         f" {name} of {store}{there}"
     )
-
-
-def _only_table(store: Path) -> str | None:
-    """Return the name of the only table of a store, None if it has none yet.
-
-    Raises:
-        StoreError: It has several.
-    """
-    with StoreReader(store) as reader:
-        return reader.table(None).name if reader.tables() else None
 
 
 @contextmanager
@@ -162,21 +186,11 @@ def _transfer(source: EpisodeSource, out: str, format: str, done: str) -> None:
     )
 
 
-def _store_at(path: Path) -> Path | None:
-    """Return the store at a path, or that of the run directory there; None without one."""
-    if (path / CONFIG_FILE).is_file():
-        return RunDirectory(path).store
-    return path if is_store(path) else None
+def _store_at(path: Path) -> Path:
+    """The store of a run directory; what else is there is taken for one."""
+    return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path
 
 
-def _place(path: Path) -> Path:
-    """Return the store of a run directory, or its demonstrations where it has none."""
-    if (path / CONFIG_FILE).is_file():
-        run = RunDirectory(path)
-        return run.store if is_store(run.store) else run.demonstrations
-    if not is_store(path) and not (path / "zarr.json").is_file():
-        raise NotADataset(
-            f"there are no episodes to export at {path}",
-            expected="a store, a run directory or an episode dataset",
-        )
-    return path
+def _check_no_table(table: str | None) -> None:
+    if table is not None:
+        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")

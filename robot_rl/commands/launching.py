@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +45,10 @@ class LaunchError(RobotRLError):
     """A job that cannot be launched, or whose command or node has failed."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a launch file is for.
-
-    Attributes:
-        command: The command of `robot-rl` that runs beside the nodes; None for the nodes alone.
-        robot: Default of the argument `robot`.
-        arguments: Names of its arguments.
-    """
-
-    command: str | None
-    robot: str
-    arguments: tuple[str, ...]
-
-
 # Argument → default and description. An empty value is left to the configuration.
 ARGUMENTS: dict[str, tuple[str, str]] = {
     "task": ("", "task, as in robot-rl train task=..."),
-    "robot": ("", "robot: ros, ros_sim, or one of your own in configs/robot"),
+    "robot": ("ros", "robot: ros, ros_sim, or one of your own in configs/robot"),
     "teleop": ("", "device that a person drives the robot with, as in robot-rl collect teleop=..."),
     "algorithm": ("", "algorithm of online learning"),
     "namespace": ("", "namespace of the arm's topics"),
@@ -72,12 +56,13 @@ ARGUMENTS: dict[str, tuple[str, str]] = {
     "overrides": ("", "further overrides of the configuration, quoted as in a shell"),
 }
 _ROBOT = ("task", "robot", "namespace", "overrides")
-JOBS = {
-    "train": Job("train", "ros", ("algorithm", "teleop", *_ROBOT)),
-    "collect": Job("collect", "ros", ("teleop", *_ROBOT)),
-    "evaluate": Job("evaluate", "ros", ("run", "teleop", *_ROBOT)),
-    "robot": Job(None, "ros", _ROBOT),
-    "sim_robot": Job(None, "ros_sim", _ROBOT),
+# Launch file → names of its arguments. One named like a command runs that beside the nodes.
+JOBS: dict[str, tuple[str, ...]] = {
+    "train": ("algorithm", "teleop", *_ROBOT),
+    "collect": ("teleop", *_ROBOT),
+    "evaluate": ("run", "teleop", *_ROBOT),
+    "robot": _ROBOT,
+    "sim_robot": _ROBOT,
 }
 
 
@@ -88,20 +73,20 @@ def launch_description(name: str, command_config: CommandConfig) -> LaunchDescri
     has then let the robot hold. So is an error of a node, such as an impossible parameter, which it
     would meet again. `ros2 launch` returns 1 after an error of either.
     """
-    job = JOBS[name]
     declared = []
-    for argument in job.arguments:
+    for argument in JOBS[name]:
         default, description = ARGUMENTS[argument]
-        default = job.robot if argument == "robot" else default
+        if (name, argument) == ("sim_robot", "robot"):
+            default = "ros_sim"
         declared.append(
             DeclareLaunchArgument(argument, default_value=default, description=description)
         )
     return LaunchDescription(
-        [*declared, OpaqueFunction(function=_actions, args=[job, command_config])]
+        [*declared, OpaqueFunction(function=_actions, args=[name, command_config])]
     )
 
 
-def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
+def overrides_of(values: Mapping[str, str]) -> list[str]:
     """Overrides of the configuration that a job's arguments mean."""
     keys = {"namespace": "robot.namespace"}
     given = [
@@ -119,18 +104,16 @@ def overrides_of(job: Job, values: Mapping[str, str]) -> list[str]:
         ) from error
 
 
-def _actions(context: LaunchContext, job: Job, command_config: CommandConfig) -> list[Any]:
-    values = {name: LaunchConfiguration(name).perform(context) for name in job.arguments}
-    overrides = overrides_of(job, values)
+def _actions(context: LaunchContext, job: str, command_config: CommandConfig) -> list[Any]:
+    overrides = overrides_of({n: LaunchConfiguration(n).perform(context) for n in JOBS[job]})
+    command = COMMANDS.get(job)
     try:
         # Its nodes are those of the run that it evaluates or goes on with.
-        config = (
-            command_config(COMMANDS[job.command], overrides) if job.command else compose(overrides)
-        )
+        config = command_config(command, overrides) if command else compose(overrides)
         table = node_table(config)
     except RobotRLError as error:
         raise LaunchError(f"{error} ({_HINT})") from error
-    if job.command is None and not table:
+    if command is None and not table:
         raise LaunchError(
             "there is nothing to launch",
             got=f"robot={config.choices.robot}, whose section `nodes` is empty",
@@ -140,8 +123,8 @@ def _actions(context: LaunchContext, job: Job, command_config: CommandConfig) ->
     environment = ros_environment(config.robot.discovery_range)
     actions: list[Any] = [SetEnvironmentVariable(n, value) for n, value in environment.items()]
     actions += [_node(description) for description in table]
-    if job.command is not None:
-        actions.append(_command(job.command, overrides))
+    if command is not None:
+        actions.append(_command(job, overrides))
     return actions
 
 

@@ -23,9 +23,8 @@ _POLL_SECONDS = 0.1
 class NodeSupervisor:
     """Runs the nodes of a table; one that is killed is started again.
 
-    A node that ends with an error of its own, such as an impossible parameter, cannot be helped:
-    the process is then asked to end, as by Ctrl-C, and `check` raises. So it is when one cannot be
-    started again, or watching fails in any other way.
+    Where one ends with an error of its own, such as an impossible parameter, or cannot be started
+    again, this process is asked to end, as by Ctrl-C, and `check` raises.
 
     Args:
         table: The nodes.

@@ -217,7 +217,7 @@ COMMANDS: dict[str, Command] = {
         example="robot-rl export runs/latest OUT format=lerobot",
     ),
     "annotate": Command(
-        "robot_rl.commands.annotate:run",
+        "robot_rl.commands.interchange:annotate",
         "Have a progress model judge the episodes of a store.",
         "STORE is a store or a run directory whose replay server runs; the model listens at"
         " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"

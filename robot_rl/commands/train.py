@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -50,44 +49,35 @@ _POLL_SECONDS = 0.25
 _TIMES = "times"
 
 
-@dataclass
 class Feed:
-    """Hands new lines of the run's files to the display.
+    """Hands new lines of the run's files to the display; evaluations that it has are not new."""
 
-    Attributes:
-        run: The run.
-        progress: The display.
-        episodes: How many of the run's it has been told of.
-        evaluations: The same of evaluations.
-    """
-
-    run: RunDirectory
-    progress: WorkProgress
-    episodes: int = 0
-    evaluations: int = 0
+    def __init__(self, run: RunDirectory, progress: WorkProgress) -> None:
+        self._run, self._progress = run, progress
+        self._episodes, self._evaluations = 0, len(run.read_jsonl("evaluations"))
 
     def show(self) -> None:
         """Look for what is new; the first line of a log comes before the first block is learned."""
-        episodes = self.run.read_jsonl("episodes")
-        for episode in episodes[self.episodes :]:
-            self.progress.episode(
+        episodes = self._run.read_jsonl("episodes")
+        for episode in episodes[self._episodes :]:
+            self._progress.episode(
                 bool(episode["success"]),
                 intervened=int(episode["intervened_steps"]) / max(1, int(episode["length"])),
             )
-        self.episodes = len(episodes)
-        evaluations = self.run.read_jsonl("evaluations")
-        for record in evaluations[self.evaluations :]:
+        self._episodes = len(episodes)
+        evaluations = self._run.read_jsonl("evaluations")
+        for record in evaluations[self._evaluations :]:
             result = EvaluationResult.from_json(record)
-            self.progress.note(f"after {result.environment_steps:>6,} steps: {result}")
+            self._progress.note(f"after {result.environment_steps:>6,} steps: {result}")
             if result.against_cloned is not None and result.against_cloned.worse:
-                self.progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
-        self.evaluations = len(evaluations)
-        blocks = self.run.read_jsonl("learner")
+                self._progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
+        self._evaluations = len(evaluations)
+        blocks = self._run.read_jsonl("learner")
         if not blocks:
-            self.progress.update(0)
+            self._progress.update(0)
         else:
             last = blocks[-1]
-            self.progress.update(
+            self._progress.update(
                 int(last["environment_steps"]),
                 updates_per_second=last["updates_per_second"],
                 update_to_data=last["update_to_data"],
@@ -99,15 +89,15 @@ class _Costs:
     """Time and memory of a run, over all of its starts."""
 
     def __init__(self, run: RunDirectory, memory: MemorySampler) -> None:
-        self._run = run
-        self._memory = memory
-        self._started = time.monotonic()
+        self._run, self._memory, self._started = run, memory, time.monotonic()
 
-    def totals(self) -> tuple[float, int]:
+    def totals(self) -> dict[str, Any]:
         """Wall time [s] and peak memory [bytes], those of earlier starts included."""
         records = [*self._run.read_jsonl(_TIMES), self._present()]
-        seconds = sum(float(record["wall_seconds"]) for record in records)
-        return seconds, max(int(record["peak_memory_bytes"]) for record in records)
+        return {
+            "wall_seconds": sum(float(record["wall_seconds"]) for record in records),
+            "peak_memory_bytes": max(int(record["peak_memory_bytes"]) for record in records),
+        }
 
     def save(self) -> None:
         """Note those of this start."""
@@ -152,13 +142,11 @@ def run(config: DictConfig) -> None:
             if config.stage is None and directory.has_folder(CLONED):
                 _finish(config, directory, costs)
         except BaseException:
-            _note_costs(costs)
+            with suppress(
+                RunError
+            ):  # the disk is full, and the error that the run ends with says so
+                costs.save()
             raise
-        costs.save()
-
-
-def _note_costs(costs: _Costs) -> None:
-    with suppress(RunError):  # the disk is full, and the error that the run ends with says so
         costs.save()
 
 
@@ -203,11 +191,6 @@ def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
     return {"replay": ["replay"], "learner": ["learner"], **acting, **evaluator}
 
 
-def _beside(config: DictConfig) -> list[str]:
-    """Processes that learning does not need, and that do not end it when they fail."""
-    return ["console"] if config.console.open else []
-
-
 def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
     """Start the processes and wait until all steps are learned from and evaluated."""
     total = int(config.environment_steps)
@@ -222,14 +205,15 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         processes = _processes(int(config.actors), evaluates_periodically(config))
         for name, arguments in processes.items():
             group.start(name, [*arguments, *place])
-        beside = _beside(config)
+        # Learning does not need it, and goes on where it fails.
+        beside = ["console"] if config.console.open else []
         for name in beside:
             group.start(name, [name, *place], needed=False)
             progress.note(f"{name}: its address is in {run.path}/logs/{name}.log")
         waits_for = waits_for_annotation(config, run)
         if waits_for is not None:
             progress.note(f"learner: {waits_for}")
-        feed = Feed(run, progress, evaluations=len(run.read_jsonl("evaluations")))
+        feed = Feed(run, progress)
         waiting = [name for name in processes if name != "replay"]
         actors = [name for name in processes if name.startswith("actor")]
         while waiting:
@@ -249,9 +233,7 @@ def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
     """Evaluate the cloned and the learned policy, decide for one, write summary and report."""
     final = evaluate_final(config, run)
     print(final, flush=True)  # whatever becomes of the files
-    summary = summarize(config, run, final)
-    summary["wall_seconds"], summary["peak_memory_bytes"] = costs.totals()
-    run.save_json(SUMMARY, summary)
+    run.save_json(SUMMARY, {**summarize(config, run, final), **costs.totals()})
     film_final(config, run, load_policy(run)[0], final.deployed)
     report = write_report(run.path)
     print(f"summary: {run.path / SUMMARY}\nreport:  {report}", flush=True)

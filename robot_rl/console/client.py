@@ -19,9 +19,10 @@ from robot_rl.console.link import (
     Event,
     Hello,
     Jog,
+    Seen,
+    Snapshot,
     Taken,
 )
-from robot_rl.console.snapshot import Seen, Snapshot
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.wire import ServerUnreachable
 from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint

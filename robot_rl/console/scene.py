@@ -49,7 +49,8 @@ class RobotScene:
             task.build(spec)
         self._model = spec.compile()
         self._data = mujoco.MjData(self._model)
-        self._joints = _hinges(self._model)
+        # All hinges, in the order of the model.
+        self._joints = self._model.jnt_qposadr[self._model.jnt_type == _HINGE].tolist()
         self._fingers = _positions(self._model, FINGERS)
         middle = self._model.jnt_range[self._model.jnt_type == _HINGE].mean(axis=1)
         self._data.qpos[self._joints] = middle
@@ -170,11 +171,6 @@ class RobotScene:
             vertices = _part(model.mesh_vert, model.mesh_vertadr[mesh], model.mesh_vertnum[mesh])
             faces = _part(model.mesh_face, model.mesh_faceadr[mesh], model.mesh_facenum[mesh])
             scene.add_mesh_simple(path, vertices=vertices, faces=faces, **look, **place)
-
-
-def _hinges(model: mujoco.MjModel) -> list[int]:
-    """Where the arm's joints are in qpos: all hinges, in the order of the model."""
-    return [int(address) for address in model.jnt_qposadr[model.jnt_type == _HINGE]]
 
 
 def _positions(model: mujoco.MjModel, names: tuple[str, ...]) -> list[int]:

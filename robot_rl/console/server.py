@@ -8,11 +8,13 @@ everything again.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from aiohttp import WSMsgType, web
 
 from robot_rl.console.client import LoopClient
@@ -21,9 +23,9 @@ from robot_rl.console.feeds import Feeds, Scene
 from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Page, Pages
-from robot_rl.console.viewer import ViewerProxy
 from robot_rl.run import RunDirectory
 
+LOOPBACK = "127.0.0.1"
 _PAGE = Path(__file__).parent / "page"
 _MOST_MESSAGE_BYTES = 4096
 _PING_SECONDS = 30.0
@@ -32,6 +34,16 @@ _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+
+_HOP_HEADERS = frozenset(
+    ("connection", "content-encoding", "content-length", "keep-alive", "transfer-encoding")
+)
+_MOST_VIEWER_BYTES = 64 << 20
+# Without viser's own panel and notices, for the console has the buttons; and see viewer.js.
+_ADDED_TO_PAGE = (
+    b"<style>.mantine-Paper-root,.mantine-Notifications-root{display:none!important}</style>"
+    b'<script src="/viewer.js"></script>'
+)
 
 
 class ConsoleServer:
@@ -122,14 +134,14 @@ class ConsoleServer:
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
         """One open page."""
-        socket = web.WebSocketResponse(heartbeat=_PING_SECONDS, max_msg_size=_MOST_MESSAGE_BYTES)
-        await socket.prepare(request)
-        page = Page(socket)
+        browser = web.WebSocketResponse(heartbeat=_PING_SECONDS, max_msg_size=_MOST_MESSAGE_BYTES)
+        await browser.prepare(request)
+        page = Page(browser)
         self._pages.add(page)
         writing = asyncio.create_task(page.write())
         asking: set[asyncio.Task[None]] = set()
         try:
-            async for message in socket:
+            async for message in browser:
                 if message.type != WSMsgType.TEXT:
                     continue
                 task = asyncio.create_task(self._pages.answer(page, message.data))
@@ -139,7 +151,7 @@ class ConsoleServer:
             self._pages.remove(page)
             writing.cancel()
             await asyncio.gather(writing, *asking, return_exceptions=True)
-        return socket
+        return browser
 
 
 def _secured(
@@ -162,3 +174,76 @@ async def _start(site: web.TCPSite, host: str, port: int) -> None:
             got=error.strerror or error,
             hint="choose another port with console.port=PORT, or any free one with console.port=0",
         ) from error
+
+
+def free_port() -> int:
+    """A port of loopback that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+class ViewerProxy:
+    """Passes requests below a path on to a viser server, which has no access control of its own.
+
+    Args:
+        port: Where viser listens on loopback.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._address = f"http://{LOOPBACK}:{port}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Pass on one request, or all messages of a websocket."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(auto_decompress=True)
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return await self._join(request, self._session)
+        path = request.match_info["path"]
+        async with self._session.get(f"{self._address}/{path}") as answer:
+            headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_HEADERS}
+            body = await answer.read()
+            if answer.content_type == "text/html":
+                body = body.replace(b"<head>", b"<head>" + _ADDED_TO_PAGE, 1)
+            return web.Response(status=answer.status, headers=headers, body=body)
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _join(
+        self, request: web.Request, session: aiohttp.ClientSession
+    ) -> web.WebSocketResponse:
+        wanted = request.headers.get("Sec-WebSocket-Protocol", "")
+        protocols = [name.strip() for name in wanted.split(",") if name.strip()]
+        async with session.ws_connect(
+            f"{self._address}/", protocols=protocols, max_msg_size=_MOST_VIEWER_BYTES
+        ) as viewer:
+            chosen = [viewer.protocol] if viewer.protocol else []
+            browser = web.WebSocketResponse(protocols=chosen, max_msg_size=_MOST_VIEWER_BYTES)
+            await browser.prepare(request)
+            ways = [
+                asyncio.create_task(_pass_on(browser, viewer)),
+                asyncio.create_task(_pass_on(viewer, browser)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+                await browser.close()
+            return browser
+
+
+_Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+async def _pass_on(source: _Socket, target: _Socket) -> None:
+    async for message in source:
+        if message.type == WSMsgType.BINARY:
+            await target.send_bytes(message.data)
+        elif message.type == WSMsgType.TEXT:
+            await target.send_str(message.data)

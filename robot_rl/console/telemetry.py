@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.console.link import ConsoleLink
-from robot_rl.console.snapshot import Activity, InControl, Situation, Snapshot
+from robot_rl.console.link import Activity, ConsoleLink, InControl, Situation, Snapshot
 from robot_rl.data.schema import Observation
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
@@ -74,11 +73,12 @@ class TelemetryEnv(RobotEnvWrapper):
         self._total_reward += float(reward)
         if self._link.open_consoles or self._operated.waits_for:
             halted = self._halted()
+            acting = InControl.OPERATOR if intervened else InControl.POLICY
             self._show(
                 observation,
                 int(info["stamp_observation"]),
                 activity=halted or Activity.ACTING,
-                in_control=_in_control(halted, intervened),
+                in_control=InControl.NOBODY if halted else acting,
                 reward=float(reward),
                 success=bool(info["success"]),
                 decision_seconds=float(info["decision_seconds"]),
@@ -170,9 +170,3 @@ class TelemetryEnv(RobotEnvWrapper):
         if OperatorEvent.CLEAR_ERRORS in waits_for:
             return Activity.STOPPED
         return Activity.PAUSED if OperatorEvent.RESUME in waits_for else None
-
-
-def _in_control(halted: Activity | None, intervened: bool) -> InControl:
-    if halted is not None:
-        return InControl.NOBODY
-    return InControl.OPERATOR if intervened else InControl.POLICY

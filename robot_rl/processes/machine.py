@@ -25,9 +25,7 @@ def describe_machine() -> dict[str, Any]:
     """
     return {
         "cpu": _cpu_model(),
-        "cores": len(psutil.Process().cpu_affinity())
-        if hasattr(psutil.Process, "cpu_affinity")
-        else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "python": platform.python_version(),
         "torch": _version("torch"),
@@ -98,9 +96,8 @@ def resident_bytes(process: psutil.Process) -> int:
 
 
 def _cpu_model() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

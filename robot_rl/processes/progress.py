@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -28,7 +29,6 @@ class WorkProgress:
         total: The amount of work, in the unit that `label` names.
         label: What is counted, for example `environment steps` or `demonstrations`.
         console: Where to print; None is the standard output.
-        log_interval_s: Seconds between two plain lines.
         clock: A steady clock, in seconds.
     """
 
@@ -38,13 +38,11 @@ class WorkProgress:
         label: str = "environment steps",
         *,
         console: Console | None = None,
-        log_interval_s: float = LOG_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total
         self._label = label
         self._console = console or Console(highlight=False)
-        self._log_interval_s = log_interval_s
         self._clock = clock
         self._phase = ""
         self._done = 0
@@ -52,7 +50,7 @@ class WorkProgress:
         self._intervened: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._figures: dict[str, str] = {}
         self._history: deque[tuple[float, int]] = deque()
-        self._next_line = clock() + log_interval_s
+        self._next_line = clock() + LOG_INTERVAL_S
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(
@@ -136,7 +134,7 @@ class WorkProgress:
             rows["by the operator"] = f"{100 * sum(self._intervened) / len(self._intervened):.0f} %"
         rows.update(self._figures)
         left = self.seconds_left()
-        rows["time left"] = "?" if left is None else _minutes(left)
+        rows["time left"] = "?" if left is None else str(timedelta(seconds=round(left)))
         return rows
 
     def _render(self) -> RenderableType:
@@ -158,10 +156,4 @@ class WorkProgress:
         line = " | ".join([self._phase, *parts] if self._phase else parts)
         self._console.print(line, soft_wrap=True, markup=False)
         self._console.file.flush()
-        self._next_line = self._clock() + self._log_interval_s
-
-
-def _minutes(seconds: float) -> str:
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+        self._next_line = self._clock() + LOG_INTERVAL_S

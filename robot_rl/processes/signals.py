@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -81,6 +81,19 @@ class StopEvent:
 
 
 @contextmanager
+def handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Give these signals a handler, and then those that they had before."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
+@contextmanager
 def stop_event() -> Iterator[StopEvent]:
     """Give an event that Ctrl-C, SIGTERM and a closed terminal set; then restore the handlers."""
     stop = StopEvent()
@@ -88,12 +101,8 @@ def stop_event() -> Iterator[StopEvent]:
     def request_stop(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    previous = {number: signal.signal(number, request_stop) for number in ending_signals()}
-    try:
+    with handled(ending_signals(), request_stop):
         yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -112,12 +121,10 @@ def deferred_signals() -> Iterator[None]:
 
     # A handler that is not Python's could not be put back.
     numbers = [number for number in ending_signals() if signal.getsignal(number) is not None]
-    previous = {number: signal.signal(number, note) for number in numbers}
     try:
-        yield
+        with handled(numbers, note):
+            yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         if heard:
             signal.raise_signal(heard[0])
 

@@ -14,15 +14,19 @@ from console_links import make_run, until, with_client
 from robot_rl.console import client
 from robot_rl.console.client import LoopClient
 from robot_rl.console.link import (
+    Activity,
     Alive,
     ConsoleError,
     ConsoleLink,
     Event,
+    InControl,
     Jog,
+    Seen,
+    Situation,
+    Snapshot,
     Taken,
     loop_folder,
 )
-from robot_rl.console.snapshot import Activity, InControl, Seen, Situation, Snapshot
 from robot_rl.env.operator import OperatorEvent, OperatorInbox
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import (

@@ -69,8 +69,9 @@ def test_an_evaluation_is_told_before_it_is_saved(folder, robot_rl_command):
     assert f"robot-rl: {saved} cannot be written" in done.stderr
 
 
-def test_a_log_has_a_line_before_the_learner_has_its_first_block(tmp_path, capsys):
-    with WorkProgress(400, log_interval_s=0.0) as progress:
+def test_a_log_has_a_line_before_the_learner_has_its_first_block(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("robot_rl.processes.progress.LOG_INTERVAL_S", 0.0)
+    with WorkProgress(400) as progress:
         progress.phase("online learning")
         Feed(RunDirectory.create("reach", str(tmp_path)), progress).show()
         assert "online learning | environment steps 0 of 400" in capsys.readouterr().out
