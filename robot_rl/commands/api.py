@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from policies.behaviour import Behaviour
 
+exact_interval = clopper_pearson
 # What changes the scenes of an evaluation, whatever their seeds.
 _OF_SCENES = ("task", "robot", "reset")
 
@@ -205,23 +206,6 @@ def open_sampler(
     except BaseException:
         client.close()
         raise
-
-
-def exact_interval(successes: int, episodes: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact confidence interval of a success rate (Clopper and Pearson 1934).
-
-    Args:
-        successes: Successful episodes.
-        episodes: All episodes.
-        confidence: Level in (0, 1).
-
-    Returns:
-        Lower and upper bound.
-
-    Raises:
-        StatisticsError: The counts or the level are impossible.
-    """
-    return clopper_pearson(successes, episodes, confidence)
 
 
 def compare_results(first: str | Path, second: str | Path) -> Comparison:

@@ -17,6 +17,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TextIO
@@ -29,6 +30,7 @@ _ENOUGH_DISK = 4 * _GIBIBYTE  # a long run on states with its store, several tim
 _ENOUGH_MEMORY = 2 * _GIBIBYTE  # a whole `robot-rl train` takes 1.2 GiB
 _WATCHED_SECONDS, _WATCHED_PERIOD = 6.0, 0.05
 _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
+_APT = "apt-get install -y --no-install-recommends"
 _INSTALL = "pip install -c constraints.txt -e ."
 _SCENE = """<mujoco>
   <visual><quality shadowsize="0" offsamples="0"/></visual>
@@ -78,16 +80,6 @@ def torch() -> str:
     return f"torch {module.__version__}, {threads} thread{'s' * (threads > 1)}"
 
 
-def egl() -> str:
-    """Cameras rendered on the graphics card, or by Mesa in software."""
-    return _rendered("egl", "EGL", "apt-get install -y --no-install-recommends libegl1")
-
-
-def osmesa() -> str:
-    """Cameras rendered in software."""
-    return _rendered("osmesa", "OSMesa", "apt-get install -y --no-install-recommends libosmesa6")
-
-
 def gpu() -> str:
     """A graphics card for the networks."""
     module = _imported("torch", _INSTALL)
@@ -110,11 +102,6 @@ def gpu() -> str:
         names.append(f"{properties.name} {properties.total_memory / _GIBIBYTE:.0f} GiB")
     bfloat = "bf16" if module.cuda.is_bf16_supported() else "no bf16"
     return f"{', '.join(names)}, {bfloat}, CUDA {module.version.cuda}"
-
-
-def cameras() -> str:
-    """Video4Linux cameras."""
-    return _devices("/dev/video*", "/sys/class/video4linux/{}/name", "video")
 
 
 def realsense() -> str:
@@ -153,16 +140,6 @@ def keyboard() -> str:
         raise NotHere("no display: DISPLAY is not set", "log in at the desktop, or with ssh -X")
     _imported("pynput.keyboard", "pip install pynput; it needs a compiler and Linux headers")
     return f"pynput on {os.environ.get('DISPLAY') or os.environ['WAYLAND_DISPLAY']}"
-
-
-def hidraw() -> str:
-    """Raw input devices, such as a SpaceMouse."""
-    return _devices("/dev/hidraw*", "/sys/class/hidraw/{}/device/uevent", "plugdev")
-
-
-def gamepads() -> str:
-    """Gamepads and joysticks."""
-    return _devices("/dev/input/js*", "/sys/class/input/{}/device/name", "input")
 
 
 def disk() -> str:
@@ -316,15 +293,29 @@ CHECKS = {
     "python": Check(python, "interpreter", required=True),
     "mujoco": Check(mujoco, "physics", required=True),
     "torch": Check(torch, "networks", required=True),
-    "egl": Check(egl, "camera pictures, on a graphics card or in software"),
-    "osmesa": Check(osmesa, "camera pictures, in software"),
+    "egl": Check(
+        partial(_rendered, "egl", "EGL", f"{_APT} libegl1"),
+        "camera pictures, on a graphics card or in software",
+    ),
+    "osmesa": Check(
+        partial(_rendered, "osmesa", "OSMesa", f"{_APT} libosmesa6"), "camera pictures, in software"
+    ),
     "gpu": Check(gpu, "faster learning"),
-    "cameras": Check(cameras, "Video4Linux cameras"),
+    "cameras": Check(
+        partial(_devices, "/dev/video*", "/sys/class/video4linux/{}/name", "video"),
+        "Video4Linux cameras",
+    ),
     "realsense": Check(realsense, "RealSense cameras"),
     "ros": Check(ros, "ROS 2"),
     "keyboard": Check(keyboard, "teleoperation with keys"),
-    "hidraw": Check(hidraw, "teleoperation with a SpaceMouse"),
-    "gamepads": Check(gamepads, "teleoperation with a gamepad"),
+    "hidraw": Check(
+        partial(_devices, "/dev/hidraw*", "/sys/class/hidraw/{}/device/uevent", "plugdev"),
+        "teleoperation with a SpaceMouse",
+    ),
+    "gamepads": Check(
+        partial(_devices, "/dev/input/js*", "/sys/class/input/{}/device/name", "input"),
+        "teleoperation with a gamepad",
+    ),
     "disk": Check(disk, "room for runs"),
     "memory": Check(memory, "room for processes"),
 }

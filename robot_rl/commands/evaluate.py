@@ -46,11 +46,6 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
 
     What was evaluated before is not repeated, so that a resumed run goes on with its curve.
 
-    Args:
-        config: The configuration.
-        run: The run directory that a learner writes to.
-        stop: Ends the waiting and the evaluation that is going on.
-
     Raises:
         Stopped: `stop` was set.
     """
@@ -151,11 +146,7 @@ def film_final(
 ) -> None:
     """Film some episodes of a final evaluation, its first failures among them, if that works here.
 
-    Args:
-        config: The configuration; its `evaluation.videos` says how many.
-        run: The run directory; the films go to its `videos`.
-        behaviour: Whose evaluation it was.
-        result: The evaluation.
+    `evaluation.videos` says how many; they go to the run's `videos`.
     """
     count = int(config.evaluation.videos)
     if count == 0:

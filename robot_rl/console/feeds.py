@@ -43,12 +43,7 @@ class Scene:
 class Feeds:
     """Tells the pages what happens. Of what comes faster than that, the newest counts.
 
-    Args:
-        run: The run directory.
-        client: The end of the link to the control loop.
-        player: The replay.
-        pages: Who is told.
-        scenes: `live` and `replay`; empty for robots without a model.
+    `scenes` are `live` and `replay`; there are none of a robot without a model.
     """
 
     def __init__(

@@ -70,9 +70,6 @@ class Page:
 
     It is sent no more before it has said that it has shown what came before. Otherwise the network
     would hold seconds of images for a browser that is slow, and the operator would see the past.
-
-    Args:
-        socket: Its websocket.
     """
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
@@ -105,11 +102,6 @@ class Pages:
     """All open pages. One that is opened or reloaded is told everything that the others know.
 
     What they ask for is done beside one another: a stop does not wait for a list of episodes.
-
-    Args:
-        client: The end of the link to the control loop.
-        library: The stored episodes.
-        player: The replay.
     """
 
     def __init__(self, client: LoopClient, library: EpisodeLibrary, player: EpisodePlayer) -> None:

@@ -34,13 +34,7 @@ _NO_OFFSET: Vector = np.concatenate([np.zeros(3), rotations.about_z(0.0)])
 
 
 class RobotScene:
-    """Draws one robot and what its task adds to the scene.
-
-    Args:
-        server: The viser server whose scene is filled.
-        model_path: The robot's MJCF.
-        task: The task, whose bodies are drawn as well; None draws the robot alone.
-    """
+    """Draws the robot of an MJCF, and what its task adds to the scene."""
 
     def __init__(self, server: viser.ViserServer, model_path: Path, task: SimTask | None) -> None:
         self._server = server

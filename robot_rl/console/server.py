@@ -51,7 +51,7 @@ class ConsoleServer:
 
     Args:
         run: The run directory.
-        facts: What a page shows and does not change: `task`, `run`, `rate`, `actions`.
+        facts: What a page shows and does not change, such as the task and its rate.
         loop_folder: Where the control loop says how it is reached.
         library: The stored episodes.
         scenes: `live` and `replay`; empty for robots without a model.
@@ -82,14 +82,7 @@ class ConsoleServer:
         stop: asyncio.Event,
         ready: Callable[[int], None],
     ) -> None:
-        """Serve until `stop` is set.
-
-        Args:
-            host: Where to listen.
-            port: On which port; 0 takes any free one.
-            encryption: The certificate, where there is one.
-            stop: Ends it.
-            ready: Called with the port when browsers can come.
+        """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0.
 
         Raises:
             ConsoleError: The port cannot be had.

@@ -30,7 +30,7 @@ class TelemetryEnv(RobotEnvWrapper):
         env: The environment, with all other wrappers.
         operated: The wrapper in it that listens to the operator.
         link: Where snapshots go.
-        episodes: Episodes before the first one of this process.
+        episodes: How many were before the first one of this process.
     """
 
     def __init__(

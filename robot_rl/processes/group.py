@@ -192,9 +192,16 @@ class ProcessGroup:
         )
 
     def _ended(self, name: str, deadline: float) -> ProcessDied | None:
-        code = self._exit_code(name, deadline)
+        process = self._children[name].process
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(min(_QUIET_SECONDS, max(deadline - time.monotonic(), 0.0)))
+        left = deadline - time.monotonic()
+        if process.returncode is None and left > 0.0:
+            self._note(f"waiting for {name!r} to save and end; in {left:.0f} s it is killed")
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(left)
+        code = process.returncode
         if code is None:
-            process = self._children[name].process
             process.kill()
             process.wait()
             return ProcessDied(
@@ -204,18 +211,6 @@ class ProcessGroup:
             )
         forgiven = code in _ASKED_TO_END or not self._children[name].needed
         return None if forgiven else self._died(name, code)
-
-    def _exit_code(self, name: str, deadline: float) -> int | None:
-        """Wait for a child to end, and say so if that takes long; None: it does not."""
-        process = self._children[name].process
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(min(_QUIET_SECONDS, max(deadline - time.monotonic(), 0.0)))
-        left = deadline - time.monotonic()
-        if left > 0.0:
-            self._note(f"waiting for {name!r} to save and end; in {left:.0f} s it is killed")
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(left)
-        return None
 
     def __enter__(self) -> Self:
         return self
