@@ -131,20 +131,20 @@ def annotate(store: str, address: str, *, table: str | None) -> None:
 def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
     """Send a source to the server of a store and say what is new there."""
     wait_for_endpoint(store, _SERVER_SECONDS)
-    with StoreReader(store) as reader:
-        only = reader.table(None).name if reader.tables() else None
-    name = table or only or source.schema.task
+    if table is None:
+        with StoreReader(store) as reader:
+            table = reader.table(None).name if reader.tables() else source.schema.task
     with (
         _stoppable(len(source), f"sending to the server of {store}") as on_episode,
         ReplayClient(store) as client,
     ):
-        done = import_episodes(source, client, name, on_episode)
+        done = import_episodes(source, client, table, on_episode)
     before = done.episodes - done.new_episodes
     annotated = f", {done.new_annotations:,} annotations" if done.new_annotations else ""
     there = f"; {before} episodes were there, or begun, before" if before else ""
     print(
         f"imported {done.new_episodes} episodes ({done.new_rows:,} rows{annotated}) into table"
-        f" {name} of {store}{there}"
+        f" {table} of {store}{there}"
     )
 
 
