@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -52,6 +53,9 @@ DRAIN_MESSAGES = 128
 # Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
 # on a virtual machine may cost five times as much as small ones that were in use before.
 DRAIN_BYTES = 1 << 20
+# Of its own, maps of files aside. ZeroMQ limits what waits by messages, not by bytes: a client gone
+# mad could take all of the machine's. The server ends before that, and `train` starts it again.
+_MEMORY_BYTES = 4 << 30
 
 
 class ReplayServer:
@@ -77,7 +81,7 @@ class ReplayServer:
         AddressRefused: Not an address of this machine, or beyond loopback without keys.
         KeysError: The keys cannot be read.
         AddressInUse: The port is taken.
-        CapacityRefused: The capacity is out of range.
+        ReplayError: The capacity is out of range.
         StoreInUse: Another server writes this store.
         StoreError: The store cannot be opened.
     """
@@ -313,8 +317,14 @@ class ReplayServer:
             self._counters["replies_dropped"] += 1
 
 
-def serve(path: Path, address: str = "tcp://127.0.0.1:0", **options: Any) -> None:
+def serve(
+    path: Path,
+    address: str = "tcp://127.0.0.1:0",
+    memory_bytes: int = _MEMORY_BYTES,
+    **options: Any,
+) -> None:
     """Run a `ReplayServer` as the whole business of this process, until SIGTERM or SIGINT."""
+    _limit_memory(memory_bytes)
     with stop_event() as stop:
         ReplayServer(path, address, **options).run(stop)
 
@@ -323,6 +333,7 @@ def run(config: DictConfig) -> None:
     """Serve the store of the run `config.run` until SIGINT or SIGTERM."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     settings = config.replay
+    _limit_memory(max(_MEMORY_BYTES, 4 * int(settings.message_bytes)))
     with stop_event() as stop:
         server = ReplayServer(
             directory.store,
@@ -338,6 +349,13 @@ def run(config: DictConfig) -> None:
         print(f"replay: serving {directory.store} at {server.address} to {protection}", flush=True)
         server.run(stop)
     print("replay: stopped, everything is committed", flush=True)
+
+
+def _limit_memory(size: int) -> None:
+    """Let this process have at most so many bytes of its own."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _keep_freed_memory() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from fuzzing import GREETING
+from fuzzing import GREETING, READY
 
 from robot_rl.replay import (
     RemoteSampler,
@@ -207,6 +208,20 @@ def test_the_log_does_not_grow_with_what_is_wrong(tmp_path, start_server, schema
     with ReplayClient(server.store) as client:
         assert client.statistics()["bad_messages"] == 500
     assert 0 < capfd.readouterr().err.count("bad message") <= 12
+
+
+def test_a_message_without_end_ends_at_the_servers_share_of_memory(start_server, schema):
+    server = start_server(memory_bytes=300 << 20)
+    host, port = read_endpoint(server.store).address.removeprefix("tcp://").rsplit(":", 1)
+    frame = b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)  # and more frames follow
+    with socket.create_connection((host, int(port)), timeout=10) as place:
+        place.sendall(GREETING + READY)
+        with pytest.raises(OSError, match=r"reset|pipe"):  # noqa: PT012
+            for _ in range(1000):
+                place.sendall(frame)
+    with ReplayClient(server.store) as client:
+        assert client.open_session("reach", schema).next_sequence == 0
+    assert server.process.poll() is None
 
 
 @pytest.mark.faults

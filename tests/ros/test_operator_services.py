@@ -238,9 +238,11 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before():
             while time.monotonic() < deadline:
                 step(cell.env)
         cell.inbox.post("start")  # too early: what is missing is still missing
-        cell.env.robot.measurements._limits = replace(cell.env.robot.limits, start_timeout_s=0.5)
+        usual = cell.env.robot.limits
+        cell.env.robot.measurements._limits = replace(usual, start_timeout_s=0.5)
         with pytest.raises(RobotInterrupted, match="no message"):
             cell.env.reset(seed=1)
+        cell.env.robot.measurements._limits = usual
 
         cell.arm = arm_node(cell.config, cell.parameters)
         for sensor in cell.env.robot.all_sensors:
