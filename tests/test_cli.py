@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 
@@ -23,13 +22,8 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 
 
-def test_help_starts_at_once_and_names_all_commands(robot_rl_command):
-    seconds = []
-    for _ in range(3):  # the best of three: a busy machine is no fault of the command
-        start = time.monotonic()
-        done = robot_rl_command("--help")
-        seconds.append(time.monotonic() - start)
-    assert min(seconds) < 1.0
+def test_help_names_all_commands(robot_rl_command):
+    done = robot_rl_command("--help")
     assert done.returncode == 0
     assert all(command in done.stdout for command in COMMANDS)
 
@@ -102,7 +96,7 @@ def test_the_first_words_come_before_torch_is_loaded(tmp_path: Path):
 
 
 def test_help_and_mistakes_load_no_torch(tmp_path: Path):
-    for words in (["train", "--help"], ["train", "task=nothing"], ["bench", "nothing"]):
+    for words in (["--help"], ["train", "--help"], ["train", "task=nothing"], ["bench", "nothing"]):
         code = f"import sys, robot_rl.cli as c; c.main({words}); print('torch' in sys.modules)"
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
