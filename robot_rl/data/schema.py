@@ -180,8 +180,12 @@ class RowSchema:
     def _floats(self) -> list[str]:
         return [f.name for f, dtype in self._columns if dtype.kind == "f"]
 
-    def _check(self, values: Mapping[str, Array] | Array) -> None:
-        """Check the values of all columns, quickly where none is wrong."""
+    def check(self, values: Mapping[str, Array] | Array) -> None:
+        """Check the values of all columns, of one or more rows.
+
+        Raises:
+            SchemaMismatch: As `pack`.
+        """
         floats = [values[name].reshape(-1) for name in self._floats]
         actions = [values[name].reshape(-1) for name in ACTION_FIELDS if name in self._floats]
         finite = np.isfinite(np.concatenate([_ZERO, *floats])).all()
@@ -223,7 +227,7 @@ class RowSchema:
                 continue
             parts += [b"".join(small), value.reshape(-1).view(np.uint8).data]
             small = []
-        self._check(values)
+        self.check(values)
         return [*parts, b"".join(small)]
 
     def check_packed(self, packed: Packed) -> None:
@@ -232,7 +236,7 @@ class RowSchema:
         Raises:
             SchemaMismatch: The length is not a whole number of rows, or as `pack`.
         """
-        self._check(self.unpack(packed))
+        self.check(self.unpack(packed))
 
     def unpack(self, buffer: Packed) -> npt.NDArray[Any]:
         """View the bytes of n rows as a structured array of shape (n,), without a copy.

@@ -134,8 +134,10 @@ class DatasetSink:
         """Write one episode, together with those that come after it.
 
         Raises:
+            SchemaMismatch: A value is not finite or out of range.
             DatasetError: One of them is not valid, or could not be written.
         """
+        self._writer.schema.check(episode.rows)
         self._waiting.append(episode)
         self._rows += len(episode.rows)
         self._bytes += episode.rows.nbytes

@@ -211,8 +211,9 @@ class Link:
         except ServerUnreachable as problem:
             self._note(problem)
             return
-        self._context = zmq.Context()
-        self._socket = client_socket(self._context, endpoint, self._keys)
+        context = zmq.Context()
+        self._socket = client_socket(context, endpoint, self._keys)
+        self._context = context  # from here on there is a connection to end
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._socket.connect(endpoint.address)

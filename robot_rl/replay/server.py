@@ -54,7 +54,7 @@ DRAIN_MESSAGES = 128
 # on a virtual machine may cost five times as much as small ones that were in use before.
 DRAIN_BYTES = 1 << 20
 # Of its own, maps of files aside. ZeroMQ limits what waits by messages, not by bytes: a client gone
-# mad could take all of the machine's. The server ends before that, and `train` starts it again.
+# mad could take all of the machine's. At this limit it is ZeroMQ that cuts its connection.
 _MEMORY_BYTES = 4 << 30
 
 
@@ -301,6 +301,8 @@ class ReplayServer:
             if not isinstance(failure, StoreFull):
                 logger.error("commit failed: %s", failure)
             return [failure] * len(batches)
+        except MemoryError:  # a client gone mad has taken it; the honest ones try again
+            return [StoreError("the server has no memory left for these rows")] * len(batches)
         except Exception as error:
             # The batch that nobody had thought of must not cost the others theirs.
             if len(batches) > 1:

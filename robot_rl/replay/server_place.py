@@ -112,7 +112,7 @@ class ServerPlace:
                     if time.monotonic() > deadline:
                         raise ServerUnreachable(
                             f"no replay server answers at {self.address or self.store}",
-                            got=f"none within {seconds:g} s",
+                            got=f"none within {seconds:g} s: {error}",
                             hint=_START_HERE if self.address is None else _START_THERE,
                         ) from error
         raise Stopped

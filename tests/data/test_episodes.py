@@ -270,3 +270,12 @@ def test_many_short_episodes_are_written_in_few_blocks(path, monkeypatch):
     assert dataset.seeds.tolist() == list(range(400))
     np.testing.assert_array_equal(dataset.whole(399).rows, rows)
     assert len(writes) <= 2 * (len(schema.fields) + 6)
+
+
+@pytest.mark.parametrize(("field", "value"), [("action", 7.0), ("state/tcp_pose", np.nan)])
+def test_values_that_no_row_may_have_are_not_taken_over(path, field, value):
+    schema = make_schema()
+    rows = schema.unpack(b"".join(map(schema.pack, make_rows(1)))).copy()
+    rows[field][0] = value
+    with DatasetSink(path, schema, {}) as sink, pytest.raises(SchemaMismatch, match=field):
+        sink.add(Episode(rows, 0, "", success=False, source=1))

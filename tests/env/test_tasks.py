@@ -29,6 +29,11 @@ def test_gymnasium_accepts_it(task):
     check_env(environment(task), skip_render_check=True)
 
 
+def test_it_may_be_looked_at_before_its_first_episode(task):
+    env = environment(task)
+    assert env.observation_space.contains(env.observe())
+
+
 def test_spaces_are_those_of_the_schema(task):
     env = environment(task)
     assert (env.schema.task, env.schema.version) == (task, SCHEMA_VERSION)

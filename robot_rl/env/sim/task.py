@@ -138,6 +138,7 @@ def put_in_world(task: Task, model: str, gripper: GripperMotor) -> SimTask:
     if GRIPPER_ACTION in task.action_names:
         gripper.install(world.model)
     task.attach(world)
+    task.reset(np.random.default_rng(0))  # it may be looked at before its first episode
     return task
 
 
