@@ -103,6 +103,7 @@ class TopicArm(ABC):
                 self.stale_after_s,
                 decode,
                 sole=name != "joints" or not self.pose_topic,
+                restarts=False,  # a controller that is launched twice has one name
                 accepts=own if name == "joints" else lambda _: True,
             )
             for name, (topic, kind, decode) in topics.items()

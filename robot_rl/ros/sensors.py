@@ -75,6 +75,7 @@ class Sensor:
         keep: Messages that are kept to be matched with those of other topics.
         health: Tells why the topic is silent.
         sole: Whether nobody knows what is right as soon as there are two publishers.
+        restarts: Whether publishers of one node name count as one, which was started again.
         plausibility: Of what is decoded, a pose. After one that cannot be true nothing is believed
             until `forget`.
         without: Which setting does without this topic, said where no message has ever come.
@@ -98,6 +99,7 @@ class Sensor:
         keep: int = _KEPT,
         health: NodeHealth | None = None,
         sole: bool = False,
+        restarts: bool = True,
         plausibility: Plausibility | None = None,
         without: str = "",
         accepts: Callable[[Any], bool] = lambda _: True,
@@ -110,7 +112,7 @@ class Sensor:
         self._stamped = stamped
         self._repeated = -float("inf")  # when a message bore the stamp of the one before [s]
         self._without = without
-        self._sole, self._plausibility = sole, plausibility
+        self._sole, self._restarts, self._plausibility = sole, restarts, plausibility
         self._doubt: str | None = None
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=keep if stamped else 1)
@@ -188,6 +190,8 @@ class Sensor:
         made = self._subscription
         if not self._sole or made is None or made.get_publisher_count() < 2:
             return False
+        if not self._restarts:
+            return True
         # One that was killed and is started again is listed twice for a while.
         return len(set(publisher_names(self._node, self.topic))) > 1
 

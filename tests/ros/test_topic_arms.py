@@ -14,6 +14,7 @@ import mujoco
 from arm_cell import WORKSPACE, ArmCell, sim_arm
 from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
 from listening import Running
+from rclpy.node import Node
 from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory
 
@@ -26,9 +27,10 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.sim.world import site_pose
 from robot_rl.processes.resources import find_resource
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import BadMeasurement, SensorLate
+from robot_rl.ros.errors import BadMeasurement, MeasuredTwice, SensorLate
 
 JOINTS = [f"joint{i}" for i in range(1, 8)]
 PANDA = "hardware/panda/panda.xml"
@@ -143,6 +145,24 @@ def test_a_second_publisher_of_the_pose_moves_no_foreign_arm_and_is_named(contro
         intruder.close()
         watcher.close()
         cell.close()
+
+
+def test_a_controller_that_is_launched_twice_is_not_believed():
+    namespace = f"/twice_{os.getpid()}"
+    controller = FaultyController(namespace, "none")
+    arm = PoseTopicArm(namespace, JOINTS, timeout_s=20.0, stale_after_s=5.0)
+    first = controller.client.node
+    twin = Node(first.get_name(), namespace=namespace, context=first.context)
+    try:
+        arm.connect()
+        arm.read()
+        twin.create_publisher(PoseStamped, "current_pose", qos.sensor_publisher(50.0))
+        with pytest.raises(MeasuredTwice, match="has several publishers"):
+            wait_until(lambda: arm.read() is None, 10.0)
+    finally:
+        arm.close()
+        twin.destroy_node()
+        controller.client.close()
 
 
 def test_a_controller_that_falls_silent_is_named(controller):
