@@ -12,6 +12,9 @@ from drivers.arm.base import Vector
 from robot_rl.safety import ArmLimits, CommandRefused, ResetOptions, default_stop_folder
 
 if TYPE_CHECKING:
+    from rcl_interfaces.msg import SetParametersResult
+    from rclpy.parameter import Parameter
+
     from robot_rl.ros.device_node import DeviceNode
 
 # Default, description, lowest and highest value of each limit that is one number.
@@ -83,6 +86,7 @@ class ArmParameters:
             "stop_folder", str(default_stop_folder()), "where a stop of the arm is kept"
         )
         self.stop_folder = Path(folder)
+        node.add_on_set_parameters_callback(_checked)
 
     def limits(self, joint_low: Sequence[float], joint_high: Sequence[float]) -> ArmLimits:
         """The limits of an arm with these limits of its joints, each (n,) [rad].
@@ -106,22 +110,17 @@ class ArmParameters:
         """Where `reset` moves to (7,).
 
         Raises:
-            CommandRefused: No pose has been set, or what was set is none.
+            CommandRefused: No pose has been set, or what the node was started with is none.
         """
-        try:
-            pose = np.array(self._node.get_parameter(_RESET_POSE).value, np.float64)
-        except (TypeError, ValueError):  # a text, for example
-            pose = np.zeros(0)
-        rotation = float(np.linalg.norm(pose[3:])) if pose.shape == (7,) else 0.0
-        if not (np.isfinite(pose).all() and abs(rotation - 1.0) < 1e-3):
+        value = self._node.get_parameter(_RESET_POSE).value
+        if (problem := _problem_of(value)) is not None:
+            unset = value is not None and list(value) == _UNSET_POSE
             raise CommandRefused(
                 "malformed",
-                "the parameter reset.pose is no pose" if pose.any() else "no reset pose is set",
-                got=pose.tolist(),
-                expected="3 numbers [m] and a quaternion xyzw of length 1",
+                "no reset pose is set" if unset else problem,
                 hint="set the parameter reset.pose",
             )
-        return pose
+        return np.array(value, np.float64)
 
     def _numbers(
         self, group: str, table: Mapping[str, tuple[float, str, float, float]]
@@ -130,3 +129,24 @@ class ArmParameters:
             name: self._node.parameter(f"{group}.{name}", default, text, low=low, high=high)
             for name, (default, text, low, high) in table.items()
         }
+
+
+def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
+    """Refuse a reset pose that is none."""
+    from rcl_interfaces.msg import SetParametersResult
+
+    problems = [_problem_of(p.value) for p in parameters if p.name == _RESET_POSE]
+    problem = next((one for one in problems if one is not None), None)
+    return SetParametersResult(successful=problem is None, reason=problem or "")
+
+
+def _problem_of(value: Any) -> str | None:
+    """Why this cannot be a reset pose, None if it can."""
+    try:
+        pose = np.array(value, np.float64)
+    except (TypeError, ValueError):  # a text, for example
+        pose = np.zeros(0)
+    rotation = float(np.linalg.norm(pose[3:])) if pose.shape == (7,) else 0.0
+    if np.isfinite(pose).all() and abs(rotation - 1.0) < 1e-3:
+        return None
+    return f"reset.pose is no pose: got {value}, expected 3 numbers [m] and a unit quaternion xyzw"

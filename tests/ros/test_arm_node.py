@@ -409,14 +409,23 @@ def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, drive
         cell.close()
 
 
-@pytest.mark.parametrize("pose", [[0.4, 0.0, 0.2, 0.0, 0.0, 0.0, 3.0], [0.45, 0, 0.2, 0, 0, 3.1]])
-def test_a_reset_pose_that_is_none_is_refused(cell, pose):
-    assert set_parameter(cell, "reset.pose", [float(number) for number in pose]).successful
-    success, message = cell.listener.trigger("reset")
-    assert not success
-    assert "reset.pose is no pose" in message
-    heard = len(cell.poses)
-    cell.listener.until(lambda: len(cell.poses) > heard + 5)  # the node goes on
+def test_a_reset_pose_that_is_none_is_refused(cell):
+    result = set_parameter(cell, "reset.pose", [0.4, 0.0, 0.2, 0.0, 0.0, 0.0, 3.0])
+    assert not result.successful
+    assert "reset.pose is no pose" in result.reason
+
+
+@pytest.mark.parametrize("pose", [[0.45, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0], [0.45, 0, 0.2, 0, 0, 3.1]])
+def test_a_reset_pose_that_is_none_is_refused_from_the_start_too(pose):
+    made = ArmCell(f"/posed_{os.getpid()}", sim_arm(), **{"reset.pose": [float(v) for v in pose]})
+    try:
+        success, message = made.listener.trigger("reset")
+        assert not success
+        assert "reset.pose is no pose" in message
+        heard = len(made.poses)
+        made.listener.until(lambda: len(made.poses) > heard + 5)  # the node goes on
+    finally:
+        made.close()
 
 
 def test_a_seed_begins_its_episode(cell):
