@@ -315,6 +315,7 @@ class StoreWriter:
             return last
         assert begins is not None
         if last is not None:
+            self._sync()  # which passes over what is closed
             last.close()
         table = self._state.tables[key[0]]
         about = {

@@ -1,7 +1,9 @@
-"""What an actor's spool does after a power cut, which takes back what the disk has not seen."""
+"""A power cut takes back what the disk has not seen: of a store, and of an actor's spool."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import signal
 import time
@@ -9,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from spool_writer import ACTOR, camera_schema, metadata, numbered_row, open_client
+from store_writing import Recording
 
-from robot_rl.replay import ReplayClient, StoreReader
+from robot_rl.data.schema import Row, RowSchema
+from robot_rl.replay import Capacity, ReplayClient, StoreError, StoreReader, StoreWriter
+from robot_rl.replay.segments import Segments
 
 SCHEMA = camera_schema()
 
@@ -59,3 +65,51 @@ def test_a_spool_that_is_older_than_the_store_does_not_hinder_the_next_actor(
         append(client, number + 1, 0, 3)
     assert stored_sequences(server.store) == [*range(31), *range(3)]
     assert not spool.exists()
+
+
+def test_all_segments_of_a_commit_are_on_the_disk_when_it_is_acknowledged(
+    tmp_path: Path,
+    schema: RowSchema,
+    make_episode: Callable[..., list[Row]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = StoreWriter(tmp_path / "store", fsync="group", capacity=Capacity(rows=80))
+    recording = Recording(writer, schema)
+    wait = os.fdatasync
+    on_disk: dict[int, int] = {}
+
+    def note_size(descriptor: int) -> None:
+        wait(descriptor)
+        on_disk[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fdatasync", note_size)
+    recording.put([row for steps in (4, 4, 2) for row in make_episode(steps)])
+    files = [segment.path.stat() for segment in Segments(writer.path)]
+    assert len(files) == 3
+    assert [on_disk.get(file.st_ino) for file in files] == [file.st_size for file in files]
+    writer.close()
+
+
+def test_nothing_is_accepted_once_the_disk_failed_on_a_full_segment(
+    tmp_path: Path,
+    schema: RowSchema,
+    make_episode: Callable[..., list[Row]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = StoreWriter(tmp_path / "store", fsync="group", capacity=Capacity(rows=80))
+    recording = Recording(writer, schema)
+    rows = [row for steps in (4, 4) for row in make_episode(steps)]
+    wait = os.fdatasync
+
+    def fail_once(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", wait)
+        (first,) = Segments(writer.path)  # the next one is not begun yet
+        assert os.path.samestat(os.fstat(descriptor), first.path.stat())
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    # The facts of episodes without metadata are an empty file, which is waited for before.
+    monkeypatch.setattr(os, "fdatasync", lambda file: os.fstat(file).st_size and fail_once(file))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"the disk of the store .* nothing is accepted"):
+            recording.put(rows)
+    writer.close()
