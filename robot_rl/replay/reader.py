@@ -233,7 +233,7 @@ class TableRows:
         for _ in range(_TRIES):
             try:
                 return self._look()
-            except NotEnoughData:
+            except (FileNotFoundError, NotEnoughData):
                 self._seen_version = None  # evicted between catalogue and rows: look again
         raise StoreError(
             "rows are evicted faster than they can be read",
@@ -383,7 +383,7 @@ class TableRows:
         mapped = self._mapped[number] if number < len(self._mapped) else None
         if mapped is not None and record.sealed and record.end <= mapped.end:
             return number, mapped
-        size = segment.path.stat().st_size if segment.path.exists() else -1
+        size = segment.path.stat().st_size
         if mapped is not None and size == mapped.file_bytes:
             return number, mapped
         # What comes between the size and the mapping is found with the next look.

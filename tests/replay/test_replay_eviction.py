@@ -1,5 +1,7 @@
 """A store at its capacity: the oldest whole episodes go, and nothing that counts is lost."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from store_writing import Recording, numbers, sampler_of
@@ -13,6 +15,7 @@ from robot_rl.replay import (
     StoreFull,
     StoreReader,
     StoreWriter,
+    TableRows,
 )
 from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.spool import size_for
@@ -318,6 +321,35 @@ def test_a_sampler_that_looks_away_misses_nothing_that_counts(open_writer, schem
             assert fresh._index.online_rows == sampler._index.online_rows
             fresh.close()
     sampler.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_file_that_goes_while_it_is_looked_at(
+    open_writer, schema, make_episode, monkeypatch, when
+):
+    writer = open_writer(rows=10)
+    one, two = Recording(writer, schema, actor=1), Recording(writer, schema, actor=2)
+    one.put(make_episode(4))
+    (oldest,) = (writer.path / "rows").glob("*.rows")
+    rows, stat = TableRows(writer.path, "reach"), Path.stat
+
+    def evict(path, when_called):
+        if path == oldest and when == when_called:
+            monkeypatch.setattr(Path, "stat", stat)
+            for _ in range(2):
+                two.put(make_episode(4))
+
+    def size_of(path, **options):
+        evict(path, "before")
+        found = stat(path, **options)
+        evict(path, "after")
+        return found
+
+    monkeypatch.setattr(Path, "stat", size_of)
+    assert [len(news.scalars) for news in rows.look()] == [5, 5]
+    assert not oldest.exists()
+    assert rows.evicted["rows"] == 5
+    rows.close()
 
 
 @pytest.mark.faults
