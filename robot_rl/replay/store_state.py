@@ -221,13 +221,14 @@ class StoreState:
             state.next_sequence, state.episode = last.first_sequence, last.begun_anew()
         if end < state.next_sequence or (state.episode and end == state.next_sequence):
             raise self._lacks_rows(f"session {key}", end, state.next_sequence)
-        for written in segments:
-            first = written.segment.first
-            known = self._catalogue.episodes_of_session(key, first, written.end)
+        ends = [*(following.segment.first for following in segments[1:]), end]
+        for written, behind in zip(segments, ends, strict=False):
+            known = self._catalogue.episodes_of_session(key, written.segment.first, behind)
             if written.end > state.next_sequence:
                 state, found = self._read_on(written, state)
                 known += found
-            known_end = max((e.end for e in known if e.sealed), default=0)
+            # Of an open episode one row is known to have been there.
+            known_end = max((e.end if e.sealed else e.first_sequence + 1 for e in known), default=0)
             if known_end > written.end:
                 raise self._lacks_rows(str(written.segment.path), written.end, known_end)
             for record in known[:1]:

@@ -8,6 +8,7 @@ import pytest
 from store_writing import Recording, numbers, sampler_of
 
 from robot_rl.replay import (
+    Capacity,
     SessionTaken,
     StoreError,
     StoreInUse,
@@ -148,6 +149,26 @@ def test_rows_that_are_lost_are_said_and_never_a_crash(store, schema):
             open_it(store)
     assert "4 episodes of reach" not in rebuild_catalogue(store)
     assert len(episodes(store)) == 3
+
+
+@pytest.mark.parametrize("heard", ["of all", "of the begin"])
+@pytest.mark.parametrize("kept", [0, 3])
+def test_rows_that_are_lost_before_another_file_are_said(
+    tmp_path, schema, make_episode, heard, kept
+):
+    writer = StoreWriter(tmp_path / "store", capacity=Capacity(rows=96))
+    recording = Recording(writer, schema)
+    rows = [row for _ in range(3) for row in make_episode(2)]
+    recording.put(rows[: kept + 1])
+    if heard == "of the begin":  # of the episode that is lost
+        writer._catalogue.put_episodes = lambda records: None
+    recording.put(rows[kept + 1 :])
+    writer.close()
+    first, _ = Segments(writer.path)
+    header = RowFile.open(first.path).header_bytes
+    os.truncate(first.path, header + kept * schema.dtype.itemsize)
+    with pytest.raises(StoreError, match="fewer rows than its catalogue knows"):
+        StoreWriter(writer.path)
 
 
 def test_a_file_of_another_store_is_refused_by_name(store, tmp_path, schema, make_episode):
