@@ -31,7 +31,7 @@ import numpy.typing as npt
 from robot_rl.processes.files import locked
 from robot_rl.replay.errors import FileDamaged, ReplayError, StoreError, StoreFull
 
-VERSION = 1
+VERSION = 2
 COUNTERS = slice(32, 64)
 _MAGIC = b"RRLROWS\0"
 _HEAD = struct.Struct("<8sIIIII")  # magic, version, header, row, description, checksum

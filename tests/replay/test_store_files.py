@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -169,6 +170,15 @@ def test_rows_that_are_lost_before_another_file_are_said(
     os.truncate(first.path, header + kept * schema.dtype.itemsize)
     with pytest.raises(StoreError, match="fewer rows than its catalogue knows"):
         StoreWriter(writer.path)
+
+
+def test_a_file_of_an_older_version_is_refused(store):
+    first = next(iter(Segments(store)))
+    with first.path.open("r+b") as file:
+        file.seek(8)
+        file.write(struct.pack("<I", 1))
+    with pytest.raises(StoreError, match="version 1, where this program has 2"):
+        StoreWriter(store)
 
 
 def test_a_file_of_another_store_is_refused_by_name(store, tmp_path, schema, make_episode):
