@@ -17,6 +17,7 @@ from robot_rl import cli
 from robot_rl.commands.runs import compare_run, compose_for_run, load_resolved, save_resolved
 from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.config import ConfigError, compose, flatten, group_choices
+from robot_rl.evaluation.evaluate import name_of_domain
 from robot_rl.processes.machine import describe_machine
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
@@ -277,6 +278,20 @@ def test_a_policy_may_be_measured_with_other_parameters_of_its_task(run: RunDire
         assert back.nodes.arm.parameters.driver.task.tolerance == 0.004
     with pytest.raises(ConfigError, match=r"control_rate_hz=20\.0"):
         compose_for_run(["control_rate_hz=20"], kept, elsewhere=True)
+
+
+def test_a_policy_may_be_measured_in_another_domain(run: RunDirectory):
+    kept = load_resolved(run.path)
+    words = ["domain=harsh", "domain.action_delay=[0.2,0.2]"]
+    with pytest.raises(ConfigError, match="domain=harsh; expected: domain=ideal"):
+        compose_for_run(words, kept)
+    assert name_of_domain(compose_for_run([], kept, elsewhere=True)) == "ideal"
+    harsh = compose_for_run(words, kept, elsewhere=True)
+    assert name_of_domain(harsh) == "harsh action_delay=[0.2, 0.2]"
+    one = compose_for_run(["domain.friction=[0.8,0.8]"], kept, elsewhere=True)
+    assert name_of_domain(one) == "ideal friction=[0.8, 0.8]"
+    elsewhere = compose_for_run(["robot=ros_sim"], kept, elsewhere=True)
+    assert name_of_domain(elsewhere) is None
 
 
 def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path, monkeypatch):

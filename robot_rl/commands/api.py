@@ -253,5 +253,6 @@ def _last_evaluation(path: Path) -> Record:
 
 
 def _scenes(record: Record) -> list[str]:
-    """What was typed to make the scenes of an evaluation others than those of the run."""
-    return [word for word in record.get("overrides", ()) if word.startswith(_OF_SCENES)]
+    """What was typed to make an evaluation's scenes others than the run's, and the domain."""
+    typed = [word for word in record.get("overrides", ()) if word.startswith(_OF_SCENES)]
+    return [*typed, f"domain {record['domain']}"] if record.get("domain") else typed

@@ -206,7 +206,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
     typed = [word for word in overrides if not word.startswith(("run=", "runs_directory="))]
     time = datetime.now().astimezone().isoformat(timespec="seconds")
     record = {"time": time, "overrides": typed, **result.to_json()}
-    changed = [word for word in typed if word.startswith(("robot", "task."))]
+    changed = [word for word in typed if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
     print(f"{config.task.name}, {result.name}{where}: {result}")
     print(json.dumps(record), flush=True)

@@ -41,10 +41,12 @@ MAY_DIFFER = (
     "start_nodes",
 )
 # What else may differ where a policy is measured: the robot, if its observations and actions fit,
-# and the parameters of the task.
+# its domain, and the parameters of the task.
 ELSEWHERE = (
+    "choices.domain",
     "choices.robot",
     "clock",
+    "domain",
     "nodes",
     "observation.vision_training",  # how much a robot explores
     "robot",

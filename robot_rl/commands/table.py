@@ -73,9 +73,9 @@ COMMANDS: dict[str, Command] = {
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
         " keeps all finished episodes; run=RUN goes on with it.",
         run_key="run",
-        keys="task robot teleop observation reward seed demonstrations recording.wait_for_start"
-        " recording.countdown_s recording.undo_s recording.keep_failures control_rate_hz"
-        " clock start_nodes run runs_directory",
+        keys="task robot domain teleop observation reward seed demonstrations"
+        " recording.wait_for_start recording.countdown_s recording.undo_s recording.keep_failures"
+        " control_rate_hz clock start_nodes run runs_directory",
     ),
     "collect-reward": Command(
         "robot_rl.commands.stage:collect_reward",
@@ -125,7 +125,7 @@ COMMANDS: dict[str, Command] = {
         " runs/<task>/<time>, which runs/latest points to. Ctrl-C stops everything with data and"
         " checkpoint saved; resume=RUN goes on at the stage that was interrupted.",
         run_key="resume",
-        keys="task robot policy algorithm observation operator teleop reset reward seed"
+        keys="task robot domain policy algorithm observation operator teleop reset reward seed"
         " demonstrations dataset recipe environment_steps evaluation.every_steps"
         " evaluation.final_episodes device console.open resume",
     ),
@@ -173,13 +173,13 @@ COMMANDS: dict[str, Command] = {
         "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
         " Runs seeded episodes that training never used; prints the success rate with its exact"
         " 95 % interval, the mean time to success and the longest run of successes, and adds one"
-        " line of JSON to RUN/evaluate.jsonl. robot=NAME, and parameters of the task such as"
+        " line of JSON to RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
         " task.environment.time_limit_steps=50, test a policy outside of its training.",
         run_key="run",
         default_run="latest",
         measures=True,
-        keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot teleop"
-        " device start_nodes run runs_directory",
+        keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot domain"
+        " teleop device start_nodes run runs_directory",
         short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
     ),
     "inspect": Command(

@@ -31,8 +31,19 @@ def make_env(
         further_cameras: Cameras that the robot gets beside its own.
 
     Raises:
-        RobotRLError: The task has not the form that the robot needs.
+        RobotRLError: The task has not the form that the robot needs, or the domain is for another.
     """
+    parts: dict[str, Any] = {}
+    domain = registry.make(config["domain"])
+    if has_domain(config):
+        parts["domain"] = domain
+    elif domain != type(domain)():
+        raise RobotRLError(
+            "only a simulated robot has a domain",
+            got=f"domain={config['choices']['domain']} with robot={config['choices']['robot']}",
+            expected="domain=ideal, or robot=sim",
+            hint="add domain=ideal: this robot is as it is",
+        )
     # A simulated task is in a world; one on topics is told where its objects are.
     form = config["robot"].get("task", "environment")
     if form not in config["task"]:
@@ -42,15 +53,19 @@ def make_env(
             hint="add it to the task's configuration, as in configs/task/reach.yaml",
         )
     task: Task = registry.make(config["task"][form])
-    cameras: dict[str, Any] = {}
     if further_cameras:
         every = [*config["robot"].get("cameras", ()), *further_cameras]
-        cameras["cameras"] = [registry.make(camera) for camera in every]
-    robot: Robot = registry.make(config["robot"], task=task, **cameras)
+        parts["cameras"] = [registry.make(camera) for camera in every]
+    robot: Robot = registry.make(config["robot"], task=task, **parts)
     if isinstance(robot, SeveralArms):
         task = robot.task  # they do it each, and are done together
     clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
+
+
+def has_domain(config: Mapping[str, Any]) -> bool:
+    """Whether the configured robot is simulated in a way that `domain` can change."""
+    return registry.takes(config["robot"], "domain")
 
 
 def make_expert(

@@ -163,7 +163,7 @@ class GymRobot:
             self.last_observation, _ = self._env.reset(seed=seed)
         self.last_outcome = _NOTHING_YET
 
-    def resume(self) -> None:
+    def resume(self, rng: np.random.Generator) -> None:
         """Nothing moves between steps."""
 
     def apply(self, action: Action) -> Action:

@@ -99,8 +99,11 @@ class Robot(Protocol):
             rng: Source of whatever is random about the robot until the next reset.
         """
 
-    def resume(self) -> None:
+    def resume(self, rng: np.random.Generator) -> None:
         """Hold, and be ready for an episode that begins where the robot is.
+
+        Args:
+            rng: As of `reset`.
 
         Raises:
             RobotInterrupted: It cannot begin yet, for example without a fresh measurement.

@@ -164,7 +164,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     def _begins_in_place(self) -> bool:
         """Begin with robot and scene as they are; returns whether there is anything left to do."""
         self.task.resume(self.np_random)
-        self.robot.resume()
+        self.robot.resume(self.np_random)
         return not self.task.outcome().terminated
 
 

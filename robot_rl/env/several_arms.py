@@ -47,10 +47,11 @@ class SeveralArms:
         poses, children = iter(start_pose.reshape(-1, _POSE)), iter(rng.spawn(len(self.arms)))
         self._each(lambda arm: arm.reset(next(poses), next(children)))
 
-    def resume(self) -> None:
-        """Let each be ready where it is."""
+    def resume(self, rng: np.random.Generator) -> None:
+        """Let each be ready where it is, with randomness of its own."""
         self.check_free()
-        self._each(lambda arm: arm.resume())
+        children = iter(rng.spawn(len(self.arms)))
+        self._each(lambda arm: arm.resume(next(children)))
 
     @property
     def clamped(self) -> bool:

@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.config import check_least, on_stepped_clock
+from robot_rl.config import check_least, composed, on_stepped_clock
 from robot_rl.data.policy_columns import check_fit
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import has_domain, make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.reset import make_reset
@@ -140,6 +140,7 @@ class Evaluator:
             gradient_updates=behaviour.version,
             wall_seconds=time.monotonic() - started,
             repeated=cuts.total(),
+            domain=name_of_domain(self._config),
         )
 
     def _says_nothing(self, result: EpisodeResult) -> str | None:
@@ -158,6 +159,16 @@ def check_counts(config: DictConfig) -> None:
     names = ("episodes", "final_episodes", "slots")
     least = {f"evaluation.{name}": 1 for name in names}
     check_least(config, {**least, "evaluation.seed": 0, "evaluation.final_seed": 0})
+
+
+def name_of_domain(config: DictConfig) -> str | None:
+    """The configured domain, such as `lab light=[1.0, 1.0]`; None where the robot has none."""
+    if not has_domain(config):
+        return None
+    choice = config.choices.domain
+    own = composed([f"domain={choice}"]).domain
+    changed = [f"{key}={value}" for key, value in config.domain.items() if value != own.get(key)]
+    return " ".join([choice, *changed])
 
 
 class AttendedRobot:

@@ -91,7 +91,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
     learning = _learning(run)
     return {
         "title": f"{task} · {algorithm}",
-        "subtitle": f"Run {run.directory.name}, seed {seed}",
+        "subtitle": f"Run {run.directory.name}, seed {seed}" + _domain(run),
         "notes": [*run.notes, *_setbacks(run)],
         "bc": _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
@@ -105,6 +105,12 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "facts": _facts(run),
         "configuration": run.configuration,
     }
+
+
+def _domain(run: RunRecords) -> str:
+    """In which domain the run was made and evaluated."""
+    told = {e.domain: None for e in run.evaluations if e.domain}
+    return f", domain {' and '.join(told)}" if told else ""
 
 
 def _clips(folder: Path) -> list[dict[str, Any]]:

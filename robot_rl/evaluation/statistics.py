@@ -109,6 +109,8 @@ class EvaluationResult:
         failures: Numbers of the failed episodes in the order of the seeds, from 0.
         repeated: Attempts that the robot cut, or the operator took back, and that were made again;
             none of them is among the episodes.
+        domain: The simulated robot's, with values that are other than its file's; None for another
+            robot, which has none.
         against_cloned: Beside the cloned policy's evaluation, where there is one of these scenes.
     """
 
@@ -127,6 +129,7 @@ class EvaluationResult:
     wall_seconds: float
     failures: tuple[int, ...]
     repeated: int = 0
+    domain: str | None = None
     against_cloned: Comparison | None = None
 
     @property
@@ -225,12 +228,13 @@ class EvaluationResult:
     def __str__(self) -> str:
         """Say the result in one line, as `robot-rl evaluate` prints it."""
         time = self.mean_seconds_to_success
+        domain = f", domain {self.domain}" if self.domain else ""
         again = f", {self.repeated} attempts cut and made again" if self.repeated else ""
         return (
             f"{self.successes}/{self.episodes} = {100 * self.success_rate:.1f} % "
             f"(95 % interval {100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %)"
             f", mean time to success {'none' if time is None else f'{time:.1f} s'}"
-            f", longest run of successes {self.longest_success_run}{again}"
+            f", longest run of successes {self.longest_success_run}{again}{domain}"
         )
 
 

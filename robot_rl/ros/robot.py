@@ -119,7 +119,7 @@ class RosRobot:
         self._check_goal_is_ahead()
         self._begin()
 
-    def resume(self) -> None:
+    def resume(self, rng: np.random.Generator) -> None:
         """Hold where the arm is, which may move again after whatever kept it from doing so.
 
         Raises:

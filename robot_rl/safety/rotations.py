@@ -97,6 +97,11 @@ def relative(frame: Vector, pose: Vector) -> Vector:
     return np.concatenate([rotate(inverse, pose[:3] - frame[:3]), multiply(inverse, pose[3:])])
 
 
+def displaced(pose: Vector, shift: Vector, turn: Vector) -> Vector:
+    """A pose (7,), moved by `shift` (3,) and turned where it is by the quaternion `turn` (4,)."""
+    return np.concatenate([pose[:3] + shift, multiply(turn, pose[3:])])
+
+
 def about_z(angle: float) -> Vector:
     """Quaternion xyzw of a rotation about z [rad]."""
     return np.array([0.0, 0.0, math.sin(0.5 * angle), math.cos(0.5 * angle)])

@@ -1,4 +1,4 @@
-"""What simulated cameras give: images of the scene, late and noisy where asked."""
+"""What simulated cameras give: images of the scene, noisy where asked."""
 
 from __future__ import annotations
 
@@ -97,12 +97,6 @@ def test_the_seed_decides_the_images(seeing):
     assert (np.array(once) != np.array(other)).any()
 
 
-def test_a_late_camera_shows_what_a_quick_one_showed_before(seeing):
-    quick, late = frames(seeing()), frames(seeing(latency_steps=2))
-    np.testing.assert_array_equal(late[:3], [quick[0]] * 3)
-    np.testing.assert_array_equal(late[3:], quick[1:3])
-
-
 def test_noise_is_as_large_as_it_says(seeing):
     clean, noisy = frames(seeing(), steps=0)[0], frames(seeing(noise=4.0), steps=0)[0]
     inside = (clean > 20) & (clean < 235)
@@ -123,7 +117,7 @@ def test_depth_is_the_distance_in_millimetres(seeing):
     [
         ({"name": "frond"}, "no such camera; got: frond; expected: .*front.*wrist"),
         ({"width": 0}, "the width of camera 'front' is out of range; got: 0; expected: >= 1"),
-        ({"latency_steps": -1}, "latency_steps of camera 'front' is out of range"),
+        ({"noise": -1}, "noise of camera 'front' is out of range"),
         ({"width": 5000}, "cannot be rendered"),
     ],
 )

@@ -54,7 +54,7 @@ def test_closed_fingers_hold_the_cube_and_say_how_wide_it_is():
 
 
 def test_a_stop_keeps_what_is_held_and_a_delay_is_also_the_grippers():
-    env = environment("pick_cube", "robot.action_delay_steps=2")
+    env = environment("pick_cube", "domain.action_delay=[0.2,0.2]")
     held_cube(env, 3)
     env.robot.hold()
     for _ in range(5):

@@ -128,6 +128,7 @@ def test_an_evaluation_summarises_its_episodes():
         "wall_seconds": 1.5,
         "failures": [2],
         "repeated": 0,
+        "domain": None,
         "against_cloned": None,
     }
     assert EvaluationResult.from_json(content) == result

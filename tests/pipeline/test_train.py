@@ -81,7 +81,7 @@ def test_a_policy_is_tested_outside_of_its_training(folder, robot_rl_command):
     """Every result is kept, with what made it."""
     run = (folder / "runs" / "latest").resolve()
     config = (run / "config.yaml").read_text()
-    easy = ["task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0"]
+    easy = ["task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0", "domain=lab"]
     for words in (["seed=7", *easy], ["seed=7"], ["seed=8"], [f"run={run}"]):
         done = robot_rl_command("evaluate", "episodes=3", "evaluation.videos=0", *words)
         assert done.returncode == 0, done.stderr
@@ -93,6 +93,7 @@ def test_a_policy_is_tested_outside_of_its_training(folder, robot_rl_command):
     assert [r["episodes"] for r in results] == [3] * 4
     assert results[0]["overrides"] == ["episodes=3", "evaluation.videos=0", "seed=7", *easy]
     assert results[3]["overrides"] == ["episodes=3", "evaluation.videos=0"]
+    assert [r["domain"] for r in results] == ["lab", "ideal", "ideal", "ideal"]
     assert results[0]["successes"] == 3 > results[1]["successes"]
     assert (run / "config.yaml").read_text() == config
     page = robot_rl_command("inspect", "runs/latest").stdout

@@ -29,12 +29,11 @@ class CameraOptions:
     width: int = 128
     height: int = 128
     depth: bool = False  # whether `images/<name>_depth` is observed as well
-    latency_steps: int = 0  # control steps by which a frame is late
     noise: float = 0.0  # standard deviation of the noise on each value, of 255
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name, least in (("width", 1), ("height", 1), ("latency_steps", 0), ("noise", 0)):
+        for name, least in (("width", 1), ("height", 1), ("noise", 0)):
             value = getattr(self, name)
             if value < least:
                 raise CameraError(
@@ -74,19 +73,26 @@ class SimCamera:
             self.fields.append(Field(f"{image}_depth", "uint16", (*size, 1)))
         self._renderer = SceneRenderer(world, options.width, options.height)
         self._rng = np.random.default_rng(0)
-        self._frames: deque[Observation] = deque()
+        self._frames: deque[tuple[float, Observation]] = deque()  # when each was taken [s], and it
 
     def reset(self, rng: np.random.Generator) -> None:
         """Forget all frames; `rng` gives the noise of the episode."""
         self._rng = rng
         self._frames.clear()
 
-    def observe(self) -> Observation:
-        """The frame that has arrived by now; the episode's first one until a later one has."""
-        self._frames.append(self._frame())
-        if len(self._frames) > self._options.latency_steps + 1:
+    def shoot(self) -> None:
+        """Take the frame that is now on its way."""
+        self._frames.append((float(self._world.data.time), self._frame()))
+
+    def observe(self, latency: int) -> Observation:
+        """The frame of `latency` physics steps ago; the episode's first one until then."""
+        if not latency or not self._frames:
+            self._frames.clear()
+            self.shoot()
+        arrived = self._world.data.time - (latency - 0.5) / self._world.physics_rate_hz
+        while len(self._frames) > 1 and self._frames[1][0] < arrived:
             self._frames.popleft()
-        return self._frames[0]
+        return self._frames[0][1]
 
     def close(self) -> None:
         """Release the renderer."""

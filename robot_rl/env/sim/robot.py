@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy.typing as npt
 from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, state_fields
 from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
+from robot_rl.env.sim.domain import IDEAL, Domain
 from robot_rl.env.sim.task import put_in_world
-from robot_rl.env.sim.world import GripperMotor
+from robot_rl.env.sim.world import Event, GripperMotor
 from robot_rl.env.task import Task
 from robot_rl.safety import CartesianLimiter, CartesianLimits, rotations
 
@@ -25,6 +27,7 @@ class _Command(NamedTuple):
 
     target: npt.NDArray[np.float64]
     opening: float
+    due: int = 0  # physics steps until it takes effect
 
 
 class SimRobot:
@@ -39,9 +42,8 @@ class SimRobot:
         home_joints: Joint angles (7,) [rad] near which start poses are solved.
         limits: What the arm may be asked for.
         gripper: What moves the fingers where the task's action has a gripper column.
-        action_delay_steps: Control steps that pass before an action takes effect; models the
-            latency of a real arm on the stepped clock.
         cameras: What it sees with.
+        domain: How it may differ from its model, in each episode anew.
 
     Raises:
         RobotRLError: The task is not a simulated one.
@@ -57,8 +59,8 @@ class SimRobot:
         home_joints: Sequence[float],
         limits: CartesianLimits,
         gripper: GripperMotor,
-        action_delay_steps: int,
         cameras: Sequence[CameraOptions] = (),
+        domain: Domain = IDEAL,
     ) -> None:
         sim_task = put_in_world(task, model, gripper)
         self.world = sim_task.world
@@ -74,21 +76,24 @@ class SimRobot:
         self._has_gripper = GRIPPER_ACTION in self.action_names
         self._finger_opening = sim_task.finger_opening
         self._opening = sim_task.finger_opening
-        self._delay = action_delay_steps
+        self._domain = domain
+        self._delay = self._latency = 0  # of actions and of pictures [physics steps]
         self._pending: deque[_Command] = deque()
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Put the arm at rest with the TCP at `start_pose` (7,) in the base frame."""
+        self._draw_conditions(rng)
         self.world.reset(start_pose, self._home_joints)
         self.world.set_finger_opening(self._finger_opening)
         self.limiter.reset(start_pose)
         self._opening = self._finger_opening
-        self._pending = deque([_Command(start_pose, self._opening)] * self._delay)
+        self._pending.clear()
         for camera in self.cameras:
             camera.reset(rng)
 
-    def resume(self) -> None:
-        """Go on from where the arm is: it holds."""
+    def resume(self, rng: np.random.Generator) -> None:
+        """Go on from where the arm is, in new conditions: it holds."""
+        self._draw_conditions(rng)
         self.hold()
 
     def apply(self, action: Action) -> Action:
@@ -100,25 +105,32 @@ class SimRobot:
         opening = self._finger_opening
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
-        self._pending.append(_Command(target, opening))
+        self._pending.append(_Command(target, opening, self._delay))
         if motion.any():  # one that is asked to stay keeps its brakes on
             self.world.set_braking(False)
-        self._send(self._pending.popleft())
         return action
 
     def advance(self, period: float) -> None:
-        """Simulate one control period [s]."""
-        self.world.step(period)
+        """Simulate one control period [s]; what is late takes effect when it is due."""
+        steps = self.world.steps(period)
+        events = []
+        while self._pending and self._pending[0].due < steps:
+            command = self._pending.popleft()
+            events.append(Event(command.due, partial(self._send, command)))
+        self._pending = deque(c._replace(due=c.due - steps) for c in self._pending)
+        if self._latency:
+            events.append(Event(steps - self._latency % steps, self._take_pictures))
+        self.world.step(period, events)
 
     def observe(self) -> Observation:
         """The measured state: `state_fields`, and what the cameras see."""
         world = self.world
         opening = world.finger_opening() if self._has_gripper else self._finger_opening
-        pose = world.tcp_pose()
+        pose = world.measured_tcp_pose()
         state = {
             "state/tcp_pose": pose,
             "state/tcp_velocity": world.tcp_velocity(),
-            "state/tcp_wrench": world.tcp_wrench(),
+            "state/tcp_wrench": world.sensors.wrench(world.tcp_wrench()),
             "state/target_lead": rotations.between(pose, self.limiter.target),
             "state/joint_positions": world.joint_positions(),
             "state/joint_velocities": world.joint_velocities(),
@@ -126,7 +138,7 @@ class SimRobot:
         }
         seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
         for camera in self.cameras:
-            seen |= camera.observe()
+            seen |= camera.observe(self._latency)
         return seen
 
     def picture(self) -> npt.NDArray[np.uint8]:
@@ -140,9 +152,8 @@ class SimRobot:
 
         The gripper keeps what it was told last: it may be holding something.
         """
-        stay = _Command(self.limiter.reset(self.world.tcp_pose()), self._opening)
-        self._pending = deque([stay] * self._delay)
-        self._send(stay)
+        self._pending.clear()
+        self._send(_Command(self.limiter.reset(self.world.tcp_pose()), self._opening))
         self.world.set_braking(True)
 
     def close(self) -> None:
@@ -151,6 +162,18 @@ class SimRobot:
             camera.close()
         if self._bystander is not None:
             self._bystander.close()
+
+    def _draw_conditions(self, rng: np.random.Generator) -> None:
+        # A generator of their own: a seed has the same scene in every domain.
+        (own,) = rng.spawn(1)
+        conditions = self._domain.draw(own)
+        self.world.meet(conditions, own)
+        self._delay = self.world.steps(conditions.action_delay)
+        self._latency = self.world.steps(conditions.camera_latency)
+
+    def _take_pictures(self) -> None:
+        for camera in self.cameras:
+            camera.shoot()
 
     def _send(self, command: _Command) -> None:
         self.world.set_target(command.target)

@@ -86,7 +86,14 @@ class SimTask(ABC):
 
     @abstractmethod
     def seen_poses(self) -> Vector:
-        """Poses (k, 7) of the objects, with the noise that they are seen with; base frame."""
+        """Poses (k, 7) of the objects, with the task's own error about each; base frame."""
+
+    def measured_poses(self) -> Vector:
+        """The same (k, 7) with the errors of the sensors; what is no object is told exactly."""
+        poses = self.seen_poses()
+        objects = len(self.observed_objects) or len(poses)
+        measured = self.world.sensors.object_poses(poses[:objects])
+        return np.concatenate([measured, poses[objects:]])
 
     @abstractmethod
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
@@ -94,7 +101,7 @@ class SimTask(ABC):
 
     def observe(self) -> Observation:
         """The task's part of the observation, with its noise."""
-        return seen(self, self.seen_poses(), self.world.tcp_pose())
+        return seen(self, self.measured_poses(), self.world.measured_tcp_pose())
 
     @abstractmethod
     def succeeded(self) -> bool:
@@ -150,11 +157,6 @@ def observed(**shapes: tuple[int, ...]) -> tuple[Field, ...]:
 def downward(position: Vector) -> Vector:
     """The TCP pose (7,) at a position (3,) at which the tool points down."""
     return np.concatenate([position, rotations.DOWNWARD])
-
-
-def displaced(pose: Vector, shift: Vector, turn: Vector) -> Vector:
-    """A pose (7,), moved by `shift` (3,) and turned where it is by the quaternion `turn` (4,)."""
-    return np.concatenate([pose[:3] + shift, rotations.multiply(turn, pose[3:])])
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class ScriptedExpert:
 
     def believed(self, pose: Vector) -> Vector:
         """A pose (7,) with the expert's error."""
-        return displaced(pose, self.error, rotations.about_z(self.yaw_error))
+        return rotations.displaced(pose, self.error, rotations.about_z(self.yaw_error))
 
     def motion(self, waypoint: Vector) -> Vector:
         """The motion (6,) towards a TCP pose (7,), at the episode's pace, in action units."""

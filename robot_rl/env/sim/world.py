@@ -6,7 +6,9 @@ MuJoCo keeps quaternions as wxyz; everything that leaves this module is xyzw.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.env.sim.domain import IDEAL, Conditions, Sensors
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
@@ -45,6 +48,13 @@ class Chain(NamedTuple):
     dofs: npt.NDArray[np.int32]  # places of the joints' velocities (n,)
     low: Vector  # lowest positions (n,) [rad]
     high: Vector  # highest positions (n,) [rad]
+
+
+class Event(NamedTuple):
+    """Something that happens while the world is stepped."""
+
+    after: int  # physics steps from the beginning
+    happen: Callable[[], None]
 
 
 def site_pose(data: mujoco.MjData, site: int) -> Vector:
@@ -101,6 +111,9 @@ class World:
         model_path: The arm's MJCF; it must name a site ``tcp``, a mocap body ``target``, joints
             ``joint1`` to ``joint7`` and a body ``hand`` that carries the tool.
         build: Adds the task's bodies to the model before it is compiled.
+
+    Attributes:
+        sensors: What is measured of the true state, in the present conditions.
     """
 
     def __init__(
@@ -109,8 +122,11 @@ class World:
         build: Callable[[mujoco.MjSpec], None],
     ) -> None:
         spec = mujoco.MjSpec.from_file(str(model_path))
+        without_task = list(spec.geoms)
         build(spec)
         self.model = spec.compile()
+        arm_and_table = [geom.id for geom in without_task]
+        self._task_geoms = np.setdiff1d(np.arange(self.model.ngeom), arm_and_table)
         self.data = mujoco.MjData(self.model)
         self._tcp = self.model.site("tcp").id
         joints = [self.model.joint(name).id for name in ARM_JOINTS]
@@ -119,9 +135,31 @@ class World:
         self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
         self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
         self._impedance = [self.model.actuator(name).id for name in _IMPEDANCE]
-        self._damping = self.model.actuator_biasprm[self._impedance, 2].copy()
+        # The model's own: spring and damper of the impedance, brightness of the lamps.
+        self._stiffness = self.model.actuator_biasprm[self._impedance, 1].copy()
+        self._own_damping = self.model.actuator_biasprm[self._impedance, 2].copy()
+        self._damping = self._own_damping
+        self._lamps = [light.copy() for light in self._brightness()]
         self._tool_bodies = _subtree(self.model, self.model.body(_TOOL_ROOT).id)
         self._wrench = np.zeros(6)
+        rng = np.random.default_rng(0)
+        self.sensors = Sensors(IDEAL.draw(rng), rng)
+
+    def meet(self, conditions: Conditions, rng: np.random.Generator) -> None:
+        """Let the world be as an episode's conditions say, but for what comes late in it.
+
+        Args:
+            conditions: See `Conditions`.
+            rng: Of the sensors' noise.
+        """
+        self.sensors = Sensors(conditions, rng)
+        if conditions.friction is not None:
+            self.model.geom_friction[self._task_geoms, 0] = conditions.friction
+        share = conditions.stiffness
+        self.model.actuator_biasprm[self._impedance, 1] = self._stiffness * share
+        self._damping = self._own_damping * math.sqrt(share)  # the damping ratio stays
+        for light, own in zip(self._brightness(), self._lamps, strict=True):
+            light[:] = own * conditions.light
 
     @property
     def physics_rate_hz(self) -> float:
@@ -135,6 +173,10 @@ class World:
     def tcp_pose(self) -> Vector:
         """Pose (7,) of the TCP in the base frame."""
         return site_pose(self.data, self._tcp)
+
+    def measured_tcp_pose(self) -> Vector:
+        """The same (7,) with the error with which it is measured."""
+        return self.sensors.tcp_pose(self.tcp_pose())
 
     def tcp_velocity(self) -> Vector:
         """Linear [m/s] and angular [rad/s] velocity (6,) of the TCP in the base frame."""
@@ -217,17 +259,35 @@ class World:
         mujoco.mj_forward(self.model, self.data)
         self._wrench = np.zeros(6)
 
-    def step(self, duration: float) -> None:
-        """Let `duration` seconds pass."""
-        steps = max(1, round(duration * self.physics_rate_hz))
+    def steps(self, duration: float) -> int:
+        """How many physics steps so many seconds are."""
+        return round(duration * self.physics_rate_hz)
+
+    def step(self, duration: float, events: Iterable[Event] = ()) -> None:
+        """Let `duration` seconds pass, and meanwhile do what belongs into them.
+
+        Args:
+            duration: At least one physics step [s].
+            events: After how many physics steps, and what.
+        """
+        steps = max(1, self.steps(duration))
         samples = min(_WRENCH_SAMPLES, steps)
         total = np.zeros(6)
+        left = deque(sorted(events, key=lambda event: event.after))
+        done = 0
         for sample in range(samples):
-            share = steps * (sample + 1) // samples - steps * sample // samples
-            mujoco.mj_step(self.model, self.data, share)
+            end = steps * (sample + 1) // samples
+            while left and left[0].after <= end:
+                event = left.popleft()
+                mujoco.mj_step(self.model, self.data, event.after - done)
+                done = event.after
+                event.happen()
+            mujoco.mj_step(self.model, self.data, end - done)
+            done = end
             mujoco.mj_rnePostConstraint(self.model, self.data)
             total += self._contact_wrench()
         self._wrench = total / samples
+        self.sensors.measure_anew()
         # mj_step leaves poses of the state before its last integration; observe the newest.
         mujoco.mj_forward(self.model, self.data)
 
@@ -242,6 +302,11 @@ class World:
         low, high = self.model.jnt_range[: len(ARM_JOINTS)].T
         chain = Chain(self._tcp, self._qpos, self._dofs, low, high)
         return solve_inverse_kinematics(self.model, self.data, chain, pose, joint_guess, tolerance)
+
+    def _brightness(self) -> list[Vector]:
+        """What of the model is brightness: views of its numbers."""
+        lamp = self.model.vis.headlight
+        return [self.model.light_ambient, self.model.light_diffuse, lamp.ambient, lamp.diffuse]
 
     def _contact_wrench(self) -> Vector:
         # cfrc_ext is (torque, force) about the centre of mass of the whole kinematic tree.

@@ -122,7 +122,7 @@ class PegInsertByFeel(TipExpert):
 
     def socket(self) -> Vector:
         """The socket (7,) as the policy sees it."""
-        return np.asarray(self.task.seen_poses()[0])
+        return np.asarray(self.task.measured_poses()[0])
 
     def tip_goal(self) -> Vector:
         """Where the skill wants the tip (7,), base frame."""

@@ -78,8 +78,8 @@ class PegInsert(SimTask):
         return rotations.compose(self.world.tcp_pose(), _TIP_IN_TCP)
 
     def seen_tip(self) -> Vector:
-        """Pose (7,) of the tip as the policy knows it: here exactly, as the hand holds the peg."""
-        return self.tip_pose()
+        """Pose (7,) of the tip as the policy knows it."""
+        return self._tip_among(self.measured_poses(), self.world.measured_tcp_pose())
 
     def socket_pose(self) -> Vector:
         """The true pose (7,) of the socket: for experts and tests, never observed."""
@@ -108,7 +108,7 @@ class PegInsert(SimTask):
         return bool(z <= -self.success_depth and max(abs(x), abs(y)) < PEG_WIDTH / 2)
 
     def _tip_among(self, object_poses: Vector, tcp_pose: Vector) -> Vector:
-        """The tip's pose (7,) as it is seen; here the arm knows it exactly."""
+        """The tip's pose (7,) as it is seen; here it follows from the arm's."""
         return rotations.compose(tcp_pose, _TIP_IN_TCP)
 
     def _draw_start(self, rng: np.random.Generator) -> Vector:

@@ -14,7 +14,6 @@ from robot_rl.env.sim.task import (
     SimTask,
     TopGrasp,
     Vector,
-    displaced,
     downward,
     observed,
 )
@@ -100,7 +99,7 @@ class PickCube(SimTask):
 
     def seen_poses(self) -> Vector:
         """The cube (1, 7) with the error with which it is seen."""
-        return displaced(self.cube_pose(), self._position_error, self._yaw_error)[None]
+        return rotations.displaced(self.cube_pose(), self._position_error, self._yaw_error)[None]
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
         """See `TaskView`; the one object is the cube."""

@@ -89,14 +89,11 @@ class PickInsert(PegInsert):
         """Pose (7,) of the peg's lower end, z up, in the base frame."""
         return self.world.site_pose("tip")
 
-    def seen_tip(self) -> Vector:
-        """Pose (7,) of the tip with the error with which it is seen."""
-        tip = self.tip_pose()
-        return np.concatenate([tip[:3] + self._peg_error, tip[3:]])
-
     def seen_poses(self) -> Vector:
         """Socket and tip of the peg (2, 7), with the errors with which they are seen."""
-        return np.concatenate([super().seen_poses(), self.seen_tip()[None]])
+        tip = self.tip_pose()
+        seen_tip = np.concatenate([tip[:3] + self._peg_error, tip[3:]])
+        return np.concatenate([super().seen_poses(), seen_tip[None]])
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
         """See `TaskView`; the objects are the socket and the tip of the peg, z up."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector, displaced, downward, observed
+from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector, downward, observed
 from robot_rl.safety import rotations
 
 BAR = (0.03, 0.12)
@@ -129,7 +129,7 @@ class PushT(SimTask):
 
     def seen_poses(self) -> Vector:
         """The T (1, 7) with the error with which it is seen."""
-        return displaced(self.block_pose(), self._position_error, self._yaw_error)[None]
+        return rotations.displaced(self.block_pose(), self._position_error, self._yaw_error)[None]
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
         """See `TaskView`; the one object is the T."""

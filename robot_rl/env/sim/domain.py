@@ -1,0 +1,165 @@
+"""How a real cell differs from the model of it: drawn for each episode from a domain's ranges.
+
+Domain randomisation (Tobin et al., IROS 2017; of dynamics: Peng et al., ICRA 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
+
+Vector = npt.NDArray[np.float64]
+
+# What each newton of noise on a force is on a torque: forces at the fingertips have this lever [m].
+_LEVER = 0.1
+_SIGNED = ("calibration_position", "calibration_yaw")
+_POSITIVE = ("friction", "stiffness")
+
+
+class Conditions(NamedTuple):
+    """What one episode has drawn; units as in `Domain`."""
+
+    action_delay: float
+    camera_latency: float
+    position_noise: float
+    angle_noise: float
+    force_noise: float
+    calibration_position: Vector  # (3,), base frame
+    calibration_yaw: float
+    friction: float | None
+    stiffness: float
+    light: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """Ranges (low, high) that each episode draws from, uniformly; by default the model as it is.
+
+    Raises:
+        RobotRLError: A range is none, or reaches where nothing physical is.
+    """
+
+    action_delay: Sequence[float] = (0.0, 0.0)  # from an action to its effect [s]
+    camera_latency: Sequence[float] = (0.0, 0.0)  # from a picture to its arrival [s]
+    # Standard deviations of white noise: of measured positions of TCP and objects, per axis [m]; of
+    # their rotations [rad]; of forces [N] and, by a lever of 0.1 m, of torques.
+    position_noise: Sequence[float] = (0.0, 0.0)
+    angle_noise: Sequence[float] = (0.0, 0.0)
+    force_noise: Sequence[float] = (0.0, 0.0)
+    # By how much all objects are seen beside their places, all episode long: a camera that is
+    # calibrated badly. What a task adds for each object is how well that one is recognised.
+    calibration_position: Sequence[float] = (0.0, 0.0)  # per axis [m]
+    calibration_yaw: Sequence[float] = (0.0, 0.0)  # each about its own vertical [rad]
+    # Sliding friction of what the task brings, None: its own. Of two surfaces the rougher counts.
+    friction: Sequence[float] | None = None
+    stiffness: Sequence[float] = (1.0, 1.0)  # of the compliant arm, share of the model's
+    light: Sequence[float] = (1.0, 1.0)  # brightness of all lamps, share of the model's
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in (each.name for each in fields(self)):
+            given = getattr(self, name)
+            if given is not None or name != "friction":
+                object.__setattr__(self, name, _checked(name, given))
+
+    def draw(self, rng: np.random.Generator) -> Conditions:
+        """Draw an episode's conditions: how far into each range depends on the generator alone."""
+
+        def drawn(limits: Sequence[float]) -> float:
+            return float(limits[0] + (limits[1] - limits[0]) * rng.random())
+
+        friction = drawn(self.friction or (0.0, 0.0))
+        return Conditions(
+            action_delay=drawn(self.action_delay),
+            camera_latency=drawn(self.camera_latency),
+            position_noise=drawn(self.position_noise),
+            angle_noise=drawn(self.angle_noise),
+            force_noise=drawn(self.force_noise),
+            calibration_position=np.array([drawn(self.calibration_position) for _ in range(3)]),
+            calibration_yaw=drawn(self.calibration_yaw),
+            friction=friction if self.friction else None,
+            stiffness=drawn(self.stiffness),
+            light=drawn(self.light),
+        )
+
+
+class Sensors:
+    """What sensors make of the truth under an episode's conditions.
+
+    Args:
+        conditions: Of the episode.
+        rng: Of the noise.
+    """
+
+    def __init__(self, conditions: Conditions, rng: np.random.Generator) -> None:
+        self._conditions = conditions
+        self._rng = rng
+        self._noise: dict[str, Vector] = {}
+
+    def measure_anew(self) -> None:
+        """Let the next step begin: until the next call a quantity is measured the same again."""
+        self._noise.clear()
+
+    def tcp_pose(self, pose: Vector) -> Vector:
+        """The measured pose (7,) of the TCP."""
+        return np.asarray(self._noisy("tcp", pose[None])[0])
+
+    def object_poses(self, poses: Vector) -> Vector:
+        """The measured poses (k, 7) of objects, with the error of the calibration."""
+        shift, yaw = self._conditions.calibration_position, self._conditions.calibration_yaw
+        if yaw or shift.any():
+            turn = rotations.about_z(yaw)
+            poses = np.array([rotations.displaced(pose, shift, turn) for pose in poses])
+        return self._noisy("objects", poses)
+
+    def wrench(self, wrench: Vector) -> Vector:
+        """The measured force and torque (6,)."""
+        if not self._conditions.force_noise:
+            return wrench
+        scale = self._conditions.force_noise * np.array([1.0, 1.0, 1.0, _LEVER, _LEVER, _LEVER])
+        return np.asarray(wrench + scale * self._drawn("wrench", 1)[0])
+
+    def _noisy(self, name: str, poses: Vector) -> Vector:
+        position, angle = self._conditions.position_noise, self._conditions.angle_noise
+        if not position and not angle:
+            return poses
+        noise = self._drawn(name, len(poses))
+        turns = [rotations.from_rotation_vector(angle * row[3:]) for row in noise]
+        parts = zip(poses, position * noise[:, :3], turns, strict=True)
+        return np.array([rotations.displaced(*part) for part in parts])
+
+    def _drawn(self, name: str, rows: int) -> Vector:
+        """Standard normal noise (rows, 6) of a quantity in this step."""
+        if name not in self._noise:
+            self._noise[name] = self._rng.standard_normal((rows, 6))
+        return self._noise[name]
+
+
+def _checked(name: str, given: Sequence[float]) -> tuple[float, float]:
+    """The range of a key, as two numbers."""
+    least = -math.inf if name in _SIGNED else 0.0
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    fits = math.isfinite(high - low) and least <= low <= high
+    if not fits or (name in _POSITIVE and low == 0.0):
+        bound = "" if name in _SIGNED else " and low > 0" if name in _POSITIVE else " and low >= 0"
+        raise RobotRLError(
+            f"domain.{name} is no range",
+            got=given,
+            expected=f"[low, high] with low <= high{bound}",
+            hint=f"write domain.{name}=[LOW,HIGH]; the same number twice fixes it",
+        )
+    return low, high
+
+
+IDEAL = Domain()
