@@ -112,7 +112,7 @@ class SimRobot:
 
     def advance(self, period: float) -> None:
         """Simulate one control period [s]; what is late takes effect when it is due."""
-        steps = self.world.steps(period)
+        steps = max(1, self.world.steps(period))
         events = []
         while self._pending and self._pending[0].due < steps:
             command = self._pending.popleft()
