@@ -40,16 +40,18 @@ def folders() -> tuple[Path, ...]:
     """Return the folders of `ROBOT_RL_PATH`, absolute.
 
     Raises:
-        RegistryError: One of them is not there.
+        RegistryError: One of them is not there, or has nothing of use in it.
     """
     named = [text for text in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if text]
     found = tuple(dict.fromkeys(_root(Path(text).expanduser().resolve()) for text in named))
     for folder in found:
-        if not folder.is_dir():
+        if not (folder / "configs").is_dir() and not any(folder.glob("*.py")):
             raise RegistryError(
-                f"{PATH_VARIABLE} names a folder that is not there",
+                "this is no folder of your own: it has neither configs/ nor Python modules"
+                if folder.is_dir()
+                else "a folder of your own is not there",
                 got=str(folder),
-                expected="a folder with configs/ and Python modules",
+                hint=f"correct --config-dir or {PATH_VARIABLE}: see examples/1_task",
             )
     return found
 
@@ -64,7 +66,7 @@ def add_folder(folder: str) -> None:
     """Put a folder in front of `ROBOT_RL_PATH`, for this process and those that it starts.
 
     Raises:
-        RegistryError: It is not there.
+        RegistryError: It is not there, or has nothing of use in it.
     """
     before = os.environ.get(PATH_VARIABLE)
     os.environ[PATH_VARIABLE] = os.pathsep.join([folder, *([before] if before else [])])
@@ -193,6 +195,15 @@ def _package_folders(package: str) -> list[str]:
     return [] if spec is None else list(spec.submodule_search_locations or ())
 
 
+def make_importable(module_name: str) -> Path | None:
+    """Let a module in a folder of the user's own be imported by its name; returns that folder."""
+    root = module_name.partition(".")[0]
+    folder = None if root in OWN_PACKAGES else _own_folder(root)
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last: it hides no module that is there already
+    return folder
+
+
 def _own_folder(root: str) -> Path | None:
     """The folder of `ROBOT_RL_PATH` that has this module or package."""
     for folder in folders():
@@ -223,9 +234,7 @@ def _imported(name: str, module_name: str) -> Any:
             f" or in a folder of {PATH_VARIABLE} ({own})",
             hint=f"name the folder with {root}.py: {PATH_VARIABLE}=FOLDER, or --config-dir FOLDER",
         )
-    folder = None if root in OWN_PACKAGES else _own_folder(root)
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last: it hides no module that is there already
+    folder = make_importable(module_name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

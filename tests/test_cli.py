@@ -130,6 +130,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "algorithm.settings.actor_every=0"], "'actor_every'", ">= 1"),
         (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
         (["inspect", "nothing"], "there is no run 'nothing'", "robot-rl train"),
+        (["import", "nothing", "out"], "there is nothing to import", "no folder nothing"),
     ],
 )
 def test_mistakes_are_answered_with_what_is_valid(
@@ -143,6 +144,12 @@ def test_mistakes_are_answered_with_what_is_valid(
     assert valid in output.err
     assert nearest in output.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_says_what_it_knows_of_where_there_is_nothing_of_ours(capsys, tmp_path):
+    assert cli.main(["inspect", str(tmp_path)]) == cli.EXIT_ERROR
+    said = capsys.readouterr().err
+    assert "is nothing that robot_rl writes; got: a folder with nothing; expected: a run" in said
 
 
 @pytest.mark.parametrize(
@@ -259,7 +266,7 @@ def test_a_run_keeps_its_configuration(run: RunDirectory):
         assert f"got: {override.partition('=')[0]}" in str(caught.value)
         assert got in str(caught.value)
         assert expected in str(caught.value)
-    with pytest.raises(ConfigError, match="task differ"):
+    with pytest.raises(ConfigError, match="differs in task"):
         compare_run(compose(), kept)
 
 

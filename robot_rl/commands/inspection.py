@@ -22,7 +22,7 @@ from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.transfer import rebuild_catalogue, summarize_store
-from robot_rl.run import CLONED, LAST, RunDirectory
+from robot_rl.run import CLONED, LAST, RunDirectory, RunError
 
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import LeRobotEpisodes
@@ -76,7 +76,16 @@ def look(path: Path) -> tuple[Kind, Path]:
     for place in (path, path / "policy"):
         if (place / "policy.json").is_file():
             return Kind.POLICY, place
-    return (Kind.LEROBOT if (path / INFO_PATH).is_file() else Kind.DATASET), path
+    for kind, marker in ((Kind.LEROBOT, INFO_PATH), (Kind.DATASET, "zarr.json")):
+        if (path / marker).is_file():
+            return kind, path
+    raise RunError(
+        f"{path} is nothing that robot_rl writes",
+        got="a file"
+        if path.is_file()
+        else f"a folder with {', '.join(sorted(p.name for p in path.iterdir())[:5]) or 'nothing'}",
+        expected="a run, store, checkpoint, dataset or LeRobot dataset",
+    )
 
 
 def describe(path: Path) -> Facts:

@@ -89,6 +89,8 @@ def import_dataset(path: str, out: str, *, table: str | None) -> None:
         RobotRLError: The dataset cannot be read, or nothing can be written.
     """
     place = Path(path)
+    if not place.exists():
+        raise NotADataset("there is nothing to import", got=f"no folder {place}")
     source: EpisodeSource = (
         DatasetEpisodes(place, Selection())
         if (place / "zarr.json").is_file()

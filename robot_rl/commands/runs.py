@@ -142,7 +142,7 @@ def compare_run(
     shown = groups or keys[:5]
     lookup = [f"choices.{key}" for key in groups] or shown
     raise ConfigError(
-        f"the run was made with another configuration: {', '.join(shown)} differ"
+        f"the run was made with another configuration: it differs in {', '.join(shown)}"
         + (f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""),
         got=", ".join(f"{s}={ours.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)),
         expected=", ".join(

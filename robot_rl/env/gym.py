@@ -21,6 +21,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 
+from policies import registry
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import Action
 from robot_rl.env.sim import choose_backend
@@ -246,8 +247,10 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Make the environment, with one error for all that can be missing."""
     choose_backend()  # some make a renderer even where no image is asked for
     namespace, slash, _ = id.partition("/")
+    module, _, _ = id.rpartition(":")
     try:
-        if slash and ":" not in id and id not in gymnasium.registry:
+        registry.make_importable(module or namespace)
+        if slash and not module and id not in gymnasium.registry:
             importlib.import_module(namespace)
         given = {**_drawing(id), **arguments}
         return gymnasium.make(id, disable_env_checker=True, **given)

@@ -304,7 +304,7 @@ class Prefetcher:
         self._left = 0
         # One set of arrays in the caller's hands, the others ready or being filled.
         self._free = [sampler.allocate() for _ in range(depth + 1)]
-        self._ready: deque[Future[Batch]] = deque()
+        self._ready: deque[tuple[Batch, Future[Batch]]] = deque()
         self._held: Batch | None = None
 
     def start(self, draws: int) -> None:
@@ -325,7 +325,7 @@ class Prefetcher:
         """Return the next batch; its arrays are valid until the next call.
 
         Raises:
-            ReplayError: No batch was ordered, or none can be drawn.
+            ReplayError: No batch was ordered, or none can be drawn: the rest of the order is void.
         """
         if self._held is not None:
             self._free.append(self._held)
@@ -333,7 +333,16 @@ class Prefetcher:
             self._order()
         if not self._ready:
             raise ReplayError("no batch was ordered", hint="call start(draws) first")
-        self._held = self._ready.popleft().result()
+        arrays, drawing = self._ready.popleft()
+        try:
+            self._held = drawing.result()
+        except BaseException:
+            self._left = 0
+            for _, other in self._ready:
+                other.exception()  # waits: the thread may be filling its arrays
+            self._free += [arrays, *(spare for spare, _ in self._ready)]
+            self._ready.clear()
+            raise
         return self._held
 
     def close(self) -> None:
@@ -343,4 +352,5 @@ class Prefetcher:
     def _order(self) -> None:
         while self._left and self._free:
             self._left -= 1
-            self._ready.append(self._thread.submit(self._sampler.sample, self._free.pop()))
+            arrays = self._free.pop()
+            self._ready.append((arrays, self._thread.submit(self._sampler.sample, arrays)))

@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from scenes import assert_identical, replay
 
+from policies import registry
 from policies.behaviour import Behaviour, Interface
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
@@ -224,6 +225,14 @@ def test_closing_closes_the_environment():
 def test_an_environment_that_cannot_be_made_is_one_error(id, named):
     with pytest.raises(GymError, match=named):
         environment(id)
+
+
+def test_an_environment_in_a_folder_of_the_users_own_is_found(tmp_path, monkeypatch):
+    (tmp_path / "lab_points.py").write_text(
+        "import gymnasium\ngymnasium.register('Lab-v0', 'test_gym:Point', max_episode_steps=9)\n"
+    )
+    monkeypatch.setenv(registry.PATH_VARIABLE, str(tmp_path))
+    assert environment("lab_points:Lab-v0").task.time_limit_steps == 9
 
 
 def test_unknown_arguments_are_one_error():

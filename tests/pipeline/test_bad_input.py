@@ -155,7 +155,7 @@ def test_demonstrations_of_another_shape_or_version(capsys, old, new, parts):
 def test_a_run_of_another_configuration(capsys, stage):
     key = "resume" if stage == "train" else "run"
     error = _refused(capsys, stage, f"{key}=latest", "seed=5")
-    assert "made with another configuration: seed differ" in error
+    assert "made with another configuration: it differs in seed" in error
     assert "got: seed=5; expected: seed=0" in error
 
 

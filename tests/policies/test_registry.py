@@ -98,7 +98,14 @@ def test_a_module_of_the_users_own_that_cannot_be_used_says_why(own, name, text,
 
 def test_a_folder_that_is_not_there_is_named(own, monkeypatch):
     monkeypatch.setenv(PATH_VARIABLE, f"{own}:{own}/nothing")
-    with pytest.raises(RegistryError, match=r"names a folder that is not there; got: .*nothing"):
+    with pytest.raises(RegistryError, match=r"folder of your own is not there; got: .*nothing"):
+        group_choices()
+
+
+def test_a_folder_with_nothing_of_use_is_refused(own, tmp_path, monkeypatch):
+    (tmp_path / "level/inside/configs").mkdir(parents=True)
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "level"))
+    with pytest.raises(RegistryError, match=r"neither configs/ nor Python modules; got: .*level"):
         group_choices()
 
 

@@ -182,11 +182,18 @@ def test_prefetched_batches_are_the_same_and_stop_at_the_order(recording, make_e
         prefetcher.start(100)
 
 
-def test_a_failure_of_the_prefetching_thread_surfaces(recording, sampler_of):
+def test_a_failure_of_the_prefetching_thread_surfaces_and_can_be_tried_again(
+    recording, make_episode, sampler_of
+):
     sampler = sampler_of()
     with closing(Prefetcher(sampler)) as prefetcher:
-        prefetcher.start(3)
         for _ in range(2):
+            prefetcher.start(5)
             with pytest.raises(NotEnoughData):
                 prefetcher.next()
+        recording.put(make_episode(60))
+        sampler.refresh()
+        prefetcher.start(5)
+        for _ in range(5):
+            prefetcher.next()
     assert not any(t.name.startswith("replay-prefetch") for t in threading.enumerate())
