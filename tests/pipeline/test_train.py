@@ -11,6 +11,7 @@ import pytest
 from safetensors import safe_open
 from tiny_runs import TINY, lines, without
 
+from robot_rl import cli
 from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.processes.progress import WorkProgress
@@ -77,17 +78,22 @@ def test_a_log_has_a_line_before_the_learner_has_its_first_block(tmp_path, capsy
         assert "online learning | environment steps 0 of 400" in capsys.readouterr().out
 
 
-def test_a_policy_is_tested_outside_of_its_training(folder, robot_rl_command):
+def said_by(capsys, *words: str) -> str:
+    """What a command prints that needs no process of its own."""
+    capsys.readouterr()
+    cli.main(list(words))
+    return "".join(capsys.readouterr())
+
+
+def test_a_policy_is_tested_outside_of_its_training(folder, capsys, monkeypatch):
     """Every result is kept, with what made it."""
+    monkeypatch.chdir(folder)
     run = (folder / "runs" / "latest").resolve()
     config = (run / "config.yaml").read_text()
     easy = ["task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0", "domain=lab"]
     for words in (["seed=7", *easy], ["seed=7"], ["seed=8"], [f"run={run}"]):
-        done = robot_rl_command("evaluate", "episodes=3", "evaluation.videos=0", *words)
-        assert done.returncode == 0, done.stderr
-        assert (", with task.environment.tolerance=1.0 task.env" in done.stdout) == (
-            easy[0] in words
-        )
+        said = said_by(capsys, "evaluate", "episodes=3", "evaluation.videos=0", *words)
+        assert (", with task.environment.tolerance=1.0 task.env" in said) == (easy[0] in words)
     results = lines(run / "evaluate.jsonl")
     assert [r["first_seed"] for r in results] == [7, 7, 8, 20000]
     assert [r["episodes"] for r in results] == [3] * 4
@@ -96,15 +102,18 @@ def test_a_policy_is_tested_outside_of_its_training(folder, robot_rl_command):
     assert [r["domain"] for r in results] == ["lab", "ideal", "ideal", "ideal"]
     assert results[0]["successes"] == 3 > results[1]["successes"]
     assert (run / "config.yaml").read_text() == config
-    page = robot_rl_command("inspect", "runs/latest").stdout
+    page = said_by(capsys, "inspect", "runs/latest")
     assert f"seed=7 {' '.join(easy)}: 3/3 = 100.0 %" in page
-    facts = json.loads(robot_rl_command("inspect", "runs/latest", "json=true").stdout)
+    facts = json.loads(said_by(capsys, "inspect", "runs/latest", "json=true"))
     assert facts["evaluated"] == results
-    refused = robot_rl_command("evaluate", "seed=-1")
-    assert "evaluation.final_seed is out of range; got: -1; expected: >= 0" in refused.stderr
+    refused = said_by(capsys, "evaluate", "seed=-1")
+    assert "evaluation.final_seed is out of range; got: -1; expected: >= 0" in refused
 
 
-def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_command):
+def test_train_stop_resume_evaluate_inspect(
+    folder, start_train, robot_rl_command, capsys, monkeypatch
+):
+    monkeypatch.chdir(folder)
     run = (folder / "runs" / "latest").resolve()
     train = start_train(folder, "resume=latest")
     train.wait_until(lambda: train.learned() >= 100)
@@ -174,19 +183,17 @@ def test_train_stop_resume_evaluate_inspect(folder, start_train, robot_rl_comman
     assert f"deployed: the {summary['deployed']} policy" in done.stdout
     assert (folder / "runs" / "latest").resolve() == run
 
-    again = robot_rl_command("train", "resume=latest")  # a finished run has no work
-    assert again.returncode == 0
+    assert cli.main(["train", "resume=latest"]) == 0  # a finished run has no work
     assert len(lines(run / "evaluations.jsonl")) == 8
     assert len(lines(run / "learner.jsonl")) == 18
 
-    done = robot_rl_command("evaluate", "evaluation.final_episodes=5")
-    assert done.returncode == 0
-    result = json.loads(done.stdout.splitlines()[-1])
+    said = said_by(capsys, "evaluate", "evaluation.final_episodes=5")
+    result = json.loads(said.splitlines()[-1])
     assert (result["episodes"], result["environment_steps"]) == (5, deployed["environment_steps"])
     assert result["overrides"] == ["evaluation.final_episodes=5"]
     assert lines(run / "evaluate.jsonl") == [result]
 
-    page = robot_rl_command("inspect", "runs/latest").stdout
+    page = said_by(capsys, "inspect", "runs/latest")
     learned = "final, the learned policy (residual) after 450"
     assert "recorded in simulated time" in page
     assert "1970" not in page
@@ -260,7 +267,9 @@ def test_interrupted_final_evaluation_is_made_up_for(folder, start_train):
     assert json.loads((train.run / "summary.json").read_text())["evaluation_episodes"] == 20
 
 
-def test_a_good_clone_that_learning_spoils_is_what_is_deployed(tmp_path, robot_rl_command):
+def test_a_good_clone_that_learning_spoils_is_what_is_deployed(
+    tmp_path, robot_rl_command, capsys, monkeypatch
+):
     """The last checkpoint was, without a word."""
     done = robot_rl_command(
         "train",
@@ -289,16 +298,18 @@ def test_a_good_clone_that_learning_spoils_is_what_is_deployed(tmp_path, robot_r
         assert summary["decision"] in place
     assert "worse than the cloned one, by more than noise, after" in page
 
+    monkeypatch.chdir(tmp_path)
+
     def judged(*words: str) -> str:
-        return robot_rl_command("evaluate", "evaluation.videos=0", *words).stdout
+        return said_by(capsys, "evaluate", "evaluation.videos=0", *words)
 
     assert "reach, the cloned policy (diffusion): " in judged()
     learned = "reach, the learned policy (residual) after 200 steps: "
     assert learned in judged("evaluation.policy=learned")
     # As on a robot, which would be busy for as long again with the cloned policy.
-    again = robot_rl_command("train", "resume=latest", "evaluation.compare=false")
-    assert "deployed: the learned policy (" in again.stdout
-    assert "evaluation.compare=true evaluates both" in again.stdout
+    again = said_by(capsys, "train", "resume=latest", "evaluation.compare=false")
+    assert "deployed: the learned policy (" in again
+    assert "evaluation.compare=true evaluates both" in again
     assert learned in judged()
 
 
