@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
+from robot_rl.commands.gym_check import try_environment
 from robot_rl.commands.nodes import check_robot, robot_nodes
 from robot_rl.config import check_value, on_stepped_clock
 from robot_rl.env.factory import make_env
@@ -198,6 +199,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
         check_robot(config)
     check_value("evaluation.policy", config.evaluation.policy, POLICIES)
     behaviour, steps = load_policy(directory, config.evaluation.policy)
+    try_environment(config)
     with (
         robot_nodes(config, directory.path / "logs"),
         closing(Evaluator(config, _note)) as evaluator,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from robot_rl.commands.gym_check import try_environment
 from robot_rl.commands.nodes import check_robot, robot_nodes
 from robot_rl.commands.runs import working_run
 from robot_rl.learning.demonstrations import check_demonstrations
@@ -23,6 +24,7 @@ from robot_rl.run import CLONED, RunDirectory
 def collect(config: DictConfig) -> None:
     """Record demonstrations into a new run directory, or go on in that of `run`."""
     check_robot(config)  # what cannot work is said before anything is made
+    try_environment(config)
     recipe, names = _checked(config, Collect)
     with (
         working_run(config) as directory,
@@ -36,6 +38,7 @@ def collect(config: DictConfig) -> None:
 
 def pretrain(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
+    try_environment(config)
     recipe, names = _checked(config, Vision, Clone, Dagger)
     if config.run:
         check_demonstrations(config, RunDirectory.open(config.run, config.runs_directory))
@@ -50,6 +53,7 @@ def pretrain(config: DictConfig) -> None:
 
 def collect_reward(config: DictConfig) -> None:
     """Record frames of success and of failure into a new run, or go on in `run`."""
+    try_environment(config)
     _alone(config, CollectReward)
 
 

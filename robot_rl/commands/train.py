@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from robot_rl.actor import NOTE
 from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
+from robot_rl.commands.gym_check import try_environment
 from robot_rl.commands.nodes import check_robot, robot_nodes
 from robot_rl.commands.runs import lasting, save_resolved, working_run
 from robot_rl.commands.stage import check_sources
@@ -114,6 +115,7 @@ def run(config: DictConfig) -> None:
     recipe = Recipe(config)
     check_counts(config)
     check_robot(config)
+    try_environment(config)
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     left = recipe.left(known)
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]

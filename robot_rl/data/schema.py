@@ -319,7 +319,10 @@ class RowSchema:
         )
         for name, expected, got in pairs:
             if expected != got:
-                raise SchemaMismatch(f"{what}: {name} differs", got=got, expected=expected)
+                hint = f"{name}={got} takes that of the data" if name == "control_rate_hz" else None
+                raise SchemaMismatch(
+                    f"{what}: {name} differs", got=got, expected=expected, hint=hint
+                )
         mine = {f.name: f for f in self.fields}
         theirs = {f.name: f for f in other.fields}
         for name in [*mine, *theirs]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 from robot_rl.errors import RobotRLError
 
@@ -93,7 +94,7 @@ class RealtimeClock:
 Clock = SteppedClock | RealtimeClock
 
 
-def make_clock(name: str, control_rate_hz: float) -> Clock:
+def make_clock(name: str, control_rate_hz: Any) -> Clock:
     """Make the clock of a configuration's `clock: stepped | realtime`.
 
     Raises:
@@ -101,10 +102,10 @@ def make_clock(name: str, control_rate_hz: float) -> Clock:
     """
     if name not in ("stepped", "realtime"):
         raise ClockError("unknown clock", got=name, expected="stepped or realtime")
-    if not (math.isfinite(control_rate_hz) and control_rate_hz > 0.0):
+    if not (isinstance(control_rate_hz, float | int) and 0.0 < control_rate_hz < math.inf):
         raise ClockError(
             "control_rate_hz is not a positive number",
             got=control_rate_hz,
             expected="a finite number > 0",
         )
-    return (SteppedClock if name == "stepped" else RealtimeClock)(control_rate_hz)
+    return (SteppedClock if name == "stepped" else RealtimeClock)(float(control_rate_hz))

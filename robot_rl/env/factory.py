@@ -59,7 +59,10 @@ def make_env(
     robot: Robot = registry.make(config["robot"], task=task, **parts)
     if isinstance(robot, SeveralArms):
         task = robot.task  # they do it each, and are done together
-    clock = make_clock(str(config["clock"]), float(config["control_rate_hz"]))
+    rate = config["control_rate_hz"]
+    if rate is None:  # only robots with a rate of their own may have none here
+        rate = getattr(robot, "control_rate_hz", None)
+    clock = make_clock(str(config["clock"]), rate)
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
 
 
@@ -141,8 +144,7 @@ def make_intervention(
         part = "hand" if known and "hand" in config["task"] else "expert"
         flaws = registry.make(operator["imperfections"])
         hand = make_expert(config, env, part, imperfections=flaws)
-        rate = float(config["control_rate_hz"])
-        settings = operator["simulated"]
+        settings, rate = operator["simulated"], env.schema.control_rate_hz
         person = registry.make(settings, inbox=inbox, hand=hand, control_rate_hz=rate)
         attendants.append(person)
     if config["teleop"]["device"] is not None:

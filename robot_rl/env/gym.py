@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import gymnasium
@@ -31,13 +33,17 @@ from robot_rl.safety import rotations
 
 # What environments call success in their info; the first that is there counts.
 SUCCESS_KEYS = ("success", "is_success", "succeed")
+# At which step of an episode its success counts.
+SUCCESS_AT = ("last", "any")
+_UNKNOWN_RATE_HZ = 10.0
+_MEND = "mend the environment, or wrap it and register what you made"
 _SEEDS = 2**31
 _RENDER_MODE, _FILMED = "render_mode", "rgb_array"
 _NOTHING_YET = Outcome(0.0, terminated=False, truncated=False, success=False)
 
 
 class GymError(RobotRLError):
-    """A Gymnasium environment that cannot be made, or has spaces that rows cannot hold."""
+    """A Gymnasium environment that cannot be made, or does what nothing can be learned from."""
 
 
 class GymTask:
@@ -118,6 +124,14 @@ class GymRobot:
         success_key: Name in the info that reports success; None: the first of `SUCCESS_KEYS` that
             is there. An environment that reports none has succeeded when it terminates with a
             positive reward.
+        success: Which steps of an episode make it a success: its "last" one, as at the goals of
+            gymnasium-robotics, where the object has to stay; or "any", as in Meta-World, after
+            which all later steps count as successful too.
+
+    Attributes:
+        control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
+            its `dt`, or "render_fps" in its metadata; 10 where it says nothing.
+        success_from: Key that the newest info has reported success with; None while there is none.
 
     Raises:
         GymError: See there.
@@ -134,7 +148,11 @@ class GymRobot:
         arguments: Mapping[str, Any],
         action_scale: Sequence[float] | None,
         success_key: str | None,
+        success: str = SUCCESS_AT[0],
     ) -> None:
+        if success not in SUCCESS_AT:
+            expected = " or ".join(SUCCESS_AT)
+            raise GymError("robot.success is unknown", got=success, expected=expected)
         if not isinstance(task, GymTask):
             raise GymError(
                 f"a Gymnasium environment cannot do the task {task.name!r}",
@@ -143,9 +161,13 @@ class GymRobot:
             )
         self.id = id
         self._success_key = success_key
+        self.any_step, self._reached = success == "any", False
+        self.success_from: str | None = None
         self._env = _make(id, arguments)
-        self._columns = _columns(id, self._env.observation_space)
-        self._low, self._high = _bounds(id, self._env.action_space)
+        self._spaces = _spaces(self._env)
+        self._columns = _columns(id, self._spaces[0])
+        self._low, self._high = _bounds(id, self._spaces[1])
+        self.control_rate_hz, self.rate_source = _own_rate(self._env)
         self._scale = _scale(action_scale, self._low.size)
         self._used = np.flatnonzero(self._scale)
         self.action_names = tuple(f"action_{index}" for index in self._used)
@@ -162,6 +184,14 @@ class GymRobot:
         seed = int(rng.integers(_SEEDS))
         with _seeded_global_generator(seed):
             self.last_observation, _ = self._env.reset(seed=seed)
+        if _spaces(self._env) != self._spaces:
+            raise GymError(
+                f"the spaces of {self.id} change from one episode to the next",
+                got=_spaces(self._env),
+                expected=self._spaces,
+                hint=_MEND,
+            )
+        self._reached = False
         self.last_outcome = _NOTHING_YET
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -173,23 +203,30 @@ class GymRobot:
         return action
 
     def advance(self, period: float) -> None:
-        """Step the environment once; how long that is, it knows itself."""
+        """Step the environment once; how long that is, it knows itself.
+
+        Raises:
+            GymError: Its reward is no finite number.
+        """
         share = 0.5 * (1.0 + self._scale * self._action)
         wanted = self._low + share * (self._high - self._low)
         space = self._env.action_space
         action = wanted.reshape(space.shape).astype(space.dtype)
-        seen, reward, terminated, truncated, info = self._env.step(action)
+        seen, given, terminated, truncated, info = self._env.step(action)
         self.last_observation = seen
-        success = self._success(info, bool(terminated), float(reward))
-        self.last_outcome = Outcome(float(reward), bool(terminated), bool(truncated), success)
+        reward = _finite_reward(self.id, given)
+        now = self._success(info, bool(terminated), reward)
+        self._reached = now or (self.any_step and self._reached)
+        self.last_outcome = Outcome(reward, bool(terminated), bool(truncated), self._reached)
 
     def observe(self) -> Observation:
-        """What the environment returned last."""
-        seen = {}
-        for path, column in self._columns:
-            value = functools.reduce(operator.getitem, path, self.last_observation)
-            seen[column.name] = np.array(value, column.dtype).reshape(column.shape)
-        return seen
+        """What the environment returned last.
+
+        Raises:
+            GymError: It is not what the observation space declares, or not finite.
+        """
+        last = self.last_observation
+        return {column.name: _read(self.id, last, path, column) for path, column in self._columns}
 
     def picture(self) -> npt.NDArray[np.uint8]:
         """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size.
@@ -233,6 +270,7 @@ class GymRobot:
         keys = (self._success_key,) if self._success_key else SUCCESS_KEYS
         for key in keys:
             if key in info:
+                self.success_from = key
                 return bool(info[key])
         if self._success_key:
             raise GymError(
@@ -254,7 +292,7 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
             importlib.import_module(namespace)
         given = {**_drawing(id), **arguments}
         return gymnasium.make(id, disable_env_checker=True, **given)
-    except ImportError as error:  # also what a missing display or library makes of it
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:  # or of a display
         raise GymError(
             f"the environment {id!r} cannot be imported",
             got=error,
@@ -266,11 +304,25 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
             got=error,
             expected="an id that Gymnasium knows, or module:id, where importing the module adds it",
         ) from error
-    except TypeError as error:
+    except RobotRLError:
+        raise
+    except Exception as error:  # whatever its own code does
+        if "gymnasium.Env" in str(error):  # in other words in each version, but always with these
+            raise GymError(
+                f"the environment {id!r} is no gymnasium.Env, or wraps what is none",
+                got=error,
+                hint="inherit from gymnasium.Env, and in wrappers from gymnasium.Wrapper",
+            ) from error
+        if isinstance(error, TypeError) and "argument" in str(error):
+            raise GymError(
+                f"the environment {id!r} does not take these arguments",
+                got=f"{dict(arguments)}: {error}",
+                hint="correct robot.arguments",
+            ) from error
         raise GymError(
-            f"the environment {id!r} does not take these arguments",
-            got=f"{dict(arguments)}: {error}",
-            hint="correct robot.arguments",
+            f"the environment {id!r} cannot be made",
+            got=repr(error),
+            hint=f"make it work first: gymnasium.make({id!r})",
         ) from error
 
 
@@ -290,6 +342,52 @@ def _drawing(id: str) -> dict[str, str]:
     return {_RENDER_MODE: _FILMED} if takes and _FILMED in offered else {}
 
 
+def _spaces(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
+    """Its observation and action space, None where it has none."""
+    return getattr(env, "observation_space", None), getattr(env, "action_space", None)
+
+
+def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
+    """Steps per second [Hz], and what of the environment says so."""
+    # A wrapper that repeats actions can have its own dt.
+    step = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
+    rate = (env.metadata or {}).get("render_fps")
+    if isinstance(step, Real) and 0.0 < float(step) < math.inf:
+        return round(1.0 / float(step), 6), "dt"
+    if isinstance(rate, Real) and 0.0 < float(rate) < math.inf:
+        return float(rate), "render_fps"
+    return _UNKNOWN_RATE_HZ, None
+
+
+def _finite_reward(id: str, given: Any) -> float:
+    try:
+        reward = float(given)
+    except (TypeError, ValueError):
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise GymError(f"the reward of {id} is no finite number", got=f"{given}", hint=_MEND)
+    return reward
+
+
+def _read(id: str, observation: Any, path: tuple[str, ...], column: Field) -> npt.NDArray[Any]:
+    """A column of an observation, as its field declares it."""
+    try:
+        given = np.asarray(functools.reduce(operator.getitem, path, observation))
+        if column.dtype == "uint8" and given.dtype != np.uint8:
+            raise ValueError(f"{given.dtype} {given.shape}")
+        value = np.array(given, column.dtype).reshape(column.shape)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise GymError(
+            f"{column.name} of {id} is not what its observation space declares",
+            got=repr(error),
+            expected=f"{column.dtype} {column.shape}",
+            hint=_MEND,
+        ) from error
+    if column.dtype != "uint8" and not np.isfinite(value).all():
+        raise GymError(f"{column.name} of {id} is not finite", got=value, hint=_MEND)
+    return value
+
+
 def _columns(
     id: str, space: spaces.Space[Any], path: tuple[str, ...] = ()
 ) -> list[tuple[tuple[str, ...], Field]]:
@@ -298,7 +396,7 @@ def _columns(
         parts = space.spaces.items()
         return [column for key, part in parts for column in _columns(id, part, (*path, key))]
     name = "_".join(path) or "observation"
-    shape = space.shape
+    shape = getattr(space, "shape", None)
     if isinstance(space, spaces.Box) and shape is not None:
         if space.dtype != np.uint8 or len(shape) < 2:
             return [(path, Field(f"state/{name}", "float32", (int(np.prod(shape)),)))]

@@ -75,6 +75,8 @@ class EpisodeResult:
     success: bool = False  # whether the goal was reached
     total_reward: float = 0.0
     seconds: float = 0.0  # its length on the environment's clock [s]
+    # Of these, until the goal was reached, and not left again before the end; 0 without success.
+    seconds_to_success: float = 0.0
     policy_version: int = 0  # version of the policy at its first step
     # For each step, time from the tick to the sending of the action, and how late the tick after it
     # was reached [s].
@@ -228,7 +230,9 @@ class _Rollout:
         result.steps += 1
         result.total_reward += reward
         result.seconds += slot.env.clock.period
-        result.success = bool(info["success"])
+        if bool(info["success"]) != result.success:
+            result.success = not result.success
+            result.seconds_to_success = result.seconds if result.success else 0.0
         result.decision_seconds.append(info["decision_seconds"])
         result.lateness_seconds.append(info["lateness"])
         return terminated or truncated

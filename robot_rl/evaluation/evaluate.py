@@ -132,7 +132,7 @@ class Evaluator:
         return EvaluationResult.of_episodes(
             # What a person has driven is none of the policy's successes.
             np.array([r.success and not r.intervened_steps for r in results]),
-            np.array([result.seconds for result in results]),
+            np.array([result.seconds_to_success for result in results]),
             policy=behaviour.kind,
             seed_set=seed_set,
             first_seed=first,

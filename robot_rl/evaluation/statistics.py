@@ -178,7 +178,7 @@ class EvaluationResult:
 
         Args:
             successes: (n,) bool in the order of the seeds, n >= 1.
-            seconds: (n,) task time of each episode, from reset to its end.
+            seconds: (n,) task time of each episode, from reset to success.
             **facts: Attributes that do not follow from these.
 
         Raises:

@@ -1,5 +1,6 @@
 """Gymnasium environments behind the seam of a robot."""
 
+import re
 import typing
 
 import gymnasium
@@ -13,9 +14,13 @@ from policies.behaviour import Behaviour, Interface
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import seeded
+from robot_rl.cli import main
+from robot_rl.commands.gym_check import try_environment
 from robot_rl.config import ConfigError, compose
+from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.gym import GymError
+from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
 
 
@@ -72,6 +77,77 @@ class Drawn(Point):
         return np.full(self.size, int(10 * abs(self.place[0, 0])), np.uint8)
 
 
+class Odd(Point):
+    """Does one thing that nothing can be learned from."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.does = does
+
+    def reset(self, *, seed=None, options=None):
+        seen, info = super().reset(seed=None if self.does == "ignores its seed" else seed)
+        if self.does == "changes its spaces":
+            goal = spaces.Box(-9, 9, (2,), np.float32)
+            self.observation_space = spaces.Dict({**self.observation_space.spaces, "goal": goal})
+        return seen, info
+
+    def step(self, action):
+        seen, reward, *rest = super().step(action)
+        if self.does == "sees NaN":
+            seen["goal"] = np.full(1, np.nan, np.float32)
+        elif self.does == "sees too much":
+            seen["goal"] = np.zeros(2, np.float32)
+        elif self.does == "sees in floats":
+            seen["view"] = seen["view"] / 255.0
+        elif self.does == "loses its goal":
+            del seen["goal"]
+        elif self.does == "rewards NaN":
+            reward = np.nan
+        elif self.does == "rewards nothing":
+            reward = None
+        elif self.does == "has an old step":
+            return seen, reward, False, {}
+        return seen, reward, *rest
+
+
+class Unseeded(Point):
+    """Moves on its own, by a source that no seed reaches."""
+
+    source = np.random.default_rng(0)
+
+    def step(self, action):
+        self.place = self.place + 0.01 * self.source.standard_normal()
+        return super().step(action)
+
+
+class Passing(gymnasium.Env):
+    """Is at its goal in steps 3, 4 and 7 of 8, which end nothing; its steps take 0.5 s."""
+
+    metadata: typing.ClassVar = {"render_modes": [], "render_fps": 30}
+    observation_space = spaces.Box(0, 9, (1,))
+    action_space = spaces.Box(-1, 1, (1,))
+    dt = 0.5
+
+    def __init__(self, stays=False):
+        self.stays = stays
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        reached = self.count in (3, 4, 7) or (self.stays and self.count > 5)
+        return np.full(1, self.count, np.float32), 0.0, False, False, {"success": reached}
+
+
+class NoEnv:
+    """Has spaces, but is none of Gymnasium's."""
+
+    observation_space, action_space = Passing.observation_space, Passing.action_space
+
+
 class Spaces(gymnasium.Env):
     """Has the spaces that a test gives it."""
 
@@ -83,6 +159,11 @@ gymnasium.register("tests/Point-v0", Point, max_episode_steps=20)
 gymnasium.register("tests/Drawn-v0", Drawn, max_episode_steps=20)
 gymnasium.register("tests/Spaces-v0", Spaces, max_episode_steps=20)
 gymnasium.register("tests/Endless-v0", Point)
+gymnasium.register("tests/Odd-v0", Odd, max_episode_steps=20)
+gymnasium.register("tests/Unseeded-v0", Unseeded, max_episode_steps=20)
+gymnasium.register("tests/Passing-v0", Passing, max_episode_steps=8)
+gymnasium.register("tests/NoEnv-v0", NoEnv)
+gymnasium.register("tests/Wrapped-v0", lambda: gymnasium.Wrapper(NoEnv()))
 
 
 def environment(id="tests/Point-v0", *overrides, **arguments):
@@ -177,6 +258,105 @@ def test_the_time_limit_is_the_environments_or_a_shorter_one():
     assert ends == [(False, False), (False, False), (False, True)]
     with pytest.raises(GymError, match=r"no time limit.*task\.environment\.time_limit_steps"):
         environment("tests/Endless-v0")
+
+
+def tried(id, *overrides):
+    config = compose(["robot=gym", f"robot.id={id}", *overrides])
+    try_environment(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("does", "named"),
+    [
+        ("ignores its seed", r"ignores its seed; got: another state/agent_place.*np_random"),
+        ("changes its spaces", r"spaces of tests/Odd-v0 change"),
+        ("sees NaN", r"state/goal of tests/Odd-v0 is not finite; got: \[nan\]"),
+        ("sees too much", r"state/goal of tests/Odd-v0 is not what.*expected: float32 \(1,\)"),
+        ("sees in floats", r"images/view of tests/Odd-v0 is not what.*float64.*expected: uint8"),
+        ("loses its goal", r"state/goal of tests/Odd-v0 is not what.*KeyError"),
+        ("rewards NaN", r"the reward of tests/Odd-v0 is no finite number; got: nan"),
+        ("rewards nothing", r"the reward of tests/Odd-v0 is no finite number; got: None"),
+        ("has an old step", r"tests/Odd-v0 fails in its first steps; got: ValueError"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused_before_a_run_is_made(
+    does, named, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["robot=gym", "robot.id=tests/Odd-v0", f"+robot.arguments.does='{does}'"]
+    assert main(["collect", *words]) == 2
+    assert re.search(named, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_follows_from_an_environment_is_said(capsys):
+    tried("tests/Passing-v0")
+    assert capsys.readouterr().out.splitlines() == [
+        "tests/Passing-v0: at most 8 steps of 0.5 s (dt); reward 0 to 0 in 3 random steps",
+        "    success: info['success'] at the last step (robot.success=any: any step);"
+        " it ends no episode: each lasts to its limit",
+        "    all seeds begin alike",
+    ]
+    tried("Pendulum-v1")
+    said = capsys.readouterr().out
+    assert "Pendulum-v1: at most 200 steps of 0.05 s (dt); reward -" in said
+    assert "in 200 random steps\n    success: termination with a positive reward," in said
+    tried("tests/Point-v0", "+robot.arguments.draw_globally=true")  # which is seeded too
+    assert "tests/Point-v0: at most 20 steps of 0.1 s (it does not" in capsys.readouterr().out
+    tried("tests/Unseeded-v0")
+    assert "no run can be repeated" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("id", "rate"),
+    [("tests/Passing-v0", 2.0), ("MountainCarContinuous-v0", 30.0), ("tests/Point-v0", 10.0)],
+)
+def test_the_rate_is_the_environments_or_one_that_is_given(id, rate):
+    assert make_env(tried(id)).schema.control_rate_hz == tried(id).control_rate_hz == rate
+    assert environment(id).schema.control_rate_hz == rate
+    assert environment(id, "control_rate_hz=4").schema.control_rate_hz == 4.0
+
+
+def test_demonstrations_at_another_rate_say_how_to_take_them():
+    old, now = (environment("tests/Passing-v0", *words) for words in (["control_rate_hz=10"], []))
+    with pytest.raises(RobotRLError, match=r"got: 10\.0; expected: 2\.0.*control_rate_hz=10\.0"):
+        now.schema.compare(old.schema)
+
+
+class Resting:
+    def reset(self, rng):
+        pass
+
+    def act(self, rng):
+        return np.zeros(1, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("success", "stays", "expected"),
+    [
+        ("last", False, (False, 0.0)),
+        ("last", True, (True, 3.0)),  # since step 6
+        ("any", False, (True, 1.5)),
+        ("any", True, (True, 1.5)),
+    ],
+)
+def test_success_is_that_of_the_last_step_or_of_any_and_counted_from_there(
+    success, stays, expected
+):
+    env = environment("tests/Passing-v0", f"robot.success={success}", stays=stays)
+    first, again = rollout([env], ExpertController(Resting()), iter([0, 1]))
+    assert (first.success, first.seconds_to_success) == expected
+    assert (again.success, again.seconds_to_success) == expected
+    assert first.seconds == 4.0
+    with pytest.raises(GymError, match=r"robot\.success is unknown; got: first; .*last or any"):
+        environment("tests/Passing-v0", "robot.success=first")
+
+
+@pytest.mark.parametrize("id", ["tests/NoEnv-v0", "tests/Wrapped-v0"])
+def test_a_class_that_is_no_gymnasium_env_is_one_error(id):
+    with pytest.raises(GymError, match=r"is no gymnasium\.Env, or wraps what is none.*NoEnv"):
+        environment(id)
 
 
 def test_an_environment_that_draws_itself_is_filmed(tmp_path):

@@ -234,7 +234,7 @@ def collect_by_operator(
     source = Lingering(options.frames_after_success)
     env = RewardWrapper(detector, source)
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
-    reaction = math.ceil(options.reaction_s * float(config.control_rate_hz))
+    reaction = math.ceil(options.reaction_s * env.schema.control_rate_hz)
     facts = _facts(config) | {REACTION_FRAMES: reaction}
     with closing(env), EpisodeWriter(run.reward_examples, env.schema, facts) as writer:
         controller = _newest_or_resting(run, env.schema.action_names)

@@ -1,0 +1,116 @@
+"""Tries a Gymnasium environment before anything is recorded on it or learned from it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from omegaconf import DictConfig
+
+from robot_rl.config import on_stepped_clock
+from robot_rl.data.schema import Observation
+from robot_rl.env.factory import make_env
+from robot_rl.env.gym import GymError, GymRobot
+from robot_rl.env.robot_env import RobotEnv
+from robot_rl.errors import RobotRLError
+
+_MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
+# Of numbers; and of an image's mean, for a renderer may draw one scene a little differently.
+_RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
+
+
+class _Episode(NamedTuple):
+    """The first steps of an episode with random actions."""
+
+    seen: list[Observation]
+    rewards: list[float]
+    success: bool  # at the newest step
+    terminated: bool
+
+
+def try_environment(config: DictConfig) -> None:
+    """Try the environment of `robot=gym`, and print what follows; other robots are left alone.
+
+    A configuration without a control rate gets the environment's own.
+
+    Raises:
+        GymError: It ignores its seed, or gives what nothing can be learned from.
+    """
+    if config.robot.get("_target_") != f"{GymRobot.__module__}.{GymRobot.__qualname__}":
+        return
+    with closing(make_env(on_stepped_clock(config))) as env:
+        config.control_rate_hz = env.schema.control_rate_hz
+        try:
+            assert isinstance(env.robot, GymRobot)
+            print("\n    ".join(_facts(env, env.robot)), flush=True)
+        except RobotRLError:
+            raise
+        except Exception as error:  # whatever its own code does
+            raise GymError(
+                f"the environment {config.robot.id} fails in its first steps",
+                got=repr(error),
+                expected="reset and step as gymnasium.Env describes them",
+            ) from error
+
+
+def _facts(env: RobotEnv, robot: GymRobot) -> list[str]:
+    shape = (_MOST_STEPS, len(robot.action_names))
+    actions = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)
+    first = _begin(env, actions)
+    other, _ = env.reset(seed=1)
+    again = _begin(env, actions[:_REPEATED_STEPS])
+    if changed := _difference(first.seen[0], again.seen[0]):
+        raise GymError(
+            f"the environment {robot.id} ignores its seed",
+            got=f"another {changed} at a second reset with the same one",
+            expected="the same scene, for policies to be compared on",
+            hint="call super().reset(seed=seed) in its reset, and draw from self.np_random alone",
+        )
+    low, high, steps = min(first.rewards), max(first.rewards), env.task.time_limit_steps
+    source = robot.rate_source or "it does not say how long; set control_rate_hz"
+    return [
+        f"{robot.id}: at most {steps} steps of {env.clock.period:g} s ({source});"
+        f" reward {low:g} to {high:g} in {len(first.rewards)} random steps",
+        _success(robot, first),
+        *["all seeds begin alike"] * (_difference(first.seen[0], other) is None),
+        *["the same actions lead elsewhere: no run can be repeated"]
+        * any(map(_difference, first.seen, again.seen)),
+    ]
+
+
+def _success(robot: GymRobot, first: _Episode) -> str:
+    if robot.success_from is None:
+        return "success: termination with a positive reward, for the info says nothing of it"
+    step = "any step" if robot.any_step else "the last step (robot.success=any: any step)"
+    ends = "ends the episode" if first.terminated else "ends no episode: each lasts to its limit"
+    seen = f"it {ends}" if first.success else "none seen yet, so whether it ends an episode neither"
+    return f"success: info[{robot.success_from!r}] at {step}; {seen}"
+
+
+def _begin(env: RobotEnv, actions: npt.NDArray[np.float32]) -> _Episode:
+    """Act with seed 0 for some time, up to a success or the end of the episode."""
+    deadline, episode = time.monotonic() + _MOST_SECONDS, _Episode([], [], False, False)
+    episode.seen.append(env.reset(seed=0)[0])
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        episode.seen.append(observation)
+        episode.rewards.append(float(reward))
+        episode = episode._replace(success=info["success"], terminated=terminated)
+        if info["success"] or terminated or truncated or time.monotonic() > deadline:
+            break
+    return episode
+
+
+def _difference(one: Observation, two: Observation) -> str | None:
+    """Name of the first entry that differs, None where none does."""
+    for name, value in one.items():
+        if value.dtype == np.uint8:
+            same = np.abs(value - two[name].astype(np.float32)).mean() < _GRAY_LEVELS
+        else:
+            same = np.allclose(value, two[name], _RELATIVE, _ABSOLUTE)
+        if not same:
+            return name
+    return None
