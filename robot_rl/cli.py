@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from robot_rl.commands.help import overview, page
@@ -148,11 +149,17 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
         positionals, options = _split(name, command, words)
         _load(command.target)(*positionals, **options)
         return 0
+    paths = [
+        word for word in words if command.arguments and ("=" not in word or Path(word).is_dir())
+    ]
+    _check_count(name, command, paths)
+    words = [word for word in words if word not in paths]
     # Before the import: a mistyped word is answered at once.
-    config = command_config(command, words)
+    config = command_config(command, words, *paths[:1])
     run = f" run={config.run}" if command.measures else ""
     print(f"{name}: {_first_words(config)}{run}", flush=True)
-    _load(command.target)(config, *([words] if command.measures else []))
+    told = [words] if command.measures else []
+    _load(command.target)(config, *told, *([paths] if command.arguments else []))
     return 0
 
 
@@ -189,14 +196,20 @@ def _split(
             )
         else:
             options[key] = value
-    if len(positionals) != len(command.arguments):
-        one = "one " if len(command.arguments) == 1 else ""
+    _check_count(name, command, positionals)
+    return positionals, options
+
+
+def _check_count(name: str, command: Command, positionals: list[str]) -> None:
+    needed = [argument for argument in command.arguments if argument != "..."]
+    more = len(needed) < len(command.arguments)
+    if len(positionals) < len(needed) or (len(positionals) > len(needed) and not more):
+        one = "one " if len(needed) == 1 else "at least " if more else ""
         raise UsageError(
-            f"{name} takes {one}{' and '.join(command.arguments) or 'key=value only'}",
+            f"{name} takes {one}{' and '.join(needed) or 'key=value only'}",
             got=" ".join(positionals) or "nothing",
             hint=command.example,
         )
-    return positionals, options
 
 
 def _run_bench(words: list[str]) -> int:
@@ -218,8 +231,8 @@ def _run_bench(words: list[str]) -> int:
     return 0
 
 
-def command_config(command: Command, overrides: list[str]) -> DictConfig:
-    """Compose the configuration, or take that of the run directory that the overrides name."""
+def command_config(command: Command, overrides: list[str], path: str | None = None) -> DictConfig:
+    """Compose the configuration, or take that of the run that the overrides, or `path`, name."""
     from robot_rl.commands.runs import compose_for_run, load_resolved
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
@@ -233,10 +246,13 @@ def command_config(command: Command, overrides: list[str]) -> DictConfig:
     default = command.default_run
     if command.new_run_key and any(o.startswith(f"{command.new_run_key}=") for o in overrides):
         default = None
-    named = where[command.run_key] or default
+    named = path or where[command.run_key] or default
     if named is None:
         return compose(overrides)
-    run = RunDirectory.open(named, where.runs_directory, with_policy=command.measures)
+    if path is None:
+        run = RunDirectory.open(named, where.runs_directory, with_policy=command.measures)
+    else:
+        run = RunDirectory.around(path, where.runs_directory)
     config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.measures)
     config[command.run_key] = str(run.path)
     return config

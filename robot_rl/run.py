@@ -14,7 +14,7 @@
         checkpoints/reward/            a success classifier
         stages.jsonl                   which stages of the recipe have run, and how long
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
-        evaluate.jsonl                 what `robot-rl evaluate` has measured, one result a line
+        evaluate.jsonl compare.jsonl   what `robot-rl evaluate`, `certify` and `compare` have found
         summary.json  report.html
 
 Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -153,6 +154,24 @@ class RunDirectory:
         if with_policy and str(path) == LATEST and not cls(found).has_policy():
             others = (other for other in _newest_first(runs) if cls(other).has_policy())
             found = next(others, found)
+        return cls(found)
+
+    @classmethod
+    def around(cls, path: str | Path, runs_directory: str | Path = "runs") -> RunDirectory:
+        """Open the run that a checkpoint lies in, or that is named itself: see `open`.
+
+        Raises:
+            RunError: There is no such run, or the checkpoint lies in none.
+        """
+        if policy_folder(path) is None:
+            return cls.open(path, runs_directory, with_policy=True)
+        parents = Path(path).absolute().parents
+        found = next((folder for folder in parents if (folder / CONFIG_FILE).is_file()), None)
+        if found is None:
+            raise RunError(
+                f"the checkpoint {path} lies in no run",
+                hint="name one first that does: its configuration is that of robot and task",
+            )
         return cls(found)
 
     def has_policy(self) -> bool:
@@ -303,6 +322,33 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     return checkpoint.load(folder / "policy"), _steps_of(folder)
 
 
+def open_policy(
+    path: str | Path, which: str = DEPLOYED, runs_directory: str | Path = "runs"
+) -> tuple[Behaviour, int]:
+    """Load the policy of a run, or of a folder of a run's checkpoints, and the steps behind it.
+
+    Args:
+        path: As of `RunDirectory.open`, or such a folder.
+        which: As of `load_policy`, for a run.
+        runs_directory: Folder of all runs.
+
+    Raises:
+        RobotRLError: There is none, it is damaged, or its class is not in the registry.
+    """
+    folder = policy_folder(path)
+    if folder is None:
+        return load_policy(RunDirectory.open(path, runs_directory, with_policy=True), which)
+    from policies import checkpoint  # late: loads torch
+
+    return checkpoint.load(folder), _steps_of(folder.parent)
+
+
+def policy_folder(path: str | Path) -> Path | None:
+    """Where the policy of a checkpoint is; None where the path is no checkpoint."""
+    places = (Path(path), Path(path) / "policy")
+    return next((place for place in places if (place / "policy.json").is_file()), None)
+
+
 def _deploys_cloned(run: RunDirectory) -> bool:
     if not run.has_folder(LAST):
         return True
@@ -318,8 +364,12 @@ def learned_steps(run: RunDirectory) -> int:
 
 
 def _steps_of(folder: Path) -> int:
-    state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    return int(state["environment_steps"])
+    """Environment steps behind a checkpoint; a snapshot has no state, but them in its name."""
+    if (folder / STATE_FILE).is_file():
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        return int(state["environment_steps"])
+    named = re.search(r"step_(\d+)", str(folder))
+    return int(named[1]) if named else 0
 
 
 _FREE = "free some space, and give the command again, with this run"

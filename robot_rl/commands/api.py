@@ -35,7 +35,7 @@ from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import RemoteSampler
 from robot_rl.replay.transfer import StoreEpisodes
-from robot_rl.run import LATEST, RunDirectory
+from robot_rl.run import LATEST, POLICIES, RunDirectory, open_policy
 
 if TYPE_CHECKING:
     import gymnasium
@@ -108,18 +108,11 @@ def load_policy(
         PolicyError: It was made for another task, rate, action or observation than `env` has.
         RobotRLError: There is none, it is damaged, or its class is not in the registry.
     """
-    from policies import checkpoint  # late, as these load torch
-    from robot_rl import run
-    from robot_rl.data.policy_columns import check_fit
+    from robot_rl.data.policy_columns import check_fit  # late: loads torch
 
-    kind, place = look(Path(path)) if Path(path).is_dir() else (None, Path(path))
-    if which not in run.POLICIES:
-        raise RobotRLError("a run has no such policy", got=which, expected=run.POLICIES)
-    if kind is Kind.POLICY:
-        behaviour = checkpoint.load(place)
-    else:
-        found = RunDirectory.open(path, with_policy=True)
-        behaviour = run.load_policy(found, which)[0]
+    if which not in POLICIES:
+        raise RobotRLError("a run has no such policy", got=which, expected=POLICIES)
+    behaviour, _ = open_policy(path, which)
     if env is not None:
         check_fit(behaviour, env.unwrapped.schema)  # type: ignore[attr-defined]
     return LoadedPolicy(behaviour)
@@ -208,12 +201,13 @@ def open_sampler(
         raise
 
 
-def compare_results(first: str | Path, second: str | Path) -> Comparison:
+def compare_results(first: str | Path, second: str | Path | None = None) -> Comparison:
     """Compare two evaluations on the scenes, that is seeds, that they share: an exact sign test.
 
     Args:
         first: A file that `robot-rl evaluate` or `train` wrote, such as RUN/evaluations.jsonl; the
-            last evaluation in it counts.
+            last evaluation in it counts. Or, alone, RUN/compare.jsonl, which `robot-rl compare`
+            wrote: its last comparison.
         second: Another.
 
     Returns:
@@ -223,7 +217,9 @@ def compare_results(first: str | Path, second: str | Path) -> Comparison:
     Raises:
         StatisticsError: A file holds no evaluation, or they share no scene.
     """
-    before, after = _last_evaluation(Path(first)), _last_evaluation(Path(second))
+    if second is None:
+        return Comparison.from_json(_last_record(Path(first)))
+    before, after = _last_record(Path(first)), _last_record(Path(second))
     scenes = [_scenes(record) for record in (before, after)]
     if scenes[0] != scenes[1]:
         raise StatisticsError(
@@ -241,7 +237,7 @@ def compare_results(first: str | Path, second: str | Path) -> Comparison:
     return comparison
 
 
-def _last_evaluation(path: Path) -> Record:
+def _last_record(path: Path) -> Record:
     records, _ = read_json_lines(path)
     if not records:
         raise StatisticsError(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -18,15 +19,16 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from robot_rl.commands.gym_check import try_environment
 from robot_rl.commands.nodes import check_robot, robot_nodes
-from robot_rl.config import check_value, on_stepped_clock
+from robot_rl.config import ConfigError, check_value, on_stepped_clock
+from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_needed
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
-from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.evaluate import Evaluator, check_proof
 from robot_rl.evaluation.records import VIDEOS, read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
-from robot_rl.processes.machine import yield_to_control_loop
+from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
     CLONED,
@@ -37,6 +39,7 @@ from robot_rl.run import (
     RunDirectory,
     learned_steps,
     load_policy,
+    open_policy,
 )
 
 _POLL_SECONDS = 0.2
@@ -52,7 +55,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     """
     torch.set_num_threads(1)
     looks = len(Blocks.of(config).evaluation_points()) - 1
-    with closing(Evaluator(config, _note)) as evaluator:
+    with closing(Evaluator(config, note)) as evaluator:
         for steps in unevaluated(config, run):
             name = CLONED if steps == 0 else run.snapshot_name(steps)
             while not run.has_folder(name) and learned_steps(run) <= steps:
@@ -130,7 +133,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
         LEARNED_POLICY: learned,
     }
     results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)
-    with closing(Evaluator(config, _note)) as evaluator:
+    with closing(Evaluator(config, note)) as evaluator:
         count = config.evaluation.final_episodes
         for name in [name for name, is_wanted in wanted.items() if is_wanted]:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
@@ -155,7 +158,7 @@ def film_final(
     try:
         from robot_rl.evaluation import videos
     except ModuleNotFoundError as error:
-        _note(f"no videos without {error.name!r}: pip install 'robot_rl[video]'")
+        note(f"no videos without {error.name!r}: pip install 'robot_rl[video]'")
         return
     first = int(config.evaluation.final_seed)
     seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
@@ -165,12 +168,12 @@ def film_final(
         acting = behaviour.to(compute_device(config))
         videos.save_clips(videos.film(env, acting, seeds, folder), folder)
     except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
-        _note(f"no videos: {problem}")
+        note(f"no videos: {problem}")
     finally:
         env.close()
 
 
-def _note(words: str) -> None:
+def note(words: str) -> None:
     """Say something beside the result, which is the last line of the output."""
     print(words, file=sys.stderr, flush=True)
 
@@ -194,24 +197,89 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
             except Stopped:
                 raise KeyboardInterrupt from None
         return
-    torch.set_num_threads(1)
-    if on_stepped_clock(config).clock == "realtime":  # with its operator and their device
-        check_robot(config)
     check_value("evaluation.policy", config.evaluation.policy, POLICIES)
     behaviour, steps = load_policy(directory, config.evaluation.policy)
-    try_environment(config)
-    with (
-        robot_nodes(config, directory.path / "logs"),
-        closing(Evaluator(config, _note)) as evaluator,
-    ):
+    with evaluator_of(config) as evaluator:
         result = evaluator.evaluate(behaviour, steps, "final")
-    typed = [word for word in overrides if not word.startswith(("run=", "runs_directory="))]
-    time = datetime.now().astimezone().isoformat(timespec="seconds")
-    record = {"time": time, "overrides": typed, **result.to_json()}
-    changed = [word for word in typed if word.startswith(("domain", "robot", "task."))]
+    facts = circumstances(overrides)
+    changed = [word for word in facts["overrides"] if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
     print(f"{config.task.name}, {result.name}{where}: {result}")
-    print(json.dumps(record), flush=True)
-    directory.append_jsonl("evaluate", record)
+    keep(directory, "evaluate", {**facts, **result.to_json()})
     if not changed:  # RUN/videos shows the task that was trained
         film_final(config, directory, behaviour, result)
+
+
+def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
+    """Prove that a policy succeeds as often as `proof.claim` says, or say that this failed.
+
+    The number of episodes is fixed before the first, and with it how many of them may fail; the
+    next failure ends it. So the bound is exact: that of Clopper and Pearson, one-sided.
+
+    Args:
+        config: The configuration of the run `config.run`, which may be changed.
+        overrides: What was typed to change it.
+        paths: One: the run, or a checkpoint in it.
+
+    Raises:
+        ConfigError: So few episodes prove nothing.
+    """
+    check_proof(config)
+    proof = config.proof
+    claim, confidence = float(proof.claim), float(proof.confidence)
+    count = trials_needed(claim, confidence) if proof.episodes is None else int(proof.episodes)
+    allowed = failures_allowed(count, claim, confidence)
+    needed = ", ".join(f"{trials_needed(claim, confidence, k):,} with {k}" for k in range(4))
+    stated = f"a success rate of {100 * claim:g} % at {100 * confidence:g} % confidence"
+    if allowed < 0:
+        raise ConfigError(
+            f"so few episodes cannot prove {stated}",
+            got=count,
+            expected=f"with so many failures: {needed}",
+        )
+    print(f"episodes that prove {stated}, with so many failures: {needed}")
+    print(f"{count:,} episodes will prove it if no more than {allowed} of them fail", flush=True)
+    config.evaluation.final_episodes, config.evaluation.final_seed = count, proof.seed
+    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
+    behaviour, steps = open_policy(paths[0], config.evaluation.policy, config.runs_directory)
+    with evaluator_of(config) as evaluator:
+        result = evaluator.evaluate(behaviour, steps, "final", most_failures=allowed)
+    failures = result.episodes - result.successes
+    # One-sided, so with twice the tail.
+    low, _ = clopper_pearson(result.successes, result.episodes, 2.0 * confidence - 1.0)
+    found = "proved" if failures <= allowed else "not proved"
+    print(f"{config.task.name}, {result.name}: {result}")
+    print(
+        f"{found}: {stated}; {failures} of {result.episodes:,} episodes failed, {allowed} may have;"
+        f" at this confidence the rate is at least {100 * low:.2f} %"
+    )
+    told = {"claim": claim, "confidence": confidence, "at_least": low, "result": found}
+    record = {**circumstances(overrides), "path": paths[0], **told, **result.to_json()}
+    keep(RunDirectory(Path(config.run)), "evaluate", record)
+
+
+@contextmanager
+def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
+    """An evaluator of the run `config.run`, with its robot's nodes, operator and device."""
+    torch.set_num_threads(1)
+    if on_stepped_clock(config).clock == "realtime":
+        check_robot(config)
+    try_environment(config)
+    with (
+        robot_nodes(config, Path(config.run) / "logs"),
+        closing(Evaluator(config, note)) as evaluator,
+    ):
+        yield evaluator
+
+
+def circumstances(overrides: Sequence[str]) -> dict[str, Any]:
+    """When a result was found, what was typed for it, and with which commit of robot_rl."""
+    typed = [word for word in overrides if not word.startswith(("run=", "runs_directory="))]
+    time = datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"time": time, "overrides": typed, "commit": source_commit()}
+
+
+def keep(run: RunDirectory, name: str, record: Mapping[str, Any]) -> None:
+    """Print a record, then add it to the run's: whatever becomes of the file, it was said."""
+    print(json.dumps(record), flush=True)
+    run.append_jsonl(name, record)

@@ -124,6 +124,7 @@ def _run_directory(path: Path) -> Facts:
         "decision": records.summary.get("decision"),
         "evaluations": evaluations,
         "evaluated": run.read_jsonl("evaluate"),
+        "compared": run.read_jsonl("compare"),
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
     }
 
@@ -191,6 +192,8 @@ def _print_run(console: Console, run: Facts) -> None:
     for told in run["evaluated"]:
         words = " ".join(told["overrides"]) or "as trained"
         console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
+    for told in run["compared"]:
+        console.print(f"compared {told['time']}, {', '.join(told['policies'])}: {told['words']}")
     if not run["finished"]:
         console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
 

@@ -31,6 +31,7 @@ MAY_DIFFER = (
     "device",
     "environment_steps",
     "evaluation",
+    "proof",
     "recipe",
     "replay",
     "resume",
@@ -78,6 +79,7 @@ def compose_for_run(
     found = composed([*(text for g, text in choices.items() if g not in given), *overrides])
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
+    result.setdefault("proof", found.proof)  # the run may be older than these settings
     kept = {key: OmegaConf.select(run_config, key) for key in given if key not in found.choices}
     plain = [f"{k}={json.dumps(v)}" for k, v in kept.items() if isinstance(v, int | float | str)]
     _follow(result, composed([*choices.values(), *plain]), found)

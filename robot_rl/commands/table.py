@@ -44,7 +44,9 @@ class Command:
         keys: The settings that matter most, for its help page: keys and groups
             of the configuration, with spaces between them.
         short: Words that stand for a longer key of the configuration.
-        arguments: Names of the positional arguments, which come before the overrides.
+        arguments: Names of the positional arguments, which come before the overrides. Where the
+            command has a configuration they are runs or checkpoints, and it is that of the first's
+            run; the command is told all of them, last.
         options: What `key=value` may follow, of a command that has no configuration.
         takes_overrides: Whether the command has a configuration.
         example: A command to show to somebody who gave the wrong arguments.
@@ -64,6 +66,10 @@ class Command:
     takes_overrides: bool = True
     example: str = ""
 
+
+_PROOF = {
+    name: f"proof.{name}" for name in ("confidence", "seed", "scenes", "score", "claim", "episodes")
+}
 
 COMMANDS: dict[str, Command] = {
     "collect": Command(
@@ -181,6 +187,36 @@ COMMANDS: dict[str, Command] = {
         keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot domain"
         " teleop device start_nodes run runs_directory",
         short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
+    ),
+    "compare": Command(
+        "robot_rl.commands.compare:run",
+        "Find out which policy is better, in no more scenes than that takes.",
+        "A, B and more are run directories or checkpoints for one task; all are compared with A. In"
+        " each scene they act one after another, in an order that is drawn, and nothing says which"
+        " one acts. An exact test looks after each scene and ends the comparison as soon as the"
+        " answer is known: equally good policies are told apart with probability 1 - confidence at"
+        " the most. Adds a line for each of B and more to compare.jsonl in the run of A.",
+        run_key="run",
+        measures=True,
+        arguments=("A", "B", "..."),
+        keys="confidence scenes seed score evaluation.policy evaluation.slots robot teleop device"
+        " start_nodes runs_directory",
+        short=_PROOF,
+        example="robot-rl compare runs/latest/checkpoints/bc runs/latest",
+    ),
+    "certify": Command(
+        "robot_rl.commands.evaluate:certify",
+        "Prove that a policy's success rate is as high as you claim.",
+        "RUN is a run directory or a checkpoint. Says first how many episodes the claim needs, and"
+        " how many failures it survives; runs that many, and ends early where too many have failed."
+        " Adds a line with the exact lower bound to RUN/evaluate.jsonl.",
+        run_key="run",
+        measures=True,
+        arguments=("RUN",),
+        keys="claim confidence episodes seed evaluation.policy evaluation.slots robot teleop device"
+        " start_nodes runs_directory",
+        short=_PROOF,
+        example="robot-rl certify runs/latest claim=0.99",
     ),
     "inspect": Command(
         "robot_rl.commands.inspection:run",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+
 from robot_rl.errors import RobotRLError
+
+_MOST_TRIALS = 10**9
 
 
 class StatisticsError(RobotRLError):
@@ -27,12 +32,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     Raises:
         StatisticsError: The counts or the level are impossible.
     """
-    if not 0 <= successes <= trials:
-        raise StatisticsError(
-            "impossible counts", got=f"{successes} of {trials}", expected="0 <= successes <= trials"
-        )
-    if not 0.0 < confidence < 1.0:
-        raise StatisticsError("impossible confidence", got=confidence, expected="a level in (0, 1)")
+    _check(successes, trials, confidence)
     from scipy.special import betaincinv  # late: only evaluation and reports pay for its import
 
     tail = (1.0 - confidence) / 2.0
@@ -40,3 +40,85 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     low = betaincinv(successes, failures + 1, tail) if successes else 0.0
     high = betaincinv(successes + 1, failures, 1.0 - tail) if failures else 1.0
     return float(low), float(high)
+
+
+def anytime_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a success probability that holds whenever one looks, and however one stops.
+
+    It holds those p under which what was seen is likely enough: (trials + 1) P(X = successes | p)
+    > 1 - confidence for binomial X. By Ville's inequality a true p is ever left out with
+    probability 1 - confidence at the most (Robbins, Ann. Math. Statist. 41, 1970).
+
+    Args:
+        successes: As of `clopper_pearson`, whose interval is narrower, and holds for a number of
+            trials that was fixed before.
+        trials: See there.
+        confidence: See there.
+
+    Returns:
+        Lower and upper bound.
+
+    Raises:
+        StatisticsError: The counts or the level are impossible.
+    """
+    _check(successes, trials, confidence)
+    from scipy.optimize import brentq
+    from scipy.special import gammaln, xlog1py, xlogy
+
+    failures = trials - successes
+    ways = gammaln(trials + 2) - gammaln(successes + 1) - gammaln(failures + 1)
+
+    def surplus(p: float) -> float:
+        likely = ways + xlogy(successes, p) + xlog1py(failures, -p)
+        return float(max(likely, -1e9) - math.log1p(-confidence))
+
+    seen = successes / trials if trials else 0.5
+    low = brentq(surplus, 0.0, seen) if successes else 0.0
+    high = brentq(surplus, seen, 1.0) if failures else 1.0
+    return float(low), float(high)
+
+
+def failures_allowed(trials: int, claim: float, confidence: float = 0.95) -> int:
+    """Most failures with which so many trials prove a success probability of at least `claim`.
+
+    The claim is proved where, were it false, so few failures had a probability of 1 - confidence at
+    the most: where the lower bound of a one-sided interval of Clopper and Pearson reaches it.
+
+    Args:
+        trials: A number that is fixed before the first of them.
+        claim: In (0, 1).
+        confidence: Level in (0, 1).
+
+    Returns:
+        The failures; -1 where even none would prove too little.
+
+    Raises:
+        StatisticsError: The claim or the level is impossible.
+    """
+    _check(0, 0, claim)
+    _check(0, trials, confidence)
+    from scipy.special import bdtr
+
+    most = 1.0 - confidence
+    return bisect_left(range(trials), True, key=lambda k: bdtr(k, trials, 1.0 - claim) > most) - 1
+
+
+def trials_needed(claim: float, confidence: float = 0.95, failures: int = 0) -> int:
+    """Fewest trials that prove a success probability with so many failures: see `failures_allowed`.
+
+    Without a failure they are the least n with claim ** n <= 1 - confidence.
+    """
+    enough = range(failures + 1, _MOST_TRIALS)
+    proved = bisect_left(
+        enough, True, key=lambda n: failures_allowed(n, claim, confidence) >= failures
+    )
+    return failures + 1 + proved
+
+
+def _check(successes: int, trials: int, confidence: float) -> None:
+    if not 0 <= successes <= trials:
+        raise StatisticsError(
+            "impossible counts", got=f"{successes} of {trials}", expected="0 <= successes <= trials"
+        )
+    if not 0.0 < confidence < 1.0:
+        raise StatisticsError("impossible confidence", got=confidence, expected="a level in (0, 1)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
@@ -118,10 +118,18 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
 
 
 class Seeds:
-    """Seeds of episodes, in their order; an episode that says nothing can be run again."""
+    """Seeds of episodes, in their order; an episode that says nothing can be run again.
+
+    Attributes:
+        repeated: How often each was.
+    """
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._left = deque(seeds)
+        self.repeated: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._left)
 
     def __iter__(self) -> Seeds:
         return self
@@ -134,6 +142,11 @@ class Seeds:
     def again(self, seed: int) -> None:
         """Let this seed be the next one."""
         self._left.appendleft(seed)
+        self.repeated[seed] += 1
+
+    def end(self) -> None:
+        """Let no episode begin any more."""
+        self._left.clear()
 
 
 class _Slot:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Literal
 
@@ -14,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.config import check_least, composed, on_stepped_clock
+from robot_rl.config import ConfigError, check_least, check_value, composed, on_stepped_clock
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import has_domain, make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
@@ -34,6 +33,7 @@ from robot_rl.rewards.wrapper import (
 )
 
 SeedSet = Literal["periodic", "final"]
+SCORES = ("success", "return")
 # A robot that cuts the same episode so often in a row cannot do it.
 _MOST_CUTS = 5
 # What an operator says of the attempt, not of the policy.
@@ -85,6 +85,7 @@ class Evaluator:
         environment_steps: int,
         seed_set: SeedSet,
         stop: StopEvent | None = None,
+        most_failures: int | None = None,
     ) -> EvaluationResult:
         """Run the behaviour's best guess on a set of seeds.
 
@@ -93,6 +94,8 @@ class Evaluator:
             environment_steps: Training steps behind the policy; none behind the cloned one.
             seed_set: Which episodes.
             stop: When set, the evaluation is given up.
+            most_failures: The evaluation ends with the next failure, in the order of the seeds;
+                None: with the last seed.
 
         Raises:
             Stopped: `stop` was set.
@@ -103,35 +106,20 @@ class Evaluator:
         final = seed_set == "final"
         first = int(settings.final_seed if final else settings.seed)
         count = int(settings.final_episodes if final else settings.episodes)
-        check_fit(behaviour, self._envs[0].schema)
-        envs = self._envs[:count]
-        acting = behaviour.exploring("mean").to(compute_device(self._config))
-        runner = PolicyRunner(acting, slots=len(envs))
+        most = count if most_failures is None else most_failures
         started = time.monotonic()
-        given_up = StopEvent() if stop is None else stop
         seeds = Seeds(range(first, first + count))
         results: list[EpisodeResult] = []
-        cuts: Counter[int] = Counter()
-        for result in rollout(envs, runner, seeds, stop=given_up.is_set):
-            reason = self._says_nothing(result)
-            if reason is None:
-                results.append(result)
-                continue
-            self._note(f"evaluation: episode {result.seed} is made again: {reason}")
-            cuts[result.seed] += 1
-            if result.interrupted is not None and cuts[result.seed] >= _MOST_CUTS:
-                raise EvaluationError(
-                    f"the robot does not get through episode {result.seed}",
-                    got=f"cut {cuts[result.seed]} times: {reason}",
-                    hint="mend what cuts it, then evaluate again",
-                )
-            seeds.again(result.seed)
-        if given_up.is_set():
-            raise Stopped
+        for result in self.episodes(behaviour, seeds, stop):
+            results.append(result)
+            if sum(not r.success for r in results) > most:
+                seeds.end()
         results.sort(key=lambda result: result.seed)
+        # Those that began before, and ended after, say nothing more: not who was quicker counts.
+        failed = [number for number, r in enumerate(results, 1) if not r.success]
+        results = results[: failed[most] if len(failed) > most else None]
         return EvaluationResult.of_episodes(
-            # What a person has driven is none of the policy's successes.
-            np.array([r.success and not r.intervened_steps for r in results]),
+            np.array([result.success for result in results]),
             np.array([result.seconds_to_success for result in results]),
             policy=behaviour.kind,
             seed_set=seed_set,
@@ -139,9 +127,57 @@ class Evaluator:
             environment_steps=environment_steps,
             gradient_updates=behaviour.version,
             wall_seconds=time.monotonic() - started,
-            repeated=cuts.total(),
+            repeated=seeds.repeated.total(),
             domain=name_of_domain(self._config),
         )
+
+    def episodes(
+        self, behaviour: Behaviour, seeds: Seeds, stop: StopEvent | None = None
+    ) -> Iterator[EpisodeResult]:
+        """Run the behaviour's best guess, as many episodes side by side as `slots` says.
+
+        Yields:
+            Each episode that says something of the policy, as it ends. What a person has driven is
+            none of its successes.
+
+        Raises:
+            RobotRLError: As `evaluate`.
+        """
+        self.check_fit(behaviour)
+        acting = behaviour.exploring("mean").to(compute_device(self._config))
+        envs = self._envs[: len(seeds)]
+        runner = PolicyRunner(acting, slots=len(envs))
+        given_up = StopEvent() if stop is None else stop
+        for result in rollout(envs, runner, seeds, stop=given_up.is_set):
+            reason = self._says_nothing(result)
+            if reason is None:
+                result.success = result.success and not result.intervened_steps
+                yield result
+                continue
+            self._note(f"evaluation: episode {result.seed} is made again: {reason}")
+            seeds.again(result.seed)
+            cuts = seeds.repeated[result.seed]
+            if result.interrupted is not None and cuts >= _MOST_CUTS:
+                raise EvaluationError(
+                    f"the robot does not get through episode {result.seed}",
+                    got=f"cut {cuts} times: {reason}",
+                    hint="mend what cuts it, then evaluate again",
+                )
+        if given_up.is_set():
+            raise Stopped
+
+    def check_fit(self, behaviour: Behaviour) -> None:
+        """Check that a policy was made for the task, rate and observation of the environments.
+
+        Raises:
+            PolicyError: It was not.
+        """
+        check_fit(behaviour, self._envs[0].schema)
+
+    @property
+    def slots(self) -> int:
+        """How many episodes run side by side."""
+        return len(self._envs)
 
     def _says_nothing(self, result: EpisodeResult) -> str | None:
         """Why an episode says nothing of the policy, None if it does."""
@@ -169,6 +205,23 @@ def name_of_domain(config: DictConfig) -> str | None:
     own = composed([f"domain={choice}"]).domain
     changed = [f"{key}={value}" for key, value in config.domain.items() if value != own.get(key)]
     return " ".join([choice, *changed])
+
+
+def check_proof(config: DictConfig) -> None:
+    """Check the settings of what is to be proved.
+
+    Raises:
+        ConfigError: Names the key, what it is and what it may be.
+    """
+    check_least(config, {"proof.scenes": 1, "proof.seed": 0})
+    check_value("proof.score", config.proof.score, SCORES)
+    for name, low in (("confidence", 0.5), ("claim", 0.0)):
+        if not low < config.proof[name] < 1.0:
+            got, wanted = config.proof[name], f"more than {low:g}, less than 1"
+            raise ConfigError(f"proof.{name} is out of range", got=got, expected=wanted)
+    if config.proof.episodes is not None and not isinstance(config.proof.episodes, int):
+        wanted = "a number of episodes, or null"
+        raise ConfigError("proof.episodes is no number", got=config.proof.episodes, expected=wanted)
 
 
 class AttendedRobot:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,8 @@ from robot_rl.data.intervals import StatisticsError, clopper_pearson
 
 # One-sided level of the comparisons of a whole run.
 NOISE_LEVEL = 0.05
+# Of the beta distribution over a coin's bias: larger is quicker to see small biases.
+_PRIOR = 2.0
 
 
 def longest_run(successes: Iterable[bool]) -> int:
@@ -47,25 +50,34 @@ def first_confirmed(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A learned policy beside the cloned one on the same scenes.
+    """A policy, such as the learned one, beside another, such as the cloned, in the same scenes.
 
-    Only scenes that one of the two alone has solved tell them apart. If the two are equally good,
+    Only scenes in which one of the two did better tell them apart. If the two are equally good,
     either is as likely to be that one: an exact sign test, which here is McNemar's (Psychometrika
-    12, 1947).
+    12, 1947). Where one looks after each scene, and stops when the answer is there, what counts is
+    how likely fair coins ever look so unfair.
 
     Attributes:
-        lost: Scenes that the cloned policy alone has solved.
-        won: Scenes that the learned policy alone has solved.
+        lost: Scenes in which the other did better: that it alone has solved.
+        won: Scenes in which this policy did better.
         level: Chance at or below which a difference is no noise.
+        most: Most scenes that there may be, fixed before, where one looks after each of them; 0
+            where one looks once.
     """
 
     lost: int
     won: int
     level: float = NOISE_LEVEL
+    most: int = 0
 
     @property
     def chance(self) -> float:
-        """Chance of a difference as large, in this direction, between equally good policies."""
+        """Chance of a difference as large between equally good policies.
+
+        In this direction where one looks once; ever, and in either, where one looks after each.
+        """
+        if self.most:
+            return _chance_of_ever(max(self.lost, self.won), min(self.lost, self.won), self.most)
         count = self.lost + self.won
         ways = sum(math.comb(count, k) for k in range(max(self.lost, self.won), count + 1))
         return float(ways / 2**count)
@@ -77,8 +89,31 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """Whether the learned policy is worse beyond noise."""
+        """Whether this policy is worse beyond noise."""
         return self.lost > self.won and self.beyond_noise
+
+    def settled(self, scenes: int) -> bool:
+        """Whether more scenes than these cannot change what is known, where one looks after each.
+
+        A policy is better, or neither would be if it won all that are left.
+        """
+        left = self.most - scenes
+        ends = (replace(self, lost=self.lost + left), replace(self, won=self.won + left))
+        return self.beyond_noise or not any(end.beyond_noise for end in ends)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Comparison:
+        """Read it from a line that `robot-rl compare` wrote.
+
+        Raises:
+            StatisticsError: It is another line.
+        """
+        try:
+            return msgspec.convert(record.get("comparison"), cls)
+        except msgspec.ValidationError as error:
+            raise StatisticsError(
+                f"this is no comparison: {error}", got=sorted(record), expected=["comparison"]
+            ) from error
 
     def __str__(self) -> str:
         """Say it in words, for the display."""
@@ -86,6 +121,40 @@ class Comparison:
             f"of the same scenes it lost {self.lost} that the cloned policy solves and won"
             f" {self.won} (sign test, p = {self.chance:.2g})"
         )
+
+
+@functools.lru_cache(maxsize=65536)
+def _chance_of_ever(more: int, fewer: int, most: int) -> float:
+    """Chance that a fair coin, thrown up to `most` times, ever looks as unfair as it does here.
+
+    How unfair it looks is its likelihood ratio against a coin of unknown bias (the prior is a
+    symmetric beta distribution): a martingale, whose maximum Ville's inequality bounds. As the
+    number of throws is bounded, the chance is counted instead, over all walks; so none of the level
+    is wasted, and one may stop at any throw.
+
+    Args:
+        more: Throws with the side that came up more often, >= `fewer`.
+        fewer: With the other.
+        most: Most throws, >= more + fewer.
+    """
+    from scipy.special import gammaln  # late: only evaluation and reports pay for its import
+
+    def evidence(one: npt.ArrayLike, other: npt.ArrayLike) -> Any:
+        one, other = np.add(one, _PRIOR), np.add(other, _PRIOR)
+        return gammaln(one) + gammaln(other) - gammaln(one + other) + (one + other) * math.log(2)
+
+    seen = evidence(more, fewer) - 1e-9  # rounding
+    if evidence(0, 0) >= seen:
+        return 1.0
+    # Of the walks that go on: the fewest heads, and the probability of these, one more, and so on.
+    ever, fewest, walks = 0.0, 0, np.ones(1)
+    for throws in range(1, most + 1):
+        walks = (np.append(walks, 0.0) + np.append(0.0, walks)) / 2
+        heads = fewest + np.arange(len(walks))
+        unfair = evidence(heads, throws - heads) >= seen
+        ever += float(walks[unfair].sum())
+        fewest, walks = int(heads[~unfair][0]), walks[~unfair]
+    return ever
 
 
 @dataclass(frozen=True, kw_only=True)

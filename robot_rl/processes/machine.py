@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import subprocess
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +50,23 @@ def yield_to_control_loop(clock: str) -> None:
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):  # a kernel without it, or one that forbids it
             Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
+
+
+def source_commit() -> str:
+    """Commit of the checkout that robot_rl runs from, with -dirty where a file was changed since.
+
+    Where it runs from none: its version.
+    """
+    checkout = Path(__file__).parents[2]
+    words = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    with contextlib.suppress(OSError):  # there is no git
+        if (checkout / ".git").exists():
+            told = subprocess.run(
+                [*words, "--exclude=*"], capture_output=True, text=True, check=False
+            )
+            if told.returncode == 0:
+                return told.stdout.strip()
+    return f"version {_version('robot_rl')}"
 
 
 class MemorySampler:

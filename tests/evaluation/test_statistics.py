@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robot_rl.commands.evaluate import FinalEvaluation
-from robot_rl.data.intervals import clopper_pearson
+from robot_rl.data.intervals import (
+    anytime_interval,
+    clopper_pearson,
+    failures_allowed,
+    trials_needed,
+)
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
     Comparison,
@@ -66,6 +71,45 @@ def test_a_higher_level_gives_a_wider_interval():
 def test_impossible_counts_are_refused(counts):
     with pytest.raises(StatisticsError, match="impossible counts"):
         clopper_pearson(*counts)
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_an_interval_that_may_be_looked_at_any_time_is_wider(counts):
+    (low, high), (inner_low, inner_high) = anytime_interval(*counts), clopper_pearson(*counts)
+    assert 0.0 <= low <= inner_low + 1e-9
+    assert inner_high - 1e-9 <= high <= 1.0
+    for bound in (low, high):
+        if 0.0 < bound < 1.0:
+            successes, trials = counts
+            assert (trials + 1) * binomial(trials, successes, bound) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_an_interval_holds_however_often_one_looks(p):
+    rng, trials, runs, left_out = np.random.default_rng(1), 50, 400, 0
+    known = {(s, n): anytime_interval(s, n) for n in range(1, trials + 1) for s in range(n + 1)}
+    for _ in range(runs):
+        seen = np.cumsum(rng.random(trials) < p).tolist()
+        intervals = [known[s, n] for n, s in enumerate(seen, 1)]
+        left_out += not all(low <= p <= high for low, high in intervals)
+    assert left_out / runs <= 0.05
+
+
+def test_the_trials_that_a_claim_needs():
+    # Without a failure claim ** n <= 5 %; published tables have 59, 93 and 124 for 95 % of 95 %.
+    assert trials_needed(0.99) == math.ceil(math.log(0.05) / math.log(0.99)) == 299
+    assert [trials_needed(0.95, 0.95, k) for k in range(3)] == [59, 93, 124]
+    assert failures_allowed(58, 0.95) == -1
+    assert [failures_allowed(n, 0.95) for n in (59, 92, 93, 124)] == [0, 0, 1, 2]
+    for k in range(3):  # it is proved exactly where the one-sided lower bound reaches the claim
+        n = trials_needed(0.9, 0.95, k)
+        assert clopper_pearson(n - k, n, 0.9)[0] >= 0.9 > clopper_pearson(n - k - 1, n - 1, 0.9)[0]
+
+
+def test_a_claim_is_proved_wrongly_no_more_often_than_stated():
+    n = trials_needed(0.9, 0.95, 2)
+    wrongly = math.fsum(binomial(n, k, 0.1) for k in range(failures_allowed(n, 0.9) + 1))
+    assert 0.04 < wrongly <= 0.05
 
 
 def test_longest_run_of_successes():
@@ -224,3 +268,36 @@ def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(clon
         return None if count is None else on_scenes([n < count for n in range(100)], steps=steps)
 
     assert str(FinalEvaluation(result(cloned, 0), result(learned, 500), Path("runs/1"))) == said
+
+
+@pytest.mark.parametrize(("most", "level"), [(10, 0.05), (40, 0.05), (40, 0.01)])
+def test_equal_policies_are_told_apart_no_more_often_than_stated_though_one_looks_each_time(
+    most, level
+):
+    """Exactly, over all that can happen where each scene tells them apart: the worst case."""
+    going, told_apart = {0: 1.0}, 0.0
+    for scene in range(1, most + 1):
+        after = {}
+        for won, probability in going.items():
+            for now in (won, won + 1):
+                after[now] = after.get(now, 0.0) + probability / 2
+        told = [won for won in after if Comparison(scene - won, won, level, most).beyond_noise]
+        told_apart += math.fsum(after.pop(won) for won in told)
+        going = after
+    assert 0.4 * level < told_apart <= level
+
+
+def test_looking_each_time_costs_evidence():
+    assert Comparison(0, 5).beyond_noise
+    assert not Comparison(0, 5, most=200).beyond_noise
+    assert Comparison(0, 8, most=200).beyond_noise
+    assert Comparison(3, 3, most=200).chance == 1.0
+    assert Comparison(2, 14, most=200).chance == Comparison(14, 2, most=200).chance
+    assert Comparison(14, 2, most=200).worse
+
+
+def test_a_comparison_ends_where_nothing_can_change_it():
+    assert Comparison(0, 10, most=200).settled(12)
+    assert not Comparison(5, 5, most=200).settled(100)
+    assert Comparison(5, 5, most=200).settled(195)  # whoever wins the last five
+    assert Comparison(5, 5, most=200).settled(200)

@@ -1,0 +1,232 @@
+"""`robot-rl compare`: which of several policies is better, in no more scenes than that takes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from policies.behaviour import Behaviour
+from policies.errors import PolicyError
+from robot_rl.commands.evaluate import circumstances, evaluator_of, keep, note
+from robot_rl.config import check_value
+from robot_rl.data.intervals import anytime_interval
+from robot_rl.env.rollout import EpisodeResult, Seeds
+from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.evaluate import Evaluator, check_proof, name_of_domain
+from robot_rl.evaluation.statistics import Comparison, EvaluationResult
+from robot_rl.run import POLICIES, RunDirectory, open_policy
+
+
+class CompareError(RobotRLError):
+    """Policies that cannot be compared."""
+
+
+@dataclass
+class Rival:
+    """One of the policies.
+
+    Attributes:
+        name: A, B, ...
+        path: Where it is.
+        behaviour: The policy.
+        environment_steps: Training steps behind it.
+        episodes: What it did, in the order of the scenes.
+    """
+
+    name: str
+    path: str
+    behaviour: Behaviour
+    environment_steps: int
+    episodes: list[EpisodeResult] = field(default_factory=list)
+
+
+class Contest:
+    """Policies that act in the same scenes until it is known which are better than the first.
+
+    In each scene, or in each set of scenes that the evaluator runs side by side, they act one after
+    another in an order that is drawn. Nothing that is told on the way says which one acts. A policy
+    whose comparison with the first is settled acts no more. The level is shared out among the
+    comparisons (Bonferroni), so that the confidence is of all of them together.
+
+    Args:
+        rivals: At least two; the first is compared with each other one.
+        config: The configuration, with the settings `proof`.
+    """
+
+    def __init__(self, rivals: Sequence[Rival], config: DictConfig) -> None:
+        proof, self._domain = config.proof, name_of_domain(config)
+        self.first, *self.others = rivals
+        self._open = list(self.others)
+        self._level = (1.0 - float(proof.confidence)) / len(self.others)
+        self._most, self._first_seed = int(proof.scenes), int(proof.seed)
+        self._by_return = proof.score == "return"
+        self._began = time.monotonic()
+        self._rng = np.random.default_rng([self._first_seed, len(rivals)])
+
+    def run(self, evaluator: Evaluator, tell: Callable[[str], None]) -> None:
+        """Go on until all is known that can be."""
+        while self._open:
+            done = len(self.first.episodes)
+            count = min(evaluator.slots, self._most - done)
+            seeds = range(self._first_seed + done, self._first_seed + done + count)
+            acting = [self.first, *self._open]
+            acted: dict[str, list[EpisodeResult]] = {}
+            for turn, number in enumerate(self._rng.permutation(len(acting)), 1):
+                if evaluator.slots == 1:
+                    tell(f"scene {done + 1}: policy {turn} of {len(acting)}")
+                found = evaluator.episodes(acting[number].behaviour, Seeds(seeds))
+                acted[acting[number].name] = sorted(found, key=lambda episode: episode.seed)
+            for scene in range(count):
+                for rival in (self.first, *self._open):
+                    rival.episodes.append(acted[rival.name][scene])
+                self._open = [r for r in self._open if not self._settled(r)]
+                if not self._open:
+                    break
+            tell(f"{len(self.first.episodes)} of at most {self._most} scenes")
+
+    def comparison(self, rival: Rival) -> Comparison:
+        """A policy beside the first, in the scenes in which both have acted."""
+        pairs = list(zip(self.first.episodes, rival.episodes, strict=False))
+        scores = [(self._score(one), self._score(other)) for one, other in pairs]
+        lost, won = sum(a > b for a, b in scores), sum(a < b for a, b in scores)
+        return Comparison(lost, won, self._level, self._most)
+
+    def sentence(self, rival: Rival) -> str:
+        """Say which of the two is better, if that is known."""
+        compared, scenes = self.comparison(rival), len(rival.episodes)
+        a, b = self.first.name, rival.name
+        alone = "did better in" if self._by_return else "alone solved"
+        counts = f"{b} {alone} {compared.won} of {scenes} scenes, {a} {alone} {compared.lost}"
+        if not compared.beyond_noise:
+            more = "and cannot be" if compared.settled(scenes) else "but may be"
+            return (
+                f"{a} and {b} are not told apart after {scenes} scenes, {more} in"
+                f" {self._most}: {counts}"
+            )
+        better, worse = (a, b) if compared.worse else (b, a)
+        sure = 100 * (1.0 - compared.level * len(self.others))
+        together = f" ({sure:g} % for all of these together)" if len(self.others) > 1 else ""
+        return (
+            f"{better} is better than {worse} at {100 * (1.0 - compared.level):.4g} % confidence"
+            f"{together} after {scenes} scenes: {counts} (p = {compared.chance:.2g})"
+        )
+
+    def result(self, rival: Rival) -> EvaluationResult:
+        """How often a policy succeeded, with an interval that holds however the contest ended."""
+        episodes = rival.episodes
+        result = EvaluationResult.of_episodes(
+            [episode.success for episode in episodes],
+            [episode.seconds_to_success for episode in episodes],
+            policy=rival.behaviour.kind,
+            seed_set="final",
+            first_seed=self._first_seed,
+            environment_steps=rival.environment_steps,
+            gradient_updates=rival.behaviour.version,
+            wall_seconds=time.monotonic() - self._began,
+            domain=self._domain,
+        )
+        low, high = anytime_interval(result.successes, result.episodes)
+        return replace(result, confidence_low=low, confidence_high=high)
+
+    def _settled(self, rival: Rival) -> bool:
+        return self.comparison(rival).settled(len(rival.episodes))
+
+    def _score(self, episode: EpisodeResult) -> float:
+        if not self._by_return:
+            return float(episode.success)
+        # What a person has driven is nothing that the policy reached.
+        return -np.inf if episode.intervened_steps else episode.total_reward
+
+
+def check_rivals(rivals: Sequence[Rival]) -> None:
+    """Check that policies are several, and act alike.
+
+    Raises:
+        CompareError: Two are the same, or were made for another task, rate or action.
+    """
+    for one, other in itertools.combinations(rivals, 2):
+        if _alike(one.behaviour, other.behaviour):
+            raise CompareError(
+                f"{one.name} and {other.name} are the same policy",
+                got=f"{one.path} and {other.path}",
+                hint="name a checkpoint of each, as RUN/checkpoints/bc and RUN/checkpoints/last",
+            )
+    first, *others = rivals
+    for rival in others:
+        try:
+            rival.behaviour.expect(**asdict(first.behaviour.interface))
+        except PolicyError as error:
+            raise CompareError(
+                f"{rival.name} cannot be compared with {first.name}: {error}"
+            ) from error
+
+
+def _alike(one: Behaviour, other: Behaviour) -> bool:
+    """Whether two policies always act alike: whatever their versions are."""
+    mine, theirs = one.policy.state_dict(), other.policy.state_dict()
+    return (
+        (one.kind, one.execute_steps, one.encoder_id)
+        == (other.kind, other.execute_steps, other.encoder_id)
+        and mine.keys() == theirs.keys()
+        and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    )
+
+
+def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
+    """Compare the policies, say which is better, and add that to the first one's run.
+
+    What was found is said and kept too where a person ends the comparison, or the robot fails.
+
+    Args:
+        config: The configuration of the run of the first policy, which may be changed.
+        overrides: What was typed to change it.
+        paths: Run directories and checkpoints, two or more.
+
+    Raises:
+        CompareError: See `check_rivals`.
+    """
+    check_proof(config)
+    which = config.evaluation.policy
+    check_value("evaluation.policy", which, POLICIES)
+    names = map(chr, itertools.count(ord("A")))
+    rivals = [
+        Rival(name, path, *open_policy(path, which, config.runs_directory))
+        for name, path in zip(names, paths, strict=False)
+    ]
+    check_rivals(rivals)
+    contest = Contest(rivals, config)
+    with evaluator_of(config) as evaluator:
+        for rival in rivals:
+            evaluator.check_fit(rival.behaviour)
+        try:
+            contest.run(evaluator, note)
+        finally:
+            if contest.first.episodes:
+                _conclude(config, contest, rivals, circumstances(overrides))
+
+
+def _conclude(
+    config: DictConfig, contest: Contest, rivals: Sequence[Rival], facts: dict[str, object]
+) -> None:
+    for rival in rivals:
+        print(f"{rival.name} ({rival.path}): {contest.result(rival)}")
+    for rival in contest.others:
+        print(contest.sentence(rival), flush=True)
+    for rival in contest.others:
+        both = (contest.first, rival)
+        record = {
+            **facts,
+            "policies": [each.path for each in both],
+            "score": config.proof.score,
+            "evaluations": [contest.result(each).to_json() for each in both],
+            "comparison": asdict(contest.comparison(rival)),
+            "words": contest.sentence(rival),
+        }
+        keep(RunDirectory(Path(config.run)), "compare", record)

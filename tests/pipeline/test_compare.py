@@ -1,0 +1,157 @@
+"""Which policy is better, and how good one is at least: what is said is true, and kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_runs import Command, lines, starting
+from untrained_policy import untrained
+
+import robot_rl
+from policies import checkpoint
+from robot_rl import cli
+from robot_rl.config import compose
+from robot_rl.env.factory import make_env
+
+EASY = ("task.environment.tolerance=0.03", "task.environment.angle_tolerance=3.0")
+CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")
+A, B = "runs/latest", "runs/trained"
+
+
+@pytest.fixture(scope="module")
+def rivals(cloned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny clone, one that was trained for longer, and one that knows nothing."""
+    folder = tmp_path_factory.mktemp("rivals")
+    shutil.copytree(cloned / "runs", folder / "runs", symlinks=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        clone = Path(A).resolve()
+        words = ["task=reach", "task.environment.time_limit_steps=30", "cloning.updates=600"]
+        words += ["policy.denoiser.hidden=[64,64]", f"dataset={clone}/demonstrations.zarr"]
+        assert cli.main(["pretrain", *words]) == 0
+        Path(A).resolve().rename(B)
+        Path(A).unlink()
+        Path(A).symlink_to(clone.relative_to(folder.resolve() / "runs"))
+        schema = make_env(compose(["task=reach"])).schema
+        checkpoint.save(Path(A).resolve() / "checkpoints/untrained/policy", untrained(schema))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(rivals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(rivals / "runs", tmp_path / "runs", symlinks=True)
+    monkeypatch.chdir(tmp_path)
+
+
+def _said(capsys, *words):
+    capsys.readouterr()
+    assert cli.main(list(words)) == 0
+    return capsys.readouterr()
+
+
+def test_the_better_policy_is_named_as_soon_as_that_is_known(capsys):
+    printed = _said(capsys, "compare", A, B, *EASY, "scenes=60")
+    record = lines(Path(A, "compare.jsonl"))[-1]
+    *_, a, b, sentence, last = printed.out.splitlines()
+    assert json.loads(last) == record
+    assert a.startswith(f"A ({A}): ")
+    assert b.startswith(f"B ({B}): ")
+    assert sentence == record["words"]
+    assert sentence.startswith("B is better than A at 95 % confidence after ")
+    comparison = robot_rl.compare_results(Path(A, "compare.jsonl"))
+    assert comparison.won > comparison.lost
+    assert comparison.chance <= comparison.level == pytest.approx(0.05)
+    scenes = record["evaluations"][0]["episodes"]
+    assert scenes == record["evaluations"][1]["episodes"] < 60
+    assert record["overrides"] == [*EASY, "scenes=60"]
+    assert {"time", "commit"} <= record.keys()
+    assert f"{A}, {B}: {sentence}" in _said(capsys, "inspect", A).out
+    # Alone on the robot they take turns, and nobody hears which one acts.
+    printed = _said(capsys, "compare", A, B, *EASY, "scenes=60", "evaluation.slots=1")
+    assert printed.err.count("policy 1 of 2") == printed.err.count("policy 2 of 2") == scenes
+    assert B not in printed.err
+    again = lines(Path(A, "compare.jsonl"))[-1]
+    assert again["words"] == sentence  # however many act side by side
+
+
+def test_several_policies_are_compared_with_the_first(capsys):
+    third = f"{A}/checkpoints/untrained"
+    out = _said(capsys, "compare", third, A, B, *CERTAIN, "scenes=12", "score=return").out
+    level = " are not told apart after "
+    assert f"A and B{level}" in out
+    assert f"A and C{level}" in out
+    records = lines(Path(A, "compare.jsonl"))
+    assert [record["policies"] for record in records] == [[third, A], [third, B]]
+    assert [record["comparison"]["level"] for record in records] == pytest.approx([0.025] * 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([A], "compare takes at least A and B; got: runs/latest; next: robot-rl compare"),
+        ([A, "nothing"], "there is no run 'nothing'"),
+        ([A, f"{A}/checkpoints/bc"], "A and B are the same policy; got: runs/latest and"),
+        ([A, "other"], "B cannot be compared with A: the policy's task differs; got: push_t"),
+        (["other", A], "the checkpoint other lies in no run"),
+        ([A, B, "confidence=1.5"], "proof.confidence is out of range; got: 1.5"),
+        ([A, B, "score=sucess"], "did you mean proof.score=success?"),
+        ([A, B, "scenes=0"], "proof.scenes is out of range; got: 0; expected: >= 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_the_robot_moves(capsys, words, told):
+    checkpoint.save(Path("other"), untrained(make_env(compose(["task=push_t"])).schema))
+    assert cli.main(["compare", *words]) == cli.EXIT_ERROR
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.splitlines()) == 1
+    assert not Path(A, "compare.jsonl").exists()
+
+
+def test_what_was_found_before_ctrl_c_is_kept(tmp_path):
+    with starting(Command) as start:
+        words = (A, f"{A}/checkpoints/untrained", "scenes=1000", "evaluation.slots=1")
+        command = start(tmp_path, "compare", *words)
+        command.wait_until(lambda: "3 of at most 1000 scenes" in command.text)
+        assert command.interrupt() == 130
+    (record,) = lines(Path(A, "compare.jsonl"))
+    assert record["evaluations"][0]["episodes"] >= 3
+    assert "scenes, but may be in 1000" in record["words"]
+
+
+def test_a_claim_is_proved_or_given_up_with_the_first_failure_too_many(capsys):
+    out = _said(capsys, "certify", A, "claim=0.8", *CERTAIN).out
+    assert "14 with 0, 22 with 1" in out
+    assert "\nproved: a success rate of 80 % at 95 % confidence; 0 of 14 episodes failed" in out
+    out = _said(capsys, "certify", f"{A}/checkpoints/untrained", "claim=0.8", "episodes=22").out
+    assert "\nnot proved: " in out
+    proved, refuted = lines(Path(A, "evaluate.jsonl"))
+    assert (proved["result"], proved["episodes"], proved["longest_success_run"]) == (
+        "proved",
+        14,
+        14,
+    )
+    assert proved["at_least"] == pytest.approx(0.05 ** (1 / 14))
+    assert proved["first_seed"] == 30000
+    # In the order of the scenes, however many run side by side.
+    assert (refuted["result"], refuted["failures"][-1]) == ("not proved", refuted["episodes"] - 1)
+    assert len(refuted["failures"]) == 2
+    capsys.readouterr()
+    assert cli.main(["certify", A, "claim=0.8", "episodes=13"]) == cli.EXIT_ERROR
+    assert "so few episodes cannot prove a success rate of 80 %" in capsys.readouterr().err
+
+
+def test_a_run_that_is_older_than_these_settings_is_certified(capsys):
+    file = Path(A, "config.yaml")
+    text = file.read_text()
+    before, _, after = text.partition("proof:\n")
+    rest = after.splitlines(keepends=True)
+    kept = [
+        line for n, line in enumerate(rest) if not all(x.startswith(" ") for x in rest[: n + 1])
+    ]
+    file.write_text(before + "".join(kept))
+    assert "proof" not in file.read_text()
+    out = _said(capsys, "certify", A, "claim=0.8", *CERTAIN).out
+    assert "\nproved: " in out
