@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from policies.critics import CriticEnsemble, prefers
 from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import mlp, seeded, standard_normal
@@ -183,28 +184,42 @@ class GaussianPolicy(Policy):
 
 
 class ResidualPolicy(GaussianPolicy):
-    """action = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1).
+    """A correction of the base's action, where critics hold it for better than that action.
 
-    ResFiT (Ankile et al. 2025, arXiv 2509.19301). A residual of zero is exactly the base; `create`
-    starts there, with a zero last layer.
+    corrected = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1), as in ResFiT
+    (Ankile et al. 2025, arXiv 2509.19301). The choice between the two by their values is that of
+    IBRL (Hu et al. 2023, arXiv 2311.02198); here each head must on the whole agree, see `prefers`.
+    A residual of zero is exactly the base; `create` starts there, with a zero last layer.
 
     Args:
         encoder: What the residual sees beside the base action.
         actor: From `encoder.features` + d to the residual's direction in (-1, 1).
         base: The chunk policy, which is frozen.
+        critics: From `encoder.features` + 2 d (base action, then action) to values.
         scale: Largest residual s, in action units.
+        caution: See `prefers`; 0 where the policy samples, for what is tried is learned.
     """
 
     kind: ClassVar[str] = "residual"
     base_policy: ChunkPolicy
 
     def __init__(
-        self, encoder: StateEncoder, actor: GaussianTanh, base: ChunkPolicy, scale: float = 0.5
+        self,
+        encoder: StateEncoder,
+        actor: GaussianTanh,
+        base: ChunkPolicy,
+        critics: CriticEnsemble,
+        scale: float = 0.5,
+        caution: float = 1.0,
     ) -> None:
         super().__init__(encoder, actor, base)
         if not 0 < scale <= 2:
             raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
+        if not 0 <= caution < math.inf:
+            raise PolicyError("the residual caution is out of range", got=caution, expected=">= 0")
+        self.critics = critics
         self.scale = float(scale)
+        self.caution = float(caution)
 
     @classmethod
     def create(
@@ -220,12 +235,24 @@ class ResidualPolicy(GaussianPolicy):
         width = base.action_dimension
         seen = encoder.features + width
         actor = GaussianTanh(seen, width, hidden, generator=generator, zero_last_layer=True)
-        return cls(encoder, actor, base, scale)
+        critics = CriticEnsemble(seen + width, (128, 128), 6, generator)
+        return cls(encoder, actor, base, critics, scale)
 
     @property
     def config(self) -> dict[str, Any]:
         """JSON values from which `from_config` makes a policy of the same shape."""
-        return {**super().config, "scale": self.scale}
+        return {
+            **super().config,
+            "critics": self.critics.config,
+            "scale": self.scale,
+            "caution": self.caution,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> GaussianPolicy:
+        """Make a policy of the configured shape; its weights are then loaded."""
+        critics = CriticEnsemble(**config["critics"], generator=seeded(0))
+        return super().from_config({**config, "critics": critics})
 
     def combine(self, base_action: Tensor, residual: Tensor) -> Tensor:
         """Add a residual in (-1, 1) to the base action, both (B, d), and clip."""
@@ -234,9 +261,13 @@ class ResidualPolicy(GaussianPolicy):
     def act(
         self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
     ) -> Tensor:
-        """Choose one action (B, d) around the base's proposal (B, d)."""
+        """Choose one action (B, d): the base's proposal (B, d), or that with a correction."""
         if base_action is None:
             raise PolicyError("a residual policy needs the base action", got="none")
         features = self.encoder(observation)
         base_action = base_action.to(features.device)
-        return self.combine(base_action, self.output(torch.cat([features, base_action], -1), noise))
+        seen = torch.cat([features, base_action], -1)
+        corrected = self.combine(base_action, self.output(seen, noise))
+        values, of_base = (self.critics(torch.cat([seen, a], -1)) for a in (corrected, base_action))
+        better = prefers(values, of_base, self.caution if noise is None else 0.0)
+        return torch.where(better[:, None], corrected, base_action)

@@ -7,21 +7,24 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from policies.policy import Policy
+from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.blocks import Blocks, unevaluated
+from robot_rl.learning.demonstrations import value_range
 from robot_rl.learning.recipe import Recipe, Stage
+from robot_rl.learning.standing import Standing
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
@@ -117,10 +120,12 @@ class Learner:
         self._stepped = config.clock == "stepped" and self._blocks.actors == 1
         self._cloned = bench.cloned
         check_fit(self._cloned, bench.demonstrations().schema)
+        algorithm = _with_value_range(config, bench.demonstrations())
         seed = int(config.seed)
-        self._algorithm = make_algorithm(config.algorithm, self._cloned, seed, config.observation)
+        self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
+        self._standing = Standing(bench)
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
@@ -200,6 +205,8 @@ class Learner:
                 metrics.setdefault(name, []).append(value)
         self.updates += count
         self.environment_steps = target
+        self._standing.count(target)
+        self._algorithm.trust(self._standing.proved)
         record = self._record(count, time.monotonic() - started, metrics)
         self._bench.note(record)
         return record
@@ -219,6 +226,7 @@ class Learner:
             "updates_per_second": count / max(seconds, 1e-9),
             "update_to_data": paid / online if online > 0 else None,  # it warms up
             "replay_transitions": self._rows.transitions,
+            **self._standing.metrics,
             **means,
         }
 
@@ -270,6 +278,7 @@ class Learner:
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
             "sampler": self._rows.state_dict(),
+            "standing": self._standing.state_dict(),
         }
         self._bench.checkpoint(LAST, self._deployed(), self._algorithm.state_dict(), state)
         self._saved_steps, self._saved_at = self.environment_steps, time.monotonic()
@@ -278,9 +287,23 @@ class Learner:
         tensors, state = self._bench.training_state(LAST)
         self._algorithm.load_state_dict(tensors)
         self._rows.load_state_dict(state["sampler"])
+        self._standing.load_state_dict(state["standing"])
+        self._algorithm.trust(self._standing.proved)
         self.environment_steps = int(state["environment_steps"])
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
+
+
+def _with_value_range(config: DictConfig, demonstrations: EpisodeDataset) -> DictConfig:
+    """The algorithm's configuration, with the range of returns where nobody has given it."""
+    algorithm: DictConfig = config.algorithm
+    settings, discount = algorithm.get("settings", {}), algorithm.schedule.discount
+    # Annotations may be rewards of another scale.
+    known = config.reward.annotation in (None, LABELS) and discount < 1
+    if not known or settings.get("value_range", ()) is not None:
+        return algorithm
+    found = {"settings": {"value_range": list(value_range(demonstrations, discount))}}
+    return cast("DictConfig", OmegaConf.merge(algorithm, found))
 
 
 def waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:

@@ -68,6 +68,34 @@ def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
     dataset.expect(env.schema)
 
 
+def value_range(dataset: EpisodeDataset, discount: float) -> tuple[float, float]:
+    """Bounds of the return of any policy, if no reward is lower or higher than those demonstrated.
+
+    A reward with which an episode terminates is had once, any other perhaps for ever.
+
+    Args:
+        dataset: The demonstrations.
+        discount: γ per step, below 1.
+
+    Raises:
+        RobotRLError: All rewards are 0, so that there is nothing to learn from.
+    """
+    columns = dataset.arrays(("reward", "terminated"))
+    reward, ended = columns["reward"].astype(np.float64), columns["terminated"]
+    bounds = [
+        float(bound(reward[~ended], initial=0.0) / (1.0 - discount))
+        + float(bound(reward[ended], initial=0.0))
+        for bound in (np.min, np.max)
+    ]
+    if bounds[0] == bounds[1]:
+        raise RobotRLError(
+            "the demonstrations hold no reward other than 0",
+            got=f"{len(reward)} rows",
+            hint="record them with a reward, or say which of them succeeded: see docs/rewards.md",
+        )
+    return bounds[0], bounds[1]
+
+
 def insert_demonstrations(
     client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour, stop: StopEvent
 ) -> None:

@@ -296,6 +296,11 @@ class Rows:
         visible = self._sampler.visible
         return visible.demonstrations + visible.online
 
+    @property
+    def left(self) -> int:
+        """With the order "episodes", windows that are still to be given."""
+        return self._sampler.visible.left
+
     def steps(self) -> int:
         """Environment steps of actors in the store now."""
         return self._sampler.transitions_available()

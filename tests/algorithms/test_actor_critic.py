@@ -72,17 +72,18 @@ def test_targets_keep_to_the_range_of_possible_returns(choice, value, limited):
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize(
-    ("words", "limited"),
+    ("words", "limited", "low", "width"),
     [
-        (["robot=gym"], -7.0),
-        (["robot=gym", "task.value_range=[-5,0]"], -5.0),
-        (["robot=gym_hil"], 0.0),
+        (["robot=gym"], -7.0, 0.0, 1.0),
+        (["robot=gym", "task.value_range=[-5,0]"], -5.0, -5.0, 5.0),
+        (["robot=gym_hil"], 0.0, 0.0, 1.0),
     ],
 )
-def test_rewards_of_another_environment_have_another_range_of_returns(choice, words, limited):
+def test_critics_tell_shares_of_the_range_of_returns(choice, words, limited, low, width):
     """A reward of -1 a step taught nothing: every value was taken for 0."""
     got = squared_target(make(choice, words=words), -7.0, reward=-1.0, discount=0.9)
-    assert got == pytest.approx((-1.0 + 0.9 * limited) ** 2, rel=1e-5)
+    target = (-1.0 + 0.9 * limited - low) / width
+    assert got == pytest.approx(target**2, rel=1e-5)
 
 
 @pytest.mark.parametrize("given", ["[1.0,0.0]", "[0.0,0.0]", "[nan,1.0]", "[0.0]", "5", "high"])

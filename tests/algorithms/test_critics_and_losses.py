@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from policies.critics import CriticEnsemble, prefers
 from policies.networks import seeded
-from robot_rl.learning.algorithms.critics import (
-    CriticEnsemble,
+from robot_rl.learning.algorithms.losses import (
     actor_loss,
     imitation_loss,
     td_loss,
@@ -69,25 +69,25 @@ def test_a_loss_of_one_head_moves_no_other():
         assert parameter.grad[[0, 2, 3]].abs().sum() == 0
 
 
-def test_the_minimum_is_over_a_random_subset():
+def test_a_subset_is_random_and_has_no_head_twice():
     critics, generator = ensemble(), seeded(0)
-    inputs = 4 * torch.randn(256, 5, generator=seeded(2))
-    values = critics(inputs)
-    heads = range(critics.heads)
-    pairs = {values[[i, j]].amin(0): 0 for i in heads for j in heads if i < j}
+    counts = {(i, j): 0 for i in range(4) for j in range(i)}
     for _ in range(200):
-        drawn = critics.minimum_of_subset(inputs, 2, generator)
-        matches = [pair for pair in pairs if torch.allclose(pair, drawn, atol=1e-6)]
-        assert len(matches) == 1
-        pairs[matches[0]] += 1
-    assert min(pairs.values()) > 100 / len(pairs)
-
-
-def test_the_minimum_of_all_heads_is_the_minimum():
-    critics = ensemble()
+        drawn = critics.subset(2, generator)
+        counts[max(drawn).item(), min(drawn).item()] += 1
+    assert min(counts.values()) > 100 / len(counts)
     inputs = torch.randn(7, 5, generator=seeded(2))
-    lowest = critics.minimum_of_subset(inputs, critics.heads, seeded(0))
-    assert torch.equal(lowest, critics(inputs).amin(0))
+    assert torch.equal(critics(inputs, drawn), critics(inputs)[drawn])
+    assert critics.subset(4, generator) is None  # all
+
+
+def test_a_gain_that_heads_disagree_about_is_preferred_without_caution_alone():
+    others = torch.zeros(3, 4)
+    gains = [[0.5, 0.5, 0.5], [1.0, 0.1, -0.3], [0.3, -0.1, -0.5], [0.0, 0.0, 0.0]]
+    values = torch.tensor(gains).T
+    assert prefers(values, others, 0.0).tolist() == [True, True, False, False]
+    assert prefers(values, others, 1.0).tolist() == [True, False, False, False]
+    assert prefers(values[:1], others[:1], 1.0).tolist() == [True, True, True, False]
 
 
 def test_td_loss_sums_heads_and_averages_the_batch():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from policy_examples import KEYS, diffusion, gaussian, observations, residual
 
+from policies.critics import CriticEnsemble
 from policies.encoders import StateEncoder
 from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh, ResidualPolicy
@@ -69,6 +70,23 @@ def test_the_residual_is_bounded_by_its_scale_and_the_action_by_one():
     assert (action - base).abs().max() <= policy.scale + 1e-6
 
 
+def test_a_correction_acts_where_critics_prefer_it_and_surely_where_it_is_deployed():
+    policy, given = residual(), torch.zeros(256, 3)
+    with torch.no_grad():
+        policy.actor.network[-1].bias[:3] = 1.0  # a correction for every state
+    values = policy.critics.weights[-1].detach().clone()
+    deployed = policy.act(observations(256), given, None)
+    policy.caution = 0.0
+    by_the_mean = policy.act(observations(256), given, None)
+    acted, acted_by_the_mean = (a.abs().sum(1) > 0 for a in (deployed, by_the_mean))
+    assert 0 < acted.sum() < acted_by_the_mean.sum() < 256
+    assert not (acted & ~acted_by_the_mean).any()
+    with torch.no_grad():
+        policy.critics.weights[-1].copy_(-values)  # what was better is worse now
+    reversed_choice = policy.act(observations(256), given, None).abs().sum(1) > 0
+    assert torch.equal(reversed_choice, ~acted_by_the_mean)
+
+
 def test_only_the_residual_learns():
     policy = residual()
     policy.act(observations(4), torch.zeros(4, 3), torch.ones(4, 3)).sum().backward()
@@ -77,11 +95,14 @@ def test_only_the_residual_learns():
 
 
 def test_parts_that_do_not_fit_are_refused():
-    encoder = StateEncoder(KEYS)
+    encoder, critics = StateEncoder(KEYS), CriticEnsemble(16, [8], 2, seeded(0))
     with pytest.raises(PolicyError, match="does not fit encoder and base action"):
-        ResidualPolicy(encoder, GaussianTanh(10, 3, generator=seeded(0)), diffusion())
+        ResidualPolicy(encoder, GaussianTanh(10, 3, generator=seeded(0)), diffusion(), critics)
     with pytest.raises(PolicyError, match="another number of action columns"):
-        ResidualPolicy(encoder, GaussianTanh(12, 2, generator=seeded(0)), diffusion())
+        ResidualPolicy(encoder, GaussianTanh(12, 2, generator=seeded(0)), diffusion(), critics)
+    with pytest.raises(PolicyError, match="caution is out of range"):
+        fitting = GaussianTanh(13, 3, generator=seeded(0))
+        ResidualPolicy(encoder, fitting, diffusion(), critics, caution=-1.0)
     with pytest.raises(PolicyError, match="scale is out of range"):
         ResidualPolicy.create(encoder, diffusion(), generator=seeded(0), scale=0.0)
     with pytest.raises(PolicyError, match="log_std"):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from policies.critics import CriticEnsemble
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.networks import move_towards, seeded, to_device
@@ -31,16 +32,14 @@ from robot_rl.learning.algorithms.base import (
     Schedule,
     check_settings,
     check_value_range,
-    limited,
 )
-from robot_rl.learning.algorithms.critics import (
-    CriticEnsemble,
+from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.losses import (
     actor_loss,
     imitation_loss,
     td_loss,
     temperature_loss,
 )
-from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
@@ -60,8 +59,9 @@ class ActorCriticSettings:
         critic_heads: Number of critics E.
         critic_hidden: Hidden widths of each critic.
         target_heads: Heads of the random subset whose minimum is the target; 0 takes all.
-        value_range: Smallest and largest possible return, which targets are limited to; None: no
-            limit. With `entropy_in_target` they are not limited: values with entropy leave it.
+        value_range: Smallest and largest possible return, which targets are limited to and critics
+            are scaled by; None: neither. With `entropy_in_target` targets are not limited: values
+            with entropy leave the range. The learner finds it where a task does not say it.
         critic_rate: Adam step size of the critics.
         actor_rate: Adam step size of the actor.
         temperature_rate: Adam step size of the temperature.
@@ -169,6 +169,10 @@ class ActorCritic(ABC):
             seen + width, settings.critic_hidden, settings.critic_heads, self._generator
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        # Critics tell values as shares of their range, so that one temperature and one step size
+        # serve every scale of rewards; they begin near 0, where nothing looks good yet.
+        low, high = settings.value_range or (0.0, 1.0)
+        self._low, self._width = float(low), float(high) - float(low)
         self.log_temperature = torch.tensor(settings.initial_temperature).log().requires_grad_()
         self._critic_optimizer = adam(
             ([*self.critics.parameters(), *encoding.parameters], settings.critic_rate)
@@ -187,6 +191,9 @@ class ActorCritic(ABC):
         )
         following = [f"next/{name}" for name in observed]
         self._columns = (*self.required.fields, "source", "reward", "discount", *following)
+
+    def trust(self, proved: bool) -> None:  # noqa: B027  # what has no base has no other choice
+        """See `Algorithm.trust`."""
 
     @abstractmethod
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
@@ -274,6 +281,17 @@ class ActorCritic(ABC):
         squashed, log_prob = self.actor.sample(seen.features, self._generator)
         return self.act(squashed, seen.base), log_prob
 
+    def next_values(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
+        """The values (H, B) that target critics have for s' if the actor wants `action` there.
+
+        Args:
+            following: What is seen at s'.
+            action: (B, d).
+            heads: Which critics, H of them; None for all.
+        """
+        values: Tensor = self.target_critics(_join(following.features, action), heads)
+        return values
+
     def _next_value(self, following: Seen) -> Tensor:
         """The targets' value (B,) of the actor's own next action a' ~ π(s').
 
@@ -288,9 +306,9 @@ class ActorCritic(ABC):
         else:
             squashed = self.actor.action(following.features, self._generator)
             action = self.act(squashed, following.base)
-        inputs = _join(following.features, action)
         heads = settings.target_heads or settings.critic_heads
-        return self.target_critics.minimum_of_subset(inputs, heads, self._generator) + entropy
+        chosen = self.target_critics.subset(heads, self._generator)
+        return self.next_values(following, action, chosen).amin(0) + entropy
 
     def _update_critics(
         self, batch: Batch, seen: Seen, action: Tensor, following: Seen
@@ -298,17 +316,20 @@ class ActorCritic(ABC):
         settings = self.settings
         with torch.no_grad():
             value = self._next_value(following)
-            if not settings.entropy_in_target:
-                value = limited(value, settings.value_range)
+            if settings.value_range is not None and not settings.entropy_in_target:
+                value = value.clamp(0, 1)
             # y = Σ_{j<m} γ^j r_j + γ^m V(s'): SAC's target (eq. 5) over m steps (Sutton and Barto,
             # eq. 7.1). The batch holds the sum, and γ^m, which is 0 after a termination.
+            value = self._low + self._width * value
             target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
+            target = (target - self._low) / self._width
         predicted = self.critics(_join(seen.features, action))
         loss = td_loss(predicted, target)  # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5
         step(self._critic_optimizer, loss)
         # Q' ← (1 − τ) Q' + τ Q (DDPG, Lillicrap et al. 2016).
         move_towards(self.target_critics, self.critics, settings.target_rate)
-        return {"critic_loss": loss.detach(), "q_mean": predicted.detach().mean()}
+        mean = self._low + self._width * predicted.detach().mean()
+        return {"critic_loss": loss.detach(), "q_mean": mean}
 
     def _update_actor(self, batch: Batch, seen: Seen, action: Tensor) -> dict[str, Tensor]:
         settings = self.settings

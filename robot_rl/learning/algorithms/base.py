@@ -109,6 +109,13 @@ class Algorithm(Protocol):
             AlgorithmError: A required field is missing.
         """
 
+    def trust(self, proved: bool) -> None:
+        """Hear, after each block, how what is learned does beside the cloned policy.
+
+        Args:
+            proved: Whether its latest episodes were at least as good as the cloned policy's.
+        """
+
     def acting_policy(self) -> Policy:
         """The policy that explores: sampled from, its weights as of now."""
 

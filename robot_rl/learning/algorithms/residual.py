@@ -6,18 +6,27 @@ Policies", arXiv 2509.19301), with soft actor-critic settings that learn within 
 
 from __future__ import annotations
 
+import copy
+from typing import ClassVar
+
+import torch
 from torch import Tensor
 
+from policies.critics import prefers
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh, ResidualPolicy
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings
+from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings, Seen
 from robot_rl.learning.algorithms.base import Schedule
 from robot_rl.learning.algorithms.encoding import Encoding
 
 
 class Residual(ActorCritic):
     """The actor corrects the base's proposal; actor and critics see that proposal.
+
+    The correction counts, in the target as on the robot, only where the critics hold it for better
+    than the proposal itself. Until what is learned succeeds as often as the cloned policy did they
+    must be sure of it; from then on their mean decides: see `ResidualPolicy` and `trust`.
 
     Args:
         base: See `ActorCritic`.
@@ -26,10 +35,13 @@ class Residual(ActorCritic):
         settings: See `ActorCriticSettings`.
         seed: See `ActorCritic`.
         scale: Largest correction, in action units.
+        caution: Standard deviations between the critics by which the mean gain of a correction
+            must exceed 0, as long as nothing is proved.
     """
 
     uses_base = True
     starts_at_zero = True
+    policy_class: ClassVar[type[ResidualPolicy]] = ResidualPolicy
 
     def __init__(
         self,
@@ -39,15 +51,35 @@ class Residual(ActorCritic):
         settings: ActorCriticSettings,
         seed: int,
         scale: float,
+        caution: float,
     ) -> None:
         super().__init__(base, encoding, schedule, settings, seed)
-        self._policy = ResidualPolicy(encoding.encoder, self.actor, base, scale)
+        self._policy = self.policy_class(
+            encoding.encoder, self.actor, base, self.target_critics, scale, caution
+        )
+        self._most_caution = caution
+
+    def trust(self, proved: bool) -> None:
+        """See `Algorithm.trust`."""
+        self._policy.caution = 0.0 if proved else self._most_caution
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The base's proposal plus the scaled correction, limited to [-1, 1]."""
         assert base_action is not None
         return self._policy.combine(base_action, squashed)
 
+    def next_values(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
+        """The values (H, B) of the correction where it is preferred, else of the proposal."""
+        assert following.base is not None
+        values = super().next_values(following, action, None)
+        of_base = super().next_values(following, following.base, None)
+        chosen = torch.where(prefers(values, of_base, self._policy.caution), values, of_base)
+        return chosen if heads is None else chosen[heads]
+
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
         """A residual policy on the same base."""
-        return ResidualPolicy(encoder, actor, self._policy.base_policy, self._policy.scale)
+        mine = self._policy
+        critics = copy.deepcopy(self.target_critics)
+        return self.policy_class(
+            encoder, actor, mine.base_policy, critics, mine.scale, mine.caution
+        )

@@ -36,8 +36,8 @@ from robot_rl.learning.algorithms.base import (
     check_settings,
     limited,
 )
-from robot_rl.learning.algorithms.critics import choice_loss
 from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.losses import choice_loss
 from robot_rl.learning.algorithms.rlpd import RLPD
 
 COLUMN = "gripper"
