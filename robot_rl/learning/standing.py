@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.sampler import SampleSpec
 
 _LATEST = 20  # learned episodes that count
-_LEAST = 5  # before they say anything
+_SURE = 0.95  # chance from which on it is held for better
 _BATCH = 1024
 _FIELDS = ("success", "policy_version", "episode_step")
 Score = tuple[float, float]
@@ -23,8 +23,7 @@ Score = tuple[float, float]
 class Standing:
     """Counts each online episode of a run once, from its store.
 
-    Episodes in which an operator acted say nothing of a policy and are left out. An episode's
-    score is whether it succeeded, then its return: where no task tells success, the return decides.
+    Episodes in which an operator acted say nothing of a policy and are left out.
 
     Args:
         bench: The workbench of the stage that learns.
@@ -40,15 +39,29 @@ class Standing:
 
     @property
     def proved(self) -> bool:
-        """Whether the latest learned episodes were at least as good as the cloned policy's."""
-        enough = len(self._learned) >= _LEAST and len(self._cloned) > 0
-        return enough and _mean(self._learned) >= _mean(self._cloned)
+        """Whether the learned policy most likely succeeds more often than the cloned one did.
+
+        Of the rates only the episodes are known; all rates are held for equally likely before.
+        """
+        cloned, learned = self._successes()
+        return chance_of_more(sum(learned), len(learned), sum(cloned), len(cloned)) >= _SURE
 
     @property
     def metrics(self) -> dict[str, float]:
         """Share of the counted episodes that succeeded, for each of the two that has any."""
-        both = {"cloned_success": self._cloned, "learned_success": self._learned}
-        return {name: _mean(scores)[0] for name, scores in both.items() if scores}
+        names = ("cloned_success", "learned_success")
+        both = zip(names, self._successes(), strict=True)
+        return {name: sum(each) / len(each) for name, each in both if each}
+
+    def _successes(self) -> tuple[list[bool], list[bool]]:
+        """Of the episodes that count; without any, those with more return than the clone's half."""
+        both = self._cloned, list(self._learned)
+        if any(success for scores in both for success, _ in scores):
+            cloned, learned = ([success > 0 for success, _ in scores] for scores in both)
+        else:
+            usual = float(np.median([value for _, value in self._cloned] or [0.0]))
+            cloned, learned = ([value > usual for _, value in scores] for scores in both)
+        return cloned, learned
 
     def count(self, steps: int) -> None:
         """Take in the episodes that ended within the first `steps` environment steps."""
@@ -81,6 +94,19 @@ class Standing:
         self._rows.load_state_dict(state["sampler"])
 
 
-def _mean(scores: Iterable[Score]) -> Score:
-    successes, returns = zip(*scores, strict=True)
-    return float(np.mean(successes)), float(np.mean(returns))
+def chance_of_more(more: int, of_more: int, less: int, of_less: int) -> float:
+    """Chance that the rate behind `more` of `of_more` exceeds that behind `less` of `of_less`.
+
+    Each rate is uniform in [0, 1] before anything is seen of it. The sum is that of Miller 2015,
+    "Formulas for Bayesian A/B Testing".
+    """
+    a, b, c, d = less + 1, of_less - less + 1, more + 1, of_more - more + 1
+    terms = (
+        _log_beta(a + i, b + d) - math.log(d + i) - _log_beta(1 + i, d) - _log_beta(a, b)
+        for i in range(c)
+    )
+    return math.fsum(map(math.exp, terms))
+
+
+def _log_beta(a: int, b: int) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

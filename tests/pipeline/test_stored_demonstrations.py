@@ -17,7 +17,8 @@ from robot_rl.commands.runs import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learning.demonstrations import insert_demonstrations
+from robot_rl.errors import RobotRLError
+from robot_rl.learning.demonstrations import insert_demonstrations, value_range
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayClient, StoreReader
 from robot_rl.replay.spool import size_for
@@ -55,6 +56,41 @@ def test_failed_episodes_are_no_demonstrations(
     for index, episode in zip((1, 3), stored, strict=True):
         np.testing.assert_array_equal(episode["action"], mixed.episode(index)["action"])
         assert {str(source) for source in episode["source"]} == {"0"}  # a demonstration's
+
+
+@pytest.mark.parametrize(
+    ("rewards", "ends", "expected"),
+    [
+        ((0.0, 0.0, 1.0), True, (0.0, 1.0)),  # once, at success
+        ((-1.0, -1.0, 0.0), True, (-10.0, 0.0)),
+        ((-1.0, -1.0, 0.0), False, (-10.0, 0.0)),  # as Fetch has it
+        ((0.0, 0.5, 0.8), False, (0.0, 8.0)),  # shaped, and never at an end
+        ((-0.1, 0.0, 100.0), True, (-1.0, 100.0)),
+    ],
+)
+def test_rewards_bound_what_returns_can_be(folder: Path, rewards, ends, expected) -> None:
+    given = EpisodeDataset(folder / "runs/latest/demonstrations.zarr")
+    columns = given.episode(0)
+    names = ("reward", "terminated", "truncated", "is_last")
+    for name in names:
+        columns[name][:] = 0
+    columns["reward"][:3], columns["is_last"][3] = rewards, True
+    columns["terminated" if ends else "truncated"][2] = True
+    rows = [{n: c[row] for n, c in columns.items()} for row in range(4)]
+    with EpisodeWriter(folder / "other.zarr", given.schema) as writer:
+        writer.append(rows, seed=0, success=True, source=SOURCE_POLICY)
+    assert value_range(EpisodeDataset(writer.path), 0.9) == pytest.approx(expected)
+
+
+def test_demonstrations_without_a_reward_are_refused(folder: Path) -> None:
+    given = EpisodeDataset(folder / "runs/latest/demonstrations.zarr")
+    columns = given.episode(0)
+    columns["reward"][:] = 0
+    rows = [{n: c[row] for n, c in columns.items()} for row in range(len(columns["reward"]))]
+    with EpisodeWriter(folder / "other.zarr", given.schema) as writer:
+        writer.append(rows, seed=0, success=True, source=SOURCE_POLICY)
+    with pytest.raises(RobotRLError, match=r"no reward other than 0.*docs/rewards\.md"):
+        value_range(EpisodeDataset(writer.path), 0.9)
 
 
 def test_a_stop_ends_the_insertion(server: ServerProcess) -> None:

@@ -100,8 +100,8 @@ def test_parts_that_do_not_fit_are_refused():
         ResidualPolicy(encoder, GaussianTanh(10, 3, generator=seeded(0)), diffusion(), critics)
     with pytest.raises(PolicyError, match="another number of action columns"):
         ResidualPolicy(encoder, GaussianTanh(12, 2, generator=seeded(0)), diffusion(), critics)
+    fitting = GaussianTanh(13, 3, generator=seeded(0))
     with pytest.raises(PolicyError, match="caution is out of range"):
-        fitting = GaussianTanh(13, 3, generator=seeded(0))
         ResidualPolicy(encoder, fitting, diffusion(), critics, caution=-1.0)
     with pytest.raises(PolicyError, match="scale is out of range"):
         ResidualPolicy.create(encoder, diffusion(), generator=seeded(0), scale=0.0)

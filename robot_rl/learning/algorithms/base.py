@@ -113,7 +113,7 @@ class Algorithm(Protocol):
         """Hear, after each block, how what is learned does beside the cloned policy.
 
         Args:
-            proved: Whether its latest episodes were at least as good as the cloned policy's.
+            proved: Whether its latest episodes succeeded more often than the cloned policy's.
         """
 
     def acting_policy(self) -> Policy:
