@@ -74,7 +74,7 @@ def test_rewards_bound_what_returns_can_be(folder: Path, rewards, ends, expected
     names = ("reward", "terminated", "truncated", "is_last")
     for name in names:
         columns[name][:] = 0
-    columns["reward"][:3], columns["is_last"][3] = rewards, True
+    columns["reward"][:3], columns["is_last"][3], columns["action"][3] = rewards, True, 0
     columns["terminated" if ends else "truncated"][2] = True
     rows = [{n: c[row] for n, c in columns.items()} for row in range(4)]
     with EpisodeWriter(folder / "other.zarr", given.schema) as writer:
