@@ -197,7 +197,7 @@ class ResidualPolicy(GaussianPolicy):
         base: The chunk policy, which is frozen.
         critics: From `encoder.features` + 2 d (base action, then action) to values.
         scale: Largest residual s, in action units.
-        caution: See `prefers`; 0 where the policy samples, for what is tried is learned.
+        caution: See `prefers`.
     """
 
     kind: ClassVar[str] = "residual"
@@ -269,5 +269,5 @@ class ResidualPolicy(GaussianPolicy):
         seen = torch.cat([features, base_action], -1)
         corrected = self.combine(base_action, self.output(seen, noise))
         values, of_base = (self.critics(torch.cat([seen, a], -1)) for a in (corrected, base_action))
-        better = prefers(values, of_base, self.caution if noise is None else 0.0)
+        better = prefers(values, of_base, self.caution)
         return torch.where(better[:, None], corrected, base_action)

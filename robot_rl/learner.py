@@ -20,11 +20,12 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
+from robot_rl.learning.algorithms.base import Choosing
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import value_range
 from robot_rl.learning.recipe import Recipe, Stage
-from robot_rl.learning.standing import Standing
+from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
@@ -125,7 +126,8 @@ class Learner:
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
-        self._standing = Standing(bench)
+        made = self._algorithm
+        self._trial = Trial(bench, made) if isinstance(made, Choosing) else None
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
@@ -205,8 +207,8 @@ class Learner:
                 metrics.setdefault(name, []).append(value)
         self.updates += count
         self.environment_steps = target
-        self._standing.count(target)
-        self._algorithm.trust(self._standing.proved)
+        if self._trial is not None:
+            self._trial.count(target)
         record = self._record(count, time.monotonic() - started, metrics)
         self._bench.note(record)
         return record
@@ -226,7 +228,7 @@ class Learner:
             "updates_per_second": count / max(seconds, 1e-9),
             "update_to_data": paid / online if online > 0 else None,  # it warms up
             "replay_transitions": self._rows.transitions,
-            **self._standing.metrics,
+            **(self._trial.metrics if self._trial is not None else {}),
             **means,
         }
 
@@ -255,6 +257,8 @@ class Learner:
             behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
         try:
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
+            if self._trial is not None and self.updates:
+                self._trial.note_published(self.updates)
         except (ReplayError, Stopped):
             self._save_what_is_new()
             raise
@@ -278,7 +282,7 @@ class Learner:
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
             "sampler": self._rows.state_dict(),
-            "standing": self._standing.state_dict(),
+            "trial": None if self._trial is None else self._trial.state_dict(),
         }
         self._bench.checkpoint(LAST, self._deployed(), self._algorithm.state_dict(), state)
         self._saved_steps, self._saved_at = self.environment_steps, time.monotonic()
@@ -287,8 +291,8 @@ class Learner:
         tensors, state = self._bench.training_state(LAST)
         self._algorithm.load_state_dict(tensors)
         self._rows.load_state_dict(state["sampler"])
-        self._standing.load_state_dict(state["standing"])
-        self._algorithm.trust(self._standing.proved)
+        if self._trial is not None:
+            self._trial.load_state_dict(state["trial"])
         self.environment_steps = int(state["environment_steps"])
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps

@@ -192,9 +192,6 @@ class ActorCritic(ABC):
         following = [f"next/{name}" for name in observed]
         self._columns = (*self.required.fields, "source", "reward", "discount", *following)
 
-    def trust(self, proved: bool) -> None:  # noqa: B027  # what has no base has no other choice
-        """See `Algorithm.trust`."""
-
     @abstractmethod
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The executed action (B, d) for the actor's output in (-1, 1) (B, d)."""

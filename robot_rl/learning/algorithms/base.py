@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -109,13 +109,6 @@ class Algorithm(Protocol):
             AlgorithmError: A required field is missing.
         """
 
-    def trust(self, proved: bool) -> None:
-        """Hear, after each block, how what is learned does beside the cloned policy.
-
-        Args:
-            proved: Whether its latest episodes succeeded more often than the cloned policy's.
-        """
-
     def acting_policy(self) -> Policy:
         """The policy that explores: sampled from, its weights as of now."""
 
@@ -130,6 +123,19 @@ class Algorithm(Protocol):
 
         Raises:
             AlgorithmError: An entry is missing or does not fit.
+        """
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """An algorithm whose policy chooses, by values, between the base's action and its own."""
+
+    def choose(self, *, acting_boldly: bool, boldly: bool) -> None:
+        """Say how sure the values must be for its own action to be taken.
+
+        Args:
+            acting_boldly: Whether the policy that explores takes it wherever it seems better.
+            boldly: The same of the policy that is deployed, and of what learning takes for it.
         """
 
 

@@ -25,8 +25,9 @@ class Residual(ActorCritic):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
     The correction counts, in the target as on the robot, only where the critics hold it for better
-    than the proposal itself. Until what is learned succeeds as often as the cloned policy did they
-    must be sure of it; from then on their mean decides: see `ResidualPolicy` and `trust`.
+    than the proposal itself: see `ResidualPolicy`. They must agree on it, or where that has turned
+    out to be better, their mean decides; on some tasks they are right so, on others they ruin a
+    good clone. Which it is, episodes of both ways tell: see `robot_rl.learning.trial`.
 
     Args:
         base: See `ActorCritic`.
@@ -36,7 +37,7 @@ class Residual(ActorCritic):
         seed: See `ActorCritic`.
         scale: Largest correction, in action units.
         caution: Standard deviations between the critics by which the mean gain of a correction
-            must exceed 0, as long as nothing is proved.
+            must exceed 0 for them to agree.
     """
 
     uses_base = True
@@ -57,11 +58,13 @@ class Residual(ActorCritic):
         self._policy = self.policy_class(
             encoding.encoder, self.actor, base, self.target_critics, scale, caution
         )
-        self._most_caution = caution
+        self._most_caution = self._acting_caution = caution
 
-    def trust(self, proved: bool) -> None:
-        """See `Algorithm.trust`."""
-        self._policy.caution = 0.0 if proved else self._most_caution
+    def choose(self, *, acting_boldly: bool, boldly: bool) -> None:
+        """See `Choosing`."""
+        self._acting_caution, self._policy.caution = (
+            0.0 if bold else self._most_caution for bold in (acting_boldly, boldly)
+        )
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The base's proposal plus the scaled correction, limited to [-1, 1]."""
@@ -80,6 +83,5 @@ class Residual(ActorCritic):
         """A residual policy on the same base."""
         mine = self._policy
         critics = copy.deepcopy(self.target_critics)
-        return self.policy_class(
-            encoder, actor, mine.base_policy, critics, mine.scale, mine.caution
-        )
+        caution = mine.caution if averaged else self._acting_caution
+        return self.policy_class(encoder, actor, mine.base_policy, critics, mine.scale, caution)

@@ -1,7 +1,8 @@
-"""Which online episodes tell whether the learned policy does better than the cloned one."""
+"""Which online episodes tell whether boldness or caution does better, and what follows."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
-from robot_rl.learning.standing import Standing, chance_of_more
+from robot_rl.learning.trial import Trial, chance_of_more
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay import ReplayClient
 from robot_rl.run import RunDirectory
@@ -64,43 +65,73 @@ def acting(bench: Workbench, server: ServerProcess):
         yield Acting(server.run, client)
 
 
-def test_more_successes_than_the_clone_had_prove_it_and_failures_undo_that(bench, acting):
-    standing = Standing(bench)
-    assert (standing.proved, standing.metrics) == (False, {})
-    acting.put(0, [True, False, False, False])
-    acting.put(900, [True] * 3, helped=True)
-    standing.count(acting.steps)
-    assert not standing.proved
-    assert standing.metrics == {"cloned_success": 0.25}
-    acting.put(1000, [True] * 8)
-    standing.count(acting.steps)
-    assert standing.proved
-    assert standing.metrics == {"cloned_success": 0.25, "learned_success": 1.0}
-    saved = standing.state_dict()
-    acting.put(2000, [False] * 8)
+class Told:
+    """Stands for an algorithm: remembers what it was told last."""
 
-    def after_failures(standing: Standing) -> tuple[bool, float]:
-        standing.count(acting.steps)
-        return standing.proved, standing.metrics["learned_success"]
+    def choose(self, *, acting_boldly: bool, boldly: bool) -> None:
+        self.acting_boldly, self.boldly = acting_boldly, boldly
 
-    assert after_failures(standing) == (False, 0.5)
-    resumed = Standing(bench)
-    resumed.load_state_dict(saved)
-    assert after_failures(resumed) == (False, 0.5)
-    acting.put(3000, [True] * 20)  # only the latest count
-    assert after_failures(resumed) == (True, 1.0)
+
+def act_until(trial: Trial, told: Told, acting: Acting, rates: dict[bool, float]) -> list[bool]:
+    """Act two episodes at a time as told, 40 in all; returns who acted."""
+    rng, ways = np.random.default_rng(0), []
+    for version in range(1, 21):
+        trial.note_published(version)
+        ways.append(told.acting_boldly)
+        acting.put(version, [bool(rng.random() < rates[told.acting_boldly]) for _ in range(2)])
+        trial.count(acting.steps)
+    return ways
+
+
+@pytest.mark.parametrize("better", [False, True])
+def test_who_succeeds_more_often_acts_more_often_and_is_deployed(bench, acting, better):
+    told = Told()
+    trial = Trial(bench, told)
+    assert (told.acting_boldly, told.boldly, trial.metrics) == (False, False, {})
+    ways = act_until(trial, told, acting, {better: 0.9, not better: 0.2})
+    assert set(ways) == {False, True}  # both were tried
+    assert ways.count(better) > 12
+    assert told.boldly == better
+    shares = trial.metrics["cautious_success"], trial.metrics["bold_success"]
+    assert shares[better] > 0.6 > shares[not better]
+
+
+def test_episodes_of_the_clone_of_two_ways_and_of_an_operator_do_not_count(bench, acting):
+    told = Told()
+    trial = Trial(bench, told)
+    acting.put(0, [True] * 3)
+    trial.note_published(7)
+    acting.put(7, [True] * 3, helped=True)
+    trial.count(acting.steps)
+    assert trial.metrics == {}
+
+
+def test_a_resumed_trial_goes_on_as_the_uninterrupted_one(bench, acting):
+    told, again = Told(), Told()
+    trial = Trial(bench, told)
+    act_until(trial, told, acting, {False: 0.3, True: 0.6})
+    saved = trial.state_dict()
+    resumed = Trial(bench, again)
+    resumed.load_state_dict(json.loads(json.dumps(saved)))
+    for version in range(31, 36):
+        for each in (trial, resumed):
+            each.note_published(version)
+        acting.put(version, [True, False])
+        for each in (trial, resumed):
+            each.count(acting.steps)
+        assert vars(told) == vars(again)
+        assert trial.metrics == resumed.metrics
 
 
 def test_where_nothing_tells_success_the_return_decides(bench, acting):
-    standing = Standing(bench)
-    for reward in (-3.0, -2.0, -1.0):
-        acting.put(0, [False], reward=reward)
-    acting.put(1000, [False] * 12, reward=-0.5)
-    standing.count(acting.steps)
-    assert standing.proved
-    acting.put(2000, [False] * 15, reward=-2.5)
-    standing.count(acting.steps)
-    assert not standing.proved
+    told = Told()
+    trial = Trial(bench, told)
+    for version in range(1, 21):
+        trial.note_published(version)
+        acting.put(version, [False] * 2, reward=-0.5 if told.acting_boldly else -1.0)
+        trial.count(acting.steps)
+    assert told.boldly
+    assert trial.metrics["bold_success"] == 1.0
 
 
 def test_the_chance_is_that_of_two_beta_distributions():
