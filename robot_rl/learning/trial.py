@@ -103,7 +103,7 @@ class Trial:
             successes = [success for success, _ in self._scores[bold]]
         else:
             middle = [float(np.median([value for _, value in scores])) for scores in ways]
-            successes = [value > np.mean(middle) for _, value in self._scores[bold]]
+            successes = [value > sum(middle) / len(middle) for _, value in self._scores[bold]]
         return sum(successes), len(successes)
 
     def state_dict(self) -> dict[str, Any]:
