@@ -16,6 +16,7 @@ from robot_rl.replay.sampler import SampleSpec
 
 _LATEST = 20  # episodes of each way that count
 _IN_TURN = 2  # whole episodes of one way before the next is drawn
+_LEAST = 5  # episodes of each way before who succeeds more often acts more often
 _SURE = 0.7  # chance from which on boldness is held for better
 _BATCH = 1024
 _FIELDS = ("success", "policy_version", "episode_step")
@@ -80,12 +81,17 @@ class Trial:
             self._scores[way].append(score)
             self._in_turn += way == self._bold
         if self._in_turn >= _IN_TURN:
-            drawn = []
-            for bold in (False, True):
-                more, of = self._successes(bold)
-                drawn.append(self._rng.beta(more + 1, of - more + 1))
-            self._bold, self._in_turn = drawn[1] > drawn[0], 0
+            self._bold, self._in_turn = self._next(), 0
         self._decide()
+
+    def _next(self) -> bool:
+        if min(len(scores) for scores in self._scores.values()) < _LEAST:
+            return not self._bold
+        chances = []
+        for bold in (False, True):
+            more, of = self._successes(bold)
+            chances.append(self._rng.beta(more + 1, of - more + 1))
+        return chances[1] > chances[0]
 
     def _decide(self) -> None:
         bold, cautious = self._successes(True), self._successes(False)

@@ -76,7 +76,7 @@ class Residual(ActorCritic):
         assert following.base is not None
         values = super().next_values(following, action, None)
         of_base = super().next_values(following, following.base, None)
-        chosen = torch.where(prefers(values, of_base, self._policy.caution), values, of_base)
+        chosen = torch.where(prefers(values, of_base, caution=0.0), values, of_base)
         return chosen if heads is None else chosen[heads]
 
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
