@@ -308,8 +308,8 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
 
     Args:
         run: The run directory.
-        which: One of `POLICIES`. The deployed one is what `train` has decided for at its end; until
-            then the newest.
+        which: One of `POLICIES`. The learned one is that of `proved_checkpoint`; the deployed
+            one what `train` has decided for at its end, until then the learned one.
 
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
@@ -318,8 +318,30 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
 
     if which == CLONED_POLICY or (which == DEPLOYED and _deploys_cloned(run)):
         return checkpoint.load(run.complete_folder(CLONED) / "policy"), 0
-    folder = run.complete_folder(LAST)
+    folder = run.complete_folder(proved_checkpoint(run))
     return checkpoint.load(folder / "policy"), _steps_of(folder)
+
+
+def proved_checkpoint(run: RunDirectory) -> str:
+    """Name of the learned checkpoint that is measured at the end, and deployed if it is better.
+
+    That is the latest whose periodic evaluation is not worse, beyond noise, than the best one: see
+    `robot_rl.evaluation.statistics.Comparison`. Without any it is the last.
+    """
+    from robot_rl.evaluation.statistics import EvaluationResult  # late: loads NumPy
+
+    found: dict[str, EvaluationResult] = {}
+    for record in run.read_jsonl("evaluations"):
+        result = EvaluationResult.from_json(record)
+        name = run.snapshot_name(result.environment_steps)
+        if result.seed_set == "periodic" and result.gradient_updates and run.has_folder(name):
+            found[name] = result
+    best = max(found.values(), key=lambda result: result.success_rate, default=None)
+    for name in sorted(found, reverse=True):
+        compared = None if best is None else found[name].beside(best)
+        if compared is None or not compared.worse:
+            return name
+    return LAST
 
 
 def open_policy(

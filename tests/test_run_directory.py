@@ -11,13 +11,15 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from robot_rl import actor, learner
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
+from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import CheckpointError
-from robot_rl.run import RunDirectory, RunError
+from robot_rl.run import RunDirectory, RunError, proved_checkpoint
 
 LAST = "checkpoints/last"
 
@@ -168,6 +170,35 @@ def test_a_copied_run_whose_links_became_folders_goes_on(run: RunDirectory, tmp_
     for text in ("two", "three", "four"):
         _write(copy, text)
         assert (copy.complete_folder(LAST) / "policy.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("successes", "expected"),
+    [
+        ([], LAST),  # nothing was evaluated on the way
+        ([30, 60, 88, 65], "checkpoints/step_0003000"),
+        ([30, 60, 88, 85], "checkpoints/step_0004000"),  # which may be chance
+        ([50, 50, 50, 50], "checkpoints/step_0004000"),
+    ],
+)
+def test_the_checkpoint_that_is_measured_at_the_end(run: RunDirectory, successes, expected):
+    def evaluate(steps: int, count: int) -> None:
+        won = np.arange(100) < count
+        facts = {
+            "policy": "p",
+            "wall_seconds": 1.0,
+            "environment_steps": steps,
+            "gradient_updates": steps,
+        }
+        result = EvaluationResult.of_episodes(won, won, seed_set="periodic", first_seed=0, **facts)
+        run.append_jsonl("evaluations", result.to_json())
+
+    _write(run, "last")
+    evaluate(0, 99)  # the cloned policy is none of them
+    for place, count in enumerate(successes, start=1):
+        _write(run, "snapshot", run.snapshot_name(1000 * place))
+        evaluate(1000 * place, count)
+    assert proved_checkpoint(run) == expected
 
 
 _WRITER = """

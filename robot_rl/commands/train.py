@@ -43,7 +43,9 @@ from robot_rl.run import (
     SUMMARY,
     RunDirectory,
     RunError,
+    learned_steps,
     load_policy,
+    proved_checkpoint,
 )
 
 _POLL_SECONDS = 0.25
@@ -246,7 +248,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
     records = read_run(run.path)
     curve = records.periodic()
     learned = [record for record in curve if not record.cloned]
-    newest = final.learned or final.deployed
+    blocks = run.read_jsonl("learner")
     intervened = intervention_rates(records.episodes, RECENT_EPISODES)
     return {
         "task": config.task.name,
@@ -254,7 +256,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "seed": int(config.seed),
         "deployed": CLONED_POLICY if final.deployed.cloned else LEARNED_POLICY,
         "decision": str(final),
-        "checkpoint": CLONED if final.deployed.cloned else LAST,
+        "checkpoint": CLONED if final.deployed.cloned else proved_checkpoint(run),
         **_rate("bc", final.cloned or records.final(cloned=True)),
         **_rate("rl", final.learned),
         "worse_than_cloned": worse_than_cloned(learned),
@@ -262,14 +264,14 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "mean_seconds_to_success": final.deployed.mean_seconds_to_success,
         "longest_success_run": final.deployed.longest_success_run,
         "demonstrations": len(open_demonstrations(config, run)),
-        "environment_steps": newest.environment_steps,
+        "environment_steps": learned_steps(run),
         "exploration_steps": exploration_steps(run),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(
             [record.environment_steps for record in learned],
             [record.success_rate for record in learned],
         ),
-        "gradient_updates": newest.gradient_updates,
+        "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,
         "machine": describe_machine(),
     }
 

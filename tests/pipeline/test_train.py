@@ -156,6 +156,8 @@ def test_train_stop_resume_evaluate_inspect(
     assert episodes[-1]["environment_steps"] == 450
 
     evaluations = lines(run / "evaluations.jsonl")
+    best = evaluations[-1]["environment_steps"]
+    assert run.joinpath(f"checkpoints/step_{best:07d}").exists()
     assert [(e["environment_steps"], e["policy"], e["seed_set"]) for e in evaluations] == [
         (0, "diffusion", "periodic"),
         (100, "residual", "periodic"),
@@ -164,7 +166,7 @@ def test_train_stop_resume_evaluate_inspect(
         (400, "residual", "periodic"),
         (450, "residual", "periodic"),
         (0, "diffusion", "final"),
-        (450, "residual", "final"),
+        (best, "residual", "final"),
     ]
     assert evaluations[-3]["episodes"] == 6
     summary = json.loads((run / "summary.json").read_text())
@@ -194,7 +196,7 @@ def test_train_stop_resume_evaluate_inspect(
     assert lines(run / "evaluate.jsonl") == [result]
 
     page = said_by(capsys, "inspect", "runs/latest")
-    learned = "final, the learned policy (residual) after 450"
+    learned = f"final, the learned policy (residual) after {best}"
     assert "recorded in simulated time" in page
     assert "1970" not in page
     assert f"{run}/checkpoints/" in page  # on one line
@@ -293,6 +295,7 @@ def test_a_good_clone_that_learning_spoils_is_what_is_deployed(
     assert (summary["deployed"], summary["checkpoint"]) == ("cloned", "checkpoints/bc")
     assert 200 in summary["worse_than_cloned"]
     assert summary["decision"].startswith("deployed: the cloned policy (")
+    best = lines(run / "evaluations.jsonl")[-1]["environment_steps"]
     page = (run / "report.html").read_text()
     for place in (said, page):
         assert summary["decision"] in place
@@ -304,7 +307,7 @@ def test_a_good_clone_that_learning_spoils_is_what_is_deployed(
         return said_by(capsys, "evaluate", "evaluation.videos=0", *words)
 
     assert "reach, the cloned policy (diffusion): " in judged()
-    learned = "reach, the learned policy (residual) after 200 steps: "
+    learned = f"reach, the learned policy (residual) after {best} steps: "
     assert learned in judged("evaluation.policy=learned")
     # As on a robot, which would be busy for as long again with the cloned policy.
     again = said_by(capsys, "train", "resume=latest", "evaluation.compare=false")
