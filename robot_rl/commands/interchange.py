@@ -90,7 +90,11 @@ def import_dataset(path: str, out: str, *, table: str | None) -> None:
     """
     place = Path(path)
     if not place.exists():
-        raise NotADataset("there is nothing to import", got=f"no folder {place}")
+        raise NotADataset(
+            "there is nothing to import",
+            got=f"no folder {place}",
+            hint="name a dataset that `robot-rl export` wrote",
+        )
     source: EpisodeSource = (
         DatasetEpisodes(place, Selection())
         if (place / "zarr.json").is_file()

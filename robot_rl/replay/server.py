@@ -10,8 +10,8 @@ import ctypes
 import logging
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -326,8 +326,7 @@ def serve(
     **options: Any,
 ) -> None:
     """Run a `ReplayServer` as the whole business of this process, until SIGTERM or SIGINT."""
-    _limit_memory(memory_bytes)
-    with stop_event() as stop:
+    with _limited_memory(memory_bytes), stop_event() as stop:
         ReplayServer(path, address, **options).run(stop)
 
 
@@ -335,8 +334,8 @@ def run(config: DictConfig) -> None:
     """Serve the store of the run `config.run` until SIGINT or SIGTERM."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     settings = config.replay
-    _limit_memory(max(_MEMORY_BYTES, 4 * int(settings.message_bytes)))
-    with stop_event() as stop:
+    memory = max(_MEMORY_BYTES, 4 * int(settings.message_bytes))
+    with _limited_memory(memory), stop_event() as stop:
         server = ReplayServer(
             directory.store,
             settings.address,
@@ -353,11 +352,16 @@ def run(config: DictConfig) -> None:
     print("replay: stopped, everything is committed", flush=True)
 
 
-def _limit_memory(size: int) -> None:
-    """Let this process have at most so many bytes of its own."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+@contextmanager
+def _limited_memory(size: int) -> Iterator[None]:
+    """Let this process have at most so many bytes of its own meanwhile."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [size, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _keep_freed_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import math
 import os
 import threading
@@ -39,13 +40,15 @@ def light_executor(context: Context) -> Executor:
     `EventsExecutor` came with rclpy 7.1.4. At 500 messages a second it took 0.11 of a core where
     `SingleThreadedExecutor` took 0.30, which a control loop in the same process feels. Until 7.1.6
     at least it fails at callbacks that take a message's info too, and at services that are
-    coroutines: those need `SingleThreadedExecutor`.
+    coroutines: those need `SingleThreadedExecutor`. So does a notebook, whose `sys.stderr` is no
+    file: `EventsExecutor` has Python print its fatal errors there.
     """
     try:
         from rclpy.experimental.events_executor import EventsExecutor
-    except ImportError:
+
+        return EventsExecutor(context=context)
+    except (ImportError, io.UnsupportedOperation):
         return SingleThreadedExecutor(context=context)
-    return EventsExecutor(context=context)
 
 
 def _nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -173,7 +174,9 @@ def test_a_port_in_use(capsys):
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
+    memory = resource.getrlimit(resource.RLIMIT_DATA)
     assert cli.main(["replay", f"replay.address=tcp://127.0.0.1:{port}"]) == 2
+    assert resource.getrlimit(resource.RLIMIT_DATA) == memory  # a server's limit is its own
     assert f"cannot listen on tcp://127.0.0.1:{port}" in capsys.readouterr().err
     socket.close()
     context.term()

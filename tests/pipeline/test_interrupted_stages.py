@@ -35,7 +35,11 @@ def interrupted(folder, words, reached):
 
 
 @pytest.mark.parametrize(
-    ("words", "data"), [(COLLECT, "demonstrations.zarr"), (EXAMPLES, "reward.zarr")]
+    ("words", "data"),
+    [
+        (COLLECT, "demonstrations.zarr"),
+        pytest.param(EXAMPLES, "reward.zarr", marks=pytest.mark.slow),
+    ],
 )
 def test_recording_goes_on_with_the_command_that_it_names(tmp_path, words, data):
     latest = tmp_path / "runs/latest"

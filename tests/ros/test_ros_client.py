@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 import time
 
@@ -85,6 +87,16 @@ def visit(executor):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_node_runs_where_the_standard_error_is_no_file(talker, monkeypatch):
+    """As in a notebook, and in a test that reads what is printed."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    client = RosClient("reader", "/talk")
+    try:
+        client.trigger("ask", 20.0)
+    finally:
+        client.close()
+
+
 @pytest.mark.parametrize("executor", [light_executor, SingleThreadedExecutor])
 def test_nodes_come_and_go_beside_traffic_and_leave_nothing_behind(talker, executor):
     process = psutil.Process()
