@@ -188,7 +188,7 @@ class ResidualPolicy(GaussianPolicy):
 
     corrected = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1), as in ResFiT
     (Ankile et al. 2025, arXiv 2509.19301). The choice between the two by their values is that of
-    IBRL (Hu et al. 2023, arXiv 2311.02198); here each head must on the whole agree, see `prefers`.
+    IBRL (Hu et al. 2023, arXiv 2311.02198), here with a margin: see `prefers`.
     A residual of zero is exactly the base; `create` starts there, with a zero last layer.
 
     Args:

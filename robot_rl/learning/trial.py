@@ -18,6 +18,7 @@ _LATEST = 20  # episodes of each way that count
 _IN_TURN = 2  # whole episodes of one way before the next is drawn
 _LEAST = 5  # episodes of each way before who succeeds more often acts more often
 _SURE = 0.7  # chance from which on boldness is held for better
+_STREAM = 1024  # of random numbers, apart from those that batches are drawn with
 _BATCH = 1024
 _FIELDS = ("success", "policy_version", "episode_step")
 
@@ -40,7 +41,7 @@ class Trial:
             _FIELDS, _BATCH, demonstration_share=0.0, next_fields=(), order="episodes"
         )
         self._rows = bench.sampler(spec)
-        self._rng = np.random.default_rng([int(bench.config.seed), _BATCH])
+        self._rng = np.random.default_rng([int(bench.config.seed), _STREAM])
         self._bold = False  # who acts with the weights that are published next
         self._in_turn = 0  # episodes since it was drawn
         self._published: dict[int, bool] = {}  # policy version → whether it was bold

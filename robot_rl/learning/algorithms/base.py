@@ -135,7 +135,7 @@ class Choosing(Protocol):
 
         Args:
             acting_boldly: Whether the policy that explores takes it wherever it seems better.
-            boldly: The same of the policy that is deployed, and of what learning takes for it.
+            boldly: The same of the policy that is deployed.
         """
 
 

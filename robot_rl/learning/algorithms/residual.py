@@ -24,10 +24,10 @@ from robot_rl.learning.algorithms.encoding import Encoding
 class Residual(ActorCritic):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
-    The correction counts, in the target as on the robot, only where the critics hold it for better
-    than the proposal itself: see `ResidualPolicy`. They must agree on it, or where that has turned
-    out to be better, their mean decides; on some tasks they are right so, on others they ruin a
-    good clone. Which it is, episodes of both ways tell: see `robot_rl.learning.trial`.
+    The correction acts only where the critics hold it for better than the proposal itself. Boldly,
+    their mean decides, as it does in the target. With caution they must agree. On some tasks
+    boldness learns more, on others it ruins a good clone; episodes of both tell which of the two
+    is deployed: see `robot_rl.learning.trial`.
 
     Args:
         base: See `ActorCritic`.
