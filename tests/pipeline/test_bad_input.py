@@ -92,6 +92,7 @@ def test_a_failed_start_leaves_nothing(capsys, tmp_path, stage):
     assert not Path("other").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_store_is_gone(capsys):
     assert cli.main(["train", "resume=latest", "environment_steps=100", "evaluation.videos=0"]) == 0
     capsys.readouterr()

@@ -53,6 +53,7 @@ def test_recording_goes_on_with_the_command_that_it_names(tmp_path, words, data)
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.slow
 def test_cloning_goes_on_with_the_command_that_it_names(tmp_path, cloned, robot_rl_command):
     dataset = (cloned / "runs/latest/demonstrations.zarr").resolve()
     words = ["pretrain", *TINY, f"dataset={dataset}", "cloning.updates=2000"]

@@ -98,6 +98,7 @@ def test_a_node_runs_where_the_standard_error_is_no_file(talker, monkeypatch):
 
 
 @pytest.mark.parametrize("executor", [light_executor, SingleThreadedExecutor])
+@pytest.mark.slow
 def test_nodes_come_and_go_beside_traffic_and_leave_nothing_behind(talker, executor):
     process = psutil.Process()
     visit(executor)
