@@ -1,4 +1,4 @@
-"""TODO."""
+"""Networks that denoise a chunk of actions under a condition: an MLP and a U-Net."""
 
 from __future__ import annotations
 
