@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from tiny_runs import Command, lines, starting
 from untrained_policy import untrained
 
@@ -143,15 +144,11 @@ def test_a_claim_is_proved_or_given_up_with_the_first_failure_too_many(capsys):
     assert "so few episodes cannot prove a success rate of 80 %" in capsys.readouterr().err
 
 
-def test_a_run_that_is_older_than_these_settings_is_certified(capsys):
-    file = Path(A, "config.yaml")
-    text = file.read_text()
-    before, _, after = text.partition("proof:\n")
-    rest = after.splitlines(keepends=True)
-    kept = [
-        line for n, line in enumerate(rest) if not all(x.startswith(" ") for x in rest[: n + 1])
-    ]
-    file.write_text(before + "".join(kept))
-    assert "proof" not in file.read_text()
-    out = _said(capsys, "certify", A, "claim=0.8", *CERTAIN).out
-    assert "\nproved: " in out
+def test_a_run_of_another_version_is_refused(tmp_path, capsys):
+    run = shutil.copytree(A, tmp_path / "older", symlinks=True)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    del settings["proof"]
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["certify", str(run), "claim=0.8"]) == cli.EXIT_ERROR
+    said = capsys.readouterr().err
+    assert "another version of robot_rl made this run: it has no setting proof" in said
