@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from policies.registry import PATH_VARIABLE
+from robot_rl import cli
 from robot_rl.cli import bench_names
 from robot_rl.commands.table import COMMANDS
 from robot_rl.config import compose, group_choices
@@ -156,11 +157,10 @@ def test_the_tables_of_states_and_algorithms_are_complete():
     assert sorted(algorithms) == sorted(group_choices()["algorithm"])
 
 
-def test_the_python_of_the_readme_plays_the_newest_policy(tmp_path):
-    command = (sys.executable, "-m", "robot_rl.cli")
+def test_the_python_of_the_readme_plays_the_newest_policy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     small = ("demonstrations=2", "cloning.updates=10", "policy.denoiser.hidden=[32]")
-    run(*command, "collect", *small, folder=tmp_path)
-    run(*command, "pretrain", folder=tmp_path)
+    assert cli.main(["collect", *small]) == cli.main(["pretrain"]) == 0
     played = run(sys.executable, "-c", code_of("README.md", "python"), folder=tmp_path)
     assert re.fullmatch(r"(\d (True|False)\n){5}", played)
 

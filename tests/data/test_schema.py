@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -49,6 +49,7 @@ def schemas(draw):
 
 
 @given(schemas(), st.data())
+@settings(max_examples=30)
 def test_what_is_packed_is_unpacked(schema, data):
     rows = [{f.name: data.draw(values_of(f)) for f in schema.fields} for _ in range(2)]
     packed = [schema.pack(row) for row in rows]

@@ -111,6 +111,7 @@ def test_what_cannot_be_compared_is_refused_before_the_robot_moves(capsys, words
     assert not Path(A, "compare.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_what_was_found_before_ctrl_c_is_kept(tmp_path):
     with starting(Command) as start:
         words = (A, f"{A}/checkpoints/untrained", "scenes=1000", "evaluation.slots=1")

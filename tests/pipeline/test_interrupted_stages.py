@@ -34,12 +34,9 @@ def interrupted(folder, words, reached):
     return printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "data"),
-    [
-        (COLLECT, "demonstrations.zarr"),
-        pytest.param(EXAMPLES, "reward.zarr", marks=pytest.mark.slow),
-    ],
+    ("words", "data"), [(COLLECT, "demonstrations.zarr"), (EXAMPLES, "reward.zarr")]
 )
 def test_recording_goes_on_with_the_command_that_it_names(tmp_path, words, data):
     latest = tmp_path / "runs/latest"

@@ -46,6 +46,7 @@ EVALUATION = (
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_online_learning_improves_on_cloning(tmp_path, robot_rl_command):
     """Seed 0 gave 22 % → 85 % on an AMD EPYC.
 

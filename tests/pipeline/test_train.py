@@ -267,6 +267,7 @@ def test_interrupted_final_evaluation_is_made_up_for(folder, start_train):
     assert json.loads((train.run / "summary.json").read_text())["evaluation_episodes"] == 20
 
 
+@pytest.mark.slow
 def test_a_good_clone_that_learning_spoils_is_what_is_deployed(
     tmp_path, robot_rl_command, capsys, monkeypatch
 ):

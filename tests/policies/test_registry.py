@@ -109,7 +109,9 @@ def test_a_folder_with_nothing_of_use_is_refused(own, tmp_path, monkeypatch):
         group_choices()
 
 
-@pytest.mark.parametrize("named", ["my lab", "my lab/configs"])
+@pytest.mark.parametrize(
+    "named", ["my lab", pytest.param("my lab/configs", marks=pytest.mark.slow)]
+)
 def test_the_command_line_takes_a_folder_and_hands_it_to_child_processes(own, tmp_path, named):
     (own / "configs/task/mine.yaml").write_text("defaults: [reach, _self_]\nname: mine\n")
     environment = {k: v for k, v in os.environ.items() if k != PATH_VARIABLE}

@@ -183,7 +183,8 @@ def test_an_episode_that_is_evicted_meanwhile_is_left_out(start_server, schema, 
 
 
 @pytest.mark.parametrize(
-    ("format", "moment"), [("zarr", ""), ("zarr", "data"), ("lerobot", "data")]
+    ("format", "moment"),
+    [pytest.param("zarr", "", marks=pytest.mark.slow), ("zarr", "data"), ("lerobot", "data")],
 )
 def test_ctrl_c_leaves_nothing_half(client, server, schema, make_episode, tmp_path, format, moment):
     client.open_session("reach", schema)

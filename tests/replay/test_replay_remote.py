@@ -280,6 +280,7 @@ def test_many_kinds_of_requests_share_one_server(client, schema, make_episode, s
             assert_same(local.sample(), remote.sample())
 
 
+@pytest.mark.faults
 def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
     start_server, schema, make_episode
 ):

@@ -113,6 +113,7 @@ def test_a_camera_of_another_size_is_reported_and_publishes_nothing(film, start)
     assert listener.heard["front/color/image_raw"] == []
 
 
+@pytest.mark.slow
 def test_a_camera_of_ones_own_is_recorded(tmp_path, checkout, robot_rl_command):
     """The example, which is outside of robot_rl: the camera's node finds it too."""
     done = robot_rl_command(

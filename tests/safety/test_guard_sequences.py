@@ -226,7 +226,7 @@ def test_the_target_keeps_the_limits_in_ten_thousand_sequences(limits, pose, seq
 
 
 @given(limits_drawn, poses, st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_no_limit_moves_an_arm_wherever_it_is(limits, pose, asked_to_stay):
     """Outside of every limit: workspace, tilt and yaw."""
     bench = Bench(limits, pose)
