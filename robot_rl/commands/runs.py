@@ -79,15 +79,15 @@ def compose_for_run(
     found = composed([*(text for g, text in choices.items() if g not in given), *overrides])
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
-    if lacking := sorted(set(found) - set(run_config)):
-        raise ConfigError(
-            f"another version of robot_rl made this run: it has no setting {', '.join(lacking)}",
-            got=str(run_config.get("run", "a configuration")),
-            hint="use the version that made it, or train anew",
-        )
     kept = {key: OmegaConf.select(run_config, key) for key in given if key not in found.choices}
     plain = [f"{k}={json.dumps(v)}" for k, v in kept.items() if isinstance(v, int | float | str)]
-    _follow(result, composed([*choices.values(), *plain]), found)
+    made = composed([*choices.values(), *plain])
+    if lacking := sorted(set(made) - set(run_config)):
+        raise ConfigError(
+            f"another version of robot_rl made this run: it has no setting {', '.join(lacking)}",
+            hint="use the version that made it, or train anew",
+        )
+    _follow(result, made, found)
     for key in given:
         if key in kept:
             OmegaConf.update(result, key, OmegaConf.select(found, key), merge=False)
