@@ -25,6 +25,7 @@ from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_se
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.blocks import ScheduleError
 from robot_rl.learning.weights import (
+    KeptWeights,
     Published,
     RealtimeWeights,
     SharedWeights,
@@ -37,6 +38,7 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import StoreFull
+from robot_rl.replay.replayed_episode import PlayedDifferently, ReplayedEpisode
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
 from robot_rl.rewards.wrapper import (
@@ -51,6 +53,7 @@ from robot_rl.wire import ServerUnreachable
 
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
+_OWNER = "the actor of the stepped clock"
 _ROOM_SECONDS = 0.05
 # How lines of its log begin that a person is to read, for example what the robot waits for.
 NOTE = "actor: "
@@ -111,16 +114,27 @@ def act(
     Args:
         config: The configuration.
         run: The run directory; its replay server must be running.
-        stop: When set, the running episode ends as truncated. Rows that the server does not take
-            then wait in the run's spool for the next start.
+        stop: When set, the running episode ends as truncated; on the stepped clock it is left to
+            the next start, which plays it again. Rows that the server does not take then wait in
+            the run's spool for the next start.
 
     Yields:
         Each episode as it ends, with the environment steps of the run so far.
 
     Raises:
-        Stopped: `stop` was set while the actor waited. The running episode stays open in the
-            store, with all of its rows.
+        Stopped: `stop` was set while the actor waited, or on the stepped clock. The running
+            episode stays open in the store, with all of its rows.
     """
+    try:
+        yield from _act(config, run, stop)
+    except PlayedDifferently as problem:
+        _note(f"the unfinished episode is cut, and another one begins: {problem}")
+        yield from _act(config, run, stop, anew=True)
+
+
+def _act(
+    config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool = False
+) -> Iterator[tuple[int, EpisodeResult]]:
     torch.set_num_threads(1)
     reward = make_source(config)
     inner, hidden = make_watched_env(config, reward_cameras(config))
@@ -136,16 +150,25 @@ def act(
         check_fit(first.behaviour, env.schema)
         schema = stored_schema(env.schema, first.behaviour)
         _check_spool(config, env, schema)
-        opened = client.open_session(schema.task, schema, number)
-        step = online_steps(client, env.schema.task)
-        source = _weight_source(config, client, receiver, place, first, stop)
+        alone = config.clock == "stepped" and config.actors == 1
+        repeats = alone and place.address is None and not anew
+        owner = _OWNER if repeats else None
+        opened = client.open_session(schema.task, schema, number, owner=owner)
+        step, append, finished = online_steps(client, schema.task), client.append, 0
+        kept: KeptWeights | None = None
+        if repeats:
+            again = ReplayedEpisode(client, run.store, opened, schema, run.read_jsonl(_EPISODES))
+            step, append, finished = step - again.steps, again.append, again.finished
+            folder = run.spool(number).with_suffix(".weights")
+            kept = KeptWeights(folder, receiver, env.task.time_limit_steps)
+        source = _weight_source(config, client, receiver, place, first, stop, kept)
         device = compute_device(config)
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
         stream = SeedStream.ACTING + opened.number + (number - 1) * _SESSIONS
         link = ConsoleLink(run, inbox, number)
         shown = TelemetryEnv(env, operated, link, _episodes_before(run, number))
-        seeds = _seeds(int(config.seed), stream, client, shown, stop)
+        seeds = _seeds(int(config.seed), stream, client, shown, stop, finished)
         labels = LateLabels(place, schema.task, opened, _note)
         env.on_late_label = labels.tell
 
@@ -153,8 +176,12 @@ def act(
             begins = episode.steps == 0 and not row["is_last"]
             facts = {"seed": episode.seed, "instruction": env.task.instruction}
             about = {"task": schema.task, **facts} if begins else None
-            labels.note_row(client.append(row, about), begins=begins)
+            labels.note_row(append(row, about), begins=begins)
             shown.note_progress(controller.run_steps, int(row["policy_version"]))
+
+        def ends() -> bool:
+            """Whether the episode is truncated; one that can be played again is left as it is."""
+            return controller.run_steps >= total or (stop.is_set() and not repeats)
 
         with ExitStack() as parts:  # one that cannot be closed keeps none of the others open
             parts.callback(source.close)
@@ -167,13 +194,13 @@ def act(
                     seeds,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
-                    stop=lambda: stop.is_set() or controller.run_steps >= total,
+                    stop=ends,
                     note=_note,
                 ):
                     if result.interrupted is not None:
                         controller.step -= 1  # the last action has no row, so does not count
                         _note(f"the episode is cut: {result.interrupted}")
-                    result.facts |= env.episode_facts
+                    result.facts |= {"session": opened.number, **env.episode_facts}
                     yield controller.run_steps, result
         client.flush(stop=stop)
 
@@ -291,9 +318,10 @@ def _weight_source(
     place: ServerPlace,
     first: Published,
     stop: StopEvent,
+    kept: KeptWeights | None,
 ) -> WeightSource:
     if config.clock == "stepped" and config.actors == 1:
-        return SteppedWeights(client, receiver, first, stop)
+        return SteppedWeights(client, receiver, first, stop, kept)
     if config.clock == "stepped":
         every = max(1, int(config.block_steps) // int(config.actors))
         return SharedWeights(client, receiver, first, stop, config.task.name, every)
@@ -307,8 +335,9 @@ def _seeds(
     client: ReplayClient,
     shown: TelemetryEnv,
     stop: StopEvent,
+    number: int,
 ) -> Iterator[int]:
-    """Seeds of the episodes; the next one is given once an episode may begin.
+    """Seeds of the episodes from a number on; the next is given once an episode may begin.
 
     A whole episode must have room in the spool, and nobody must have to look at the robot first.
     """
@@ -317,7 +346,6 @@ def _seeds(
         _note(text)
         shown.note_waiting(text)
 
-    number = 0
     while not stop.is_set():
         _wait_for_room(client, shown.task.time_limit_steps + 1, note, stop)
         shown.wait_until_free(stop.is_set, _note)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.checkpoint import StoredBase
+from robot_rl.processes.files import replace_bytes
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import WeightsRefused
@@ -21,6 +24,7 @@ BEHAVIOUR = "behaviour"
 _UNTIL = "acts_until"
 POLL_SECONDS = 1.0
 _WAIT_SECONDS = 0.5
+_SUFFIX = ".safetensors"
 # A base of more bytes is read from checkpoints/bc wherever it acts, and not sent or saved again.
 LARGEST_SENT_BASE = 64 * 2**20
 
@@ -32,10 +36,12 @@ class Published:
     Attributes:
         behaviour: What the actor runs.
         acts_until: Environment step before which it may act on the stepped clock.
+        data: The behaviour as it was sent.
     """
 
     behaviour: Behaviour
     acts_until: int
+    data: bytes
 
 
 def base_apart(run: RunDirectory, cloned: Behaviour) -> StoredBase | None:
@@ -91,10 +97,13 @@ class WeightsReceiver:
     ) -> Published | None:
         """Take a behaviour that is newer than a version, waiting for it if need be."""
         record = client.get_weights(BEHAVIOUR, newer_than, wait_seconds)
-        return None if record is None else self._open(record)
+        return None if record is None else self._published(record)
 
-    def _open(self, record: WeightsRecord) -> Published:
-        behaviour = checkpoint.from_bytes(record.tensors, base=self._cloned)
+    def open(self, data: bytes, acts_until: int) -> Published:
+        """Give a behaviour that was fetched before."""
+        return Published(checkpoint.from_bytes(data, base=self._cloned), acts_until, data)
+
+    def _published(self, record: WeightsRecord) -> Published:
         until = record.metadata.get(_UNTIL)
         if not isinstance(until, int):
             raise WeightsRefused(
@@ -102,12 +111,46 @@ class WeightsReceiver:
                 got=sorted(record.metadata),
                 hint="they were published by something else than a robot_rl learner",
             )
-        return Published(behaviour, until)
+        return self.open(record.tensors, until)
 
     def _cloned(self) -> StoredBase:
         if self._base is None:
             self._base = StoredBase.load(self._run.complete_folder(CLONED) / "policy")
         return self._base
+
+
+class KeptWeights:
+    """Files of the weights that an actor's present episode may have begun with.
+
+    An actor that is killed plays that episode again, with the same weights in the same blocks.
+
+    Args:
+        folder: Where they are kept.
+        receiver: Opens them.
+        longest: Most steps of an episode.
+    """
+
+    def __init__(self, folder: Path, receiver: WeightsReceiver, longest: int) -> None:
+        self._folder, self._receiver, self._longest = folder, receiver, longest
+
+    def at_step(self, step: int) -> Published | None:
+        """The weights that have acted at a step, None where they are not here."""
+        for until, path in self._files():
+            if until > step:
+                return self._receiver.open(path.read_bytes(), until)
+        return None
+
+    def keep(self, published: Published, step: int) -> None:
+        """Keep weights that act from a step on, and drop those that are too old."""
+        with suppress(OSError):  # on a full disk; a killed actor then begins another episode
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_bytes(self._folder / f"{published.acts_until}{_SUFFIX}", published.data)
+            for until, path in self._files():
+                if until <= step - self._longest:
+                    path.unlink()
+
+    def _files(self) -> list[tuple[int, Path]]:
+        return sorted((int(path.stem), path) for path in self._folder.glob(f"[0-9]*{_SUFFIX}"))
 
 
 class WeightSource(ABC):
@@ -132,14 +175,20 @@ class SteppedWeights(WeightSource):
         client: The actor's client.
         receiver: Takes what the client finds.
         first: The behaviour that the actor has.
-        stop: When set, waiting ends.
+        stop: When set, waiting ends; with `kept` the actor ends at once.
+        kept: What has acted before; None where an episode is never played again.
     """
 
     def __init__(
-        self, client: ReplayClient, receiver: WeightsReceiver, first: Published, stop: StopEvent
+        self,
+        client: ReplayClient,
+        receiver: WeightsReceiver,
+        first: Published,
+        stop: StopEvent,
+        kept: KeptWeights | None = None,
     ) -> None:
         self._client, self._receiver, self._stop = client, receiver, stop
-        self._present = first
+        self._present, self._kept, self._begun = first, kept, False
 
     def at_step(self, step: int) -> Published | None:
         """Wait where a block begins; within a block nothing changes.
@@ -149,11 +198,20 @@ class SteppedWeights(WeightSource):
             StoreFull: The rows so far cannot be stored.
             ServerUnreachable: The server does not answer.
         """
-        if step < self._present.acts_until:
+        if self._kept is not None and self._stop.is_set():
+            raise Stopped
+        if self._begun and step < self._present.acts_until:
             return None
+        self._begun = True
+        before = None if self._kept is None else self._kept.at_step(step)
+        if before is not None:
+            self._present = before
+            return before
         self._client.flush(stop=self._stop)  # the learner needs these rows for what is waited for
         while step >= self._present.acts_until:
             self._look(_WAIT_SECONDS)
+        if self._kept is not None:
+            self._kept.keep(self._present, step)
         return self._present
 
     def _look(self, wait_seconds: float) -> None:
