@@ -18,6 +18,8 @@ from policies.vision import FEATURES, ImageEncoder, build_image_encoder
 
 MODES = ("mean", "sample", "base")
 NOISES = ("none", "normal", "uniform")
+# How an action came about: the policy's best guess, with exploration, its base's best guess.
+BEST_GUESS, EXPLORED, OF_BASE = range(3)
 FORMAT_VERSION = 3
 
 
@@ -29,11 +31,16 @@ class Exploration:
         mode: "mean" of the policy, a "sample" of it, or the action of its "base" alone.
         noise: Extra noise on the action, before the clip to ±1: "none", "normal", "uniform".
         noise_scale: Standard deviation or half width of the extra noise, in action units.
+        best_guess_share: Share of the episodes without exploration, which tell how good the policy
+            is.
+        base_share: Share of the episodes in which its base acts, without noise, for comparison.
     """
 
     mode: str = "mean"
     noise: str = "none"
     noise_scale: float = 0.0
+    best_guess_share: float = 0.0
+    base_share: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the names and the scale."""
@@ -46,6 +53,28 @@ class Exploration:
                 got=self.noise_scale,
                 expected="a finite number >= 0",
             )
+        shares = self.best_guess_share, self.base_share
+        if not (min(shares) >= 0 and sum(shares) <= 1):
+            raise PolicyError(
+                "the exploration's shares of episodes are out of range",
+                got=shares,
+                expected="numbers >= 0 with a sum of at most 1",
+            )
+
+    def in_episode(self, lot: float) -> Exploration:
+        """How an episode explores whose lot, uniform in [0, 1), was drawn for that."""
+        if lot < self.base_share:
+            return Exploration("base")
+        if lot < self.base_share + self.best_guess_share:
+            return Exploration()
+        return self
+
+    @property
+    def code(self) -> int:
+        """One of the codes above."""
+        if self.noise != "none" or self.mode == "sample":
+            return EXPLORED
+        return OF_BASE if self.mode == "base" else BEST_GUESS
 
 
 @dataclass(frozen=True)
@@ -100,7 +129,8 @@ class Behaviour:
                 got=self.interface.action_names,
                 expected=f"{self.policy.action_dimension} names",
             )
-        if self.exploration.mode == "base" and base is None:
+        explored = self.exploration
+        if base is None and (explored.mode == "base" or explored.base_share > 0):
             raise PolicyError(
                 "exploration mode 'base' needs a policy with a base",
                 got=self.policy.kind,
@@ -149,9 +179,11 @@ class Behaviour:
         cameras = self.vision.cameras if self.vision is not None else {}
         return {**own, **{name: math.prod(shape) for name, shape in cameras.items()}}
 
-    def exploring(self, mode: str, noise: str = "none", noise_scale: float = 0.0) -> Behaviour:
-        """Give the same behaviour with another exploration; the networks are shared."""
-        exploration = Exploration(mode, noise, noise_scale)
+    def exploring(
+        self, mode: str, noise: str = "none", noise_scale: float = 0.0, *shares: float
+    ) -> Behaviour:
+        """Give the same behaviour with another `Exploration`; the networks are shared."""
+        exploration = Exploration(mode, noise, noise_scale, *shares)
         return dataclasses.replace(self, exploration=exploration)
 
     def to(self, device: torch.device) -> Behaviour:

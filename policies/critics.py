@@ -58,16 +58,11 @@ class CriticEnsemble(nn.Module):
         return None if count == self.heads else chosen
 
 
-def prefers(values: Tensor, others: Tensor, caution: float) -> Tensor:
-    """Whether the heads hold an action for better than another one, bool (B,).
-
-    Their mean difference must exceed `caution` times the standard deviation between them: where
-    they know little of an action, they disagree about it.
+def prefers(values: Tensor, others: Tensor) -> Tensor:
+    """Whether the heads hold an action for better than another one in their mean, bool (B,).
 
     Args:
         values: Q-values (E, B) of the action.
         others: Q-values (E, B) of the other one at the same states.
-        caution: At least 0.
     """
-    gain = values - others
-    return gain.mean(0) > caution * gain.std(0, correction=0)
+    return (values - others).mean(0) > 0

@@ -188,7 +188,7 @@ class ResidualPolicy(GaussianPolicy):
 
     corrected = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1), as in ResFiT
     (Ankile et al. 2025, arXiv 2509.19301). The choice between the two by their values is that of
-    IBRL (Hu et al. 2023, arXiv 2311.02198), here with a margin: see `prefers`.
+    IBRL (Hu et al. 2023, arXiv 2311.02198).
     A residual of zero is exactly the base; `create` starts there, with a zero last layer.
 
     Args:
@@ -197,7 +197,6 @@ class ResidualPolicy(GaussianPolicy):
         base: The chunk policy, which is frozen.
         critics: From `encoder.features` + 2 d (base action, then action) to values.
         scale: Largest residual s, in action units.
-        caution: See `prefers`.
     """
 
     kind: ClassVar[str] = "residual"
@@ -210,16 +209,12 @@ class ResidualPolicy(GaussianPolicy):
         base: ChunkPolicy,
         critics: CriticEnsemble,
         scale: float = 0.5,
-        caution: float = 1.0,
     ) -> None:
         super().__init__(encoder, actor, base)
         if not 0 < scale <= 2:
             raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
-        if not 0 <= caution < math.inf:
-            raise PolicyError("the residual caution is out of range", got=caution, expected=">= 0")
         self.critics = critics
         self.scale = float(scale)
-        self.caution = float(caution)
 
     @classmethod
     def create(
@@ -245,7 +240,6 @@ class ResidualPolicy(GaussianPolicy):
             **super().config,
             "critics": self.critics.config,
             "scale": self.scale,
-            "caution": self.caution,
         }
 
     @classmethod
@@ -269,5 +263,5 @@ class ResidualPolicy(GaussianPolicy):
         seen = torch.cat([features, base_action], -1)
         corrected = self.combine(base_action, self.output(seen, noise))
         values, of_base = (self.critics(torch.cat([seen, a], -1)) for a in (corrected, base_action))
-        better = prefers(values, of_base, self.caution)
+        better = prefers(values, of_base)
         return torch.where(better[:, None], corrected, base_action)

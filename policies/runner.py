@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from policies.behaviour import Behaviour
+from policies.behaviour import Behaviour, Exploration
 from policies.errors import PolicyError
 from policies.history import Array, ObservationHistory, Rows, episode_windows, of_rows
 from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES, instruction_features
@@ -43,11 +43,13 @@ class Acted(Concluded):
         action: (slots, d) float32 in [-1, 1], exploration included.
         chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
         version: (slots,) int64, version of the behaviour that acted.
+        exploration: (slots,) uint8, `policies.behaviour.Exploration.code`.
     """
 
     action: Floats
     chunk_index: npt.NDArray[np.int16]
     version: npt.NDArray[np.int64]
+    exploration: npt.NDArray[np.uint8]
 
 
 @dataclass
@@ -58,6 +60,7 @@ class RunningEpisode:
         behaviour: Acts in it; a newer one takes over where `at_boundary` holds.
         plan_noise: Source of the noise of plans, which alone can be repeated along a recording.
         step_noise: Source of the noise of steps.
+        lot: Uniform in [0, 1); tells whether this episode explores.
         instruction: What is to be done; empty where nothing was said.
         chunk: (execute_steps or more, d), what was planned; None before the first plan.
         position: Of the next action in the chunk.
@@ -66,6 +69,7 @@ class RunningEpisode:
     behaviour: Behaviour
     plan_noise: np.random.Generator
     step_noise: np.random.Generator
+    lot: float
     instruction: str
     chunk: Floats | None = None
     position: int = 0
@@ -73,8 +77,13 @@ class RunningEpisode:
     @classmethod
     def begin(cls, behaviour: Behaviour, seed: int, instruction: str) -> RunningEpisode:
         """Begin an episode whose noise follows from a seed."""
-        plan, step = np.random.SeedSequence(int(seed)).spawn(2)
-        return cls(behaviour, np.random.default_rng(plan), np.random.default_rng(step), instruction)
+        plan, step, lot = map(np.random.default_rng, np.random.SeedSequence(int(seed)).spawn(3))
+        return cls(behaviour, plan, step, lot.random(), instruction)
+
+    @property
+    def exploration(self) -> Exploration:
+        """How it explores."""
+        return self.behaviour.exploration.in_episode(self.lot)
 
     @property
     def at_boundary(self) -> bool:
@@ -168,6 +177,7 @@ class PolicyRunner:
             action=np.zeros((self.slots, dimension), np.float32),
             chunk_index=np.zeros(self.slots, np.int16),
             version=np.zeros(self.slots, np.int64),
+            exploration=np.zeros(self.slots, np.uint8),
         )
         if not len(rows):
             return acted
@@ -307,10 +317,10 @@ class PolicyRunner:
 
 
 def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
-    """Split the positions of episodes by behaviour; one group except around a switch."""
-    groups: dict[int, list[int]] = {}
+    """Split the positions of episodes by behaviour and exploration."""
+    groups: dict[tuple[int, Exploration], list[int]] = {}
     for index, episode in enumerate(episodes):
-        groups.setdefault(id(episode.behaviour), []).append(index)
+        groups.setdefault((id(episode.behaviour), episode.exploration), []).append(index)
     return [np.asarray(part) for part in groups.values()]
 
 
@@ -320,13 +330,13 @@ def _act_in(
     """Act where one behaviour runs.
 
     Args:
-        episodes: Of the slots `rows`, r of them, all with the same behaviour.
+        episodes: Of the slots `rows`, r of them, all with the same behaviour and exploration.
         windows: Observation name → (r, n, ...shape), oldest first.
         rows: (r,) slots, whose rows of `acted` are filled.
         acted: The step of all slots.
     """
     behaviour = episodes[0].behaviour
-    policy, exploration = behaviour.policy, behaviour.exploration
+    policy, exploration = behaviour.policy, episodes[0].exploration
     sources, width = [episode.step_noise for episode in episodes], policy.action_dimension
     proposal = None
     if policy.base is not None:
@@ -350,6 +360,7 @@ def _act_in(
         action = action + scale * (2 * drawn - 1)
     acted.action[rows] = action.clip(-1, 1)
     acted.version[rows] = behaviour.version
+    acted.exploration[rows] = exploration.code
 
 
 def _advance(

@@ -15,17 +15,15 @@ from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
-from policies.policy import Policy
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import Choosing
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import value_range
 from robot_rl.learning.recipe import Recipe, Stage
-from robot_rl.learning.trial import Trial
+from robot_rl.learning.trial import WARMUP_SHARES, Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
@@ -126,8 +124,9 @@ class Learner:
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
-        made = self._algorithm
-        self._trial = Trial(bench, made) if isinstance(made, Choosing) else None
+        # Only a policy that carries the clone as its base can be compared with it in its episodes.
+        carried = self._algorithm.policy().base is not None
+        self._trial = Trial(bench) if carried else None
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
@@ -252,25 +251,29 @@ class Learner:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         if self.updates == 0:
             noise = self._algorithm.schedule.warmup_noise
-            behaviour = self._cloned.exploring("base", "normal", noise)
+            shares = WARMUP_SHARES if self._trial is not None else ()
+            behaviour = self._cloned.exploring("base", "normal", noise, *shares)
         else:
-            behaviour = self._behaviour(self._algorithm.acting_policy()).exploring("sample")
+            shares = self._trial.shares if self._trial is not None else ()
+            behaviour = self._learned().exploring("sample", "none", 0.0, *shares)
         try:
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
-            if self._trial is not None and self.updates:
-                self._trial.note_published(self.updates)
         except (ReplayError, Stopped):
             self._save_what_is_new()
             raise
 
-    def _behaviour(self, policy: Policy) -> Behaviour:
+    def _learned(self) -> Behaviour:
+        policy = self._algorithm.policy()
         steps = self._cloned.execute_steps if policy.base is not None else 1
         return dataclasses.replace(
             self._cloned, policy=policy, execute_steps=steps, version=self.updates
         )
 
     def _deployed(self) -> Behaviour:
-        return self._behaviour(self._algorithm.deployed_policy())
+        """What was learned, where it is held for better than the clone; else the clone."""
+        if self._trial is not None and not self._trial.proved:
+            return dataclasses.replace(self._cloned, version=self.updates)
+        return self._learned()
 
     def _save_what_is_new(self) -> None:
         if self._saved_steps != self.environment_steps:

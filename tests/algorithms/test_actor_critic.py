@@ -27,13 +27,13 @@ HEADS = 3
 @pytest.mark.parametrize("choice", [name for name in CHOICES if name.startswith("residual")])
 def test_a_residual_starts_as_its_base_and_explores_around_it(choice):
     algorithm = make(choice)
-    for policy in (algorithm.acting_policy(), algorithm.deployed_policy()):
-        action, base = acts(policy)
-        assert torch.equal(action, base)
+    policy = algorithm.policy()
+    action, base = acts(policy)
+    assert torch.equal(action, base)
     train(algorithm, CRITIC_ONLY)
-    assert torch.equal(*acts(algorithm.acting_policy()))
+    assert torch.equal(*acts(algorithm.policy()))
     noise = torch.randn(SIZE, DIMENSION, generator=torch.Generator().manual_seed(0))
-    explored, base = acts(algorithm.acting_policy(), noise=noise)
+    explored, base = acts(algorithm.policy(), noise=noise)
     assert 0 < float((explored - base).abs().mean()) < 0.5
 
 
@@ -141,18 +141,17 @@ def test_the_critic_only_phase_leaves_the_actor_alone(choice):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_the_deployed_policy_is_the_average_actor(choice):
+def test_the_policy_is_the_average_actor(choice):
     rate = 0.25
     algorithm = make(choice, changes=[("settings.average_rate", rate), ("settings.actor_every", 1)])
     train(algorithm, CRITIC_ONLY)
     average = weights(algorithm.average_actor)
     for update in range(3):
         train(algorithm, 1, first=update)
-        acting = weights(algorithm.acting_policy().actor)
-        deployed = weights(algorithm.deployed_policy().actor)
+        learning, deployed = weights(algorithm.actor), weights(algorithm.policy().actor)
         for name, value in average.items():
-            torch.testing.assert_close(deployed[name], value.lerp(acting[name], rate))
-        assert not same(acting, deployed)
+            torch.testing.assert_close(deployed[name], value.lerp(learning[name], rate))
+        assert not same(learning, deployed)
         average = deployed
 
 
@@ -182,7 +181,7 @@ def test_the_pretrained_actor_goes_to_the_demonstrations():
         for seed in range(300)
     ]
     assert losses[-1] < 0.2 * losses[0]
-    chosen, _ = acts(algorithm.deployed_policy())
+    chosen, _ = acts(algorithm.policy())
     assert float((chosen - torch.tensor([0.4, -0.4])).abs().mean()) < 0.2
 
 
@@ -221,14 +220,14 @@ def test_the_actor_learns_which_action_is_rewarded(choice):
         ("settings.imitation_pretraining", "false"),
     )
     algorithm = make(choice, changes=changes)
-    before, _ = acts(algorithm.deployed_policy())
+    before, _ = acts(algorithm.policy())
     rng = np.random.default_rng(0)
     for seed in range(250):
         action = rng.uniform(-1, 1, (SIZE, DIMENSION)).astype("f4")
         reward = (action[:, 0] > 0.2).astype("f4")
         columns = {"action": action, "reward": reward, "discount": np.zeros(SIZE, "f4")}
         algorithm.update(batch(algorithm, seed, **columns))
-    after, _ = acts(algorithm.deployed_policy())
+    after, _ = acts(algorithm.policy())
     rewarded_before = float((before[:, 0] > 0.2).float().mean())
     rewarded_after = float((after[:, 0] > 0.2).float().mean())
     assert rewarded_before < 0.6
@@ -261,6 +260,6 @@ def test_the_encoder_has_the_statistics_of_the_cloned_policy():
     base = cloned()
     for choice in CHOICES:
         algorithm = make(choice, base=base)
-        for policy in (algorithm.acting_policy(), algorithm.deployed_policy()):
-            assert policy.encoder.keys == base.encoder.keys
-            assert same(weights(policy.encoder), weights(base.encoder))
+        policy = algorithm.policy()
+        assert policy.encoder.keys == base.encoder.keys
+        assert same(weights(policy.encoder), weights(base.encoder))

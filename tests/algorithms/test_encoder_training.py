@@ -106,9 +106,11 @@ def test_the_critics_loss_trains_the_encoder_that_is_published_saved_and_resumed
     assert same(weights(cloned.policy), before[0])
     assert same(weights(cloned.vision), before[1])
 
-    acting = dataclasses.replace(cloned, policy=algorithm.acting_policy(), execute_steps=1)
+    acting = dataclasses.replace(cloned, policy=algorithm.policy(), execute_steps=1)
     received = checkpoint.from_bytes(checkpoint.to_bytes(acting))
-    assert same(weights(received.policy.encoder.vision), trained)
+    averaged = weights(received.policy.encoder.vision)
+    assert not same(averaged, trained)
+    assert not same(averaged, before[1])
     assert received.encoder_id == cloned.encoder_id
     assert received.observation == acting.observation
     own = {"last_command": DIMENSION} if choice == "rlpd_gripper" else {}
@@ -117,9 +119,6 @@ def test_the_critics_loss_trains_the_encoder_that_is_published_saved_and_resumed
     np.testing.assert_array_equal(acts(received).action, expected.action)
     # What rows carry is of the frozen encoder, at every version, so a store has one kind of it.
     np.testing.assert_array_equal(expected.features[FEATURES], acts(cloned).features[FEATURES])
-    deployed = algorithm.deployed_policy()
-    assert not same(weights(deployed.encoder.vision), trained)
-    assert not same(weights(deployed.encoder.vision), before[1])
 
     state = load(save(algorithm.state_dict()))
     expected = train(algorithm, 3, first=3)

@@ -51,8 +51,8 @@ def test_it_learns_to_close_and_that_a_change_costs():
     algorithm = trained(100, lambda told, latest: (told > 0) * 1.0)
     assert values(algorithm, -1) == pytest.approx([0.0, 0.0, 0.9], abs=0.1)
     assert values(algorithm, 1) == pytest.approx([-0.1, 1.0, 1.0], abs=0.1)
-    for policy in (algorithm.acting_policy(), algorithm.deployed_policy()):
-        assert (acts(policy)[0][:, 1] == 1).all()
+    policy = algorithm.policy()
+    assert (acts(policy)[0][:, 1] == 1).all()
 
 
 def test_without_a_reward_it_leaves_the_gripper_alone():
@@ -162,7 +162,7 @@ def test_to_open_costs_once_however_long_the_fingers_take(opened_to):
 
 def test_a_gripper_that_is_blocked_while_it_opens_does_not_close_again_by_itself():
     algorithm = trained(100, lambda told, latest: np.zeros(SIZE))  # prefers to change nothing
-    policy = algorithm.deployed_policy()
+    policy = algorithm.policy()
     _, rows = commanded(0.5)
     rng = np.random.default_rng(0)
     seen = {name: rng.uniform(-1, 1, (15, width)).astype("f4") for name, width in KEYS.items()}

@@ -1,4 +1,4 @@
-"""Which online episodes tell whether boldness or caution does better, and what follows."""
+"""Which online episodes tell whether learning does better than the clone, and what follows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tiny_runs import TINY, ServerProcess
 
 from policies import checkpoint
+from policies.behaviour import BEST_GUESS, EXPLORED, OF_BASE
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import stored_schema
@@ -31,14 +32,19 @@ class Acting:
         client.open_session(schema.task, schema, 1)
 
     def put(
-        self, version: int, successes: list[bool], *, reward: float = 0.0, helped: bool = False
+        self,
+        code: int | list[int],
+        successes: list[bool],
+        *,
+        reward: float = 0.0,
+        helped: bool = False,
     ) -> None:
         for success in successes:
             columns = {name: column.copy() for name, column in self._episode.items()}
             columns["source"][:] = SOURCE_POLICY
             if helped:
                 columns["source"][2] = SOURCE_INTERVENTION
-            columns["policy_version"][:] = version
+            columns["exploration"] = np.resize(np.uint8(code), len(columns["action"]))
             columns["reward"][:] = reward
             columns["success"][:] = False
             columns["success"][-2] = success  # with the last action
@@ -65,73 +71,65 @@ def acting(bench: Workbench, server: ServerProcess):
         yield Acting(server.run, client)
 
 
-class Told:
-    """Stands for an algorithm: remembers what it was told last."""
-
-    def choose(self, *, acting_boldly: bool, boldly: bool) -> None:
-        self.acting_boldly, self.boldly = acting_boldly, boldly
+def drawn(rng: np.random.Generator, rate: float, count: int) -> list[bool]:
+    return [bool(success) for success in rng.random(count) < rate]
 
 
-def act_until(trial: Trial, told: Told, acting: Acting, rates: dict[bool, float]) -> list[bool]:
-    """Act two episodes at a time as told, 40 in all; returns who acted."""
-    rng, ways = np.random.default_rng(0), []
-    for version in range(1, 21):
-        trial.note_published(version)
-        ways.append(told.acting_boldly)
-        acting.put(version, [bool(rng.random() < rates[told.acting_boldly]) for _ in range(2)])
+@pytest.mark.parametrize(("learned", "clone"), [(0.9, 0.2), (0.2, 0.9)])
+def test_only_what_does_better_than_the_clone_is_proved(bench, acting, learned, clone):
+    trial, rng = Trial(bench), np.random.default_rng(0)
+    assert not trial.proved
+    for _ in range(5):
+        acting.put(EXPLORED, drawn(rng, 0.0, 2))  # says nothing of either
+        acting.put(BEST_GUESS, drawn(rng, learned, 4))
+        acting.put(OF_BASE, drawn(rng, clone, 4))
         trial.count(acting.steps)
-    return ways
+    assert trial.proved == (learned > clone)
+    found = trial.metrics["learned_success"], trial.metrics["cloned_success"]
+    assert found == pytest.approx((learned, clone), abs=0.2)
+    assert trial.shares[1] == 0.0  # enough is known of the clone
 
 
-@pytest.mark.parametrize("better", [False, True])
-def test_who_succeeds_more_often_acts_more_often_and_is_deployed(bench, acting, better):
-    told = Told()
-    trial = Trial(bench, told)
-    assert (told.acting_boldly, told.boldly, trial.metrics) == (False, False, {})
-    ways = act_until(trial, told, acting, {better: 0.9, not better: 0.2})
-    assert set(ways) == {False, True}  # both were tried
-    assert ways.count(better) > 12
-    assert told.boldly == better
-    shares = trial.metrics["cautious_success"], trial.metrics["bold_success"]
-    assert shares[better] > 0.6 > shares[not better]
+def test_what_was_better_must_stay_better(bench, acting):
+    trial = Trial(bench)
+    acting.put(OF_BASE, [True, False] * 5)
+    acting.put(BEST_GUESS, [True] * 12)
+    trial.count(acting.steps)
+    assert trial.proved
+    acting.put(BEST_GUESS, [False] * 9)
+    trial.count(acting.steps)
+    assert not trial.proved
+    assert trial.metrics == {"learned_success": 0.25, "cloned_success": 0.5}
 
 
-def test_episodes_of_the_clone_of_two_ways_and_of_an_operator_do_not_count(bench, acting):
-    told = Told()
-    trial = Trial(bench, told)
-    acting.put(0, [True] * 3)
-    trial.note_published(7)
-    acting.put(7, [True] * 3, helped=True)
+def test_episodes_of_two_ways_and_of_an_operator_do_not_count(bench, acting):
+    trial = Trial(bench)
+    acting.put(BEST_GUESS, [True] * 3, helped=True)
+    acting.put([OF_BASE] * 2 + [BEST_GUESS] * 29, [True])
     trial.count(acting.steps)
     assert trial.metrics == {}
 
 
 def test_a_resumed_trial_goes_on_as_the_uninterrupted_one(bench, acting):
-    told, again = Told(), Told()
-    trial = Trial(bench, told)
-    act_until(trial, told, acting, {False: 0.3, True: 0.6})
-    saved = trial.state_dict()
-    resumed = Trial(bench, again)
-    resumed.load_state_dict(json.loads(json.dumps(saved)))
-    for version in range(31, 36):
-        for each in (trial, resumed):
-            each.note_published(version)
-        acting.put(version, [True, False])
-        for each in (trial, resumed):
-            each.count(acting.steps)
-        assert vars(told) == vars(again)
-        assert trial.metrics == resumed.metrics
+    trial, again = Trial(bench), Trial(bench)
+    acting.put(OF_BASE, [True, False, False])
+    acting.put(BEST_GUESS, [True, False])
+    trial.count(acting.steps)
+    again.load_state_dict(json.loads(json.dumps(trial.state_dict())))
+    acting.put(BEST_GUESS, [True, True])
+    for each in (trial, again):
+        each.count(acting.steps)
+    assert trial.metrics == again.metrics
+    assert again.metrics["learned_success"] == 0.75
 
 
 def test_where_nothing_tells_success_the_return_decides(bench, acting):
-    told = Told()
-    trial = Trial(bench, told)
-    for version in range(1, 21):
-        trial.note_published(version)
-        acting.put(version, [False] * 2, reward=-0.5 if told.acting_boldly else -1.0)
-        trial.count(acting.steps)
-    assert told.boldly
-    assert trial.metrics["bold_success"] == 1.0
+    trial = Trial(bench)
+    acting.put(OF_BASE, [False] * 6, reward=-1.0)
+    acting.put(BEST_GUESS, [False] * 6, reward=-0.5)
+    trial.count(acting.steps)
+    assert trial.proved
+    assert trial.metrics == {"learned_success": 1.0, "cloned_success": 0.0}
 
 
 def test_the_chance_is_that_of_two_beta_distributions():

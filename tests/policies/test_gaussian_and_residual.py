@@ -70,21 +70,16 @@ def test_the_residual_is_bounded_by_its_scale_and_the_action_by_one():
     assert (action - base).abs().max() <= policy.scale + 1e-6
 
 
-def test_a_correction_acts_where_critics_prefer_it_and_surely_where_it_is_deployed():
+def test_a_correction_acts_where_critics_prefer_it():
     policy, given = residual(), torch.zeros(256, 3)
     with torch.no_grad():
         policy.actor.network[-1].bias[:3] = 1.0  # a correction for every state
-    values = policy.critics.weights[-1].detach().clone()
-    deployed = policy.act(observations(256), given, None)
-    policy.caution = 0.0
-    by_the_mean = policy.act(observations(256), given, None)
-    acted, acted_by_the_mean = (a.abs().sum(1) > 0 for a in (deployed, by_the_mean))
-    assert 0 < acted.sum() < acted_by_the_mean.sum() < 256
-    assert not (acted & ~acted_by_the_mean).any()
+    acted = policy.act(observations(256), given, None).abs().sum(1) > 0
+    assert 0 < acted.sum() < 256
     with torch.no_grad():
-        policy.critics.weights[-1].copy_(-values)  # what was better is worse now
+        policy.critics.weights[-1].neg_()  # what was better is worse now
     reversed_choice = policy.act(observations(256), given, None).abs().sum(1) > 0
-    assert torch.equal(reversed_choice, ~acted_by_the_mean)
+    assert torch.equal(reversed_choice, ~acted)
 
 
 def test_only_the_residual_learns():
@@ -100,9 +95,6 @@ def test_parts_that_do_not_fit_are_refused():
         ResidualPolicy(encoder, GaussianTanh(10, 3, generator=seeded(0)), diffusion(), critics)
     with pytest.raises(PolicyError, match="another number of action columns"):
         ResidualPolicy(encoder, GaussianTanh(12, 2, generator=seeded(0)), diffusion(), critics)
-    fitting = GaussianTanh(13, 3, generator=seeded(0))
-    with pytest.raises(PolicyError, match="caution is out of range"):
-        ResidualPolicy(encoder, fitting, diffusion(), critics, caution=-1.0)
     with pytest.raises(PolicyError, match="scale is out of range"):
         ResidualPolicy.create(encoder, diffusion(), generator=seeded(0), scale=0.0)
     with pytest.raises(PolicyError, match="log_std"):

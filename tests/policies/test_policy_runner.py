@@ -296,7 +296,7 @@ def test_what_learned_on_top_of_a_conditioned_policy_is_told_the_instruction():
     """When the warm-up with the cloned policy ended, the actor did; a new one did not start."""
     cloned = behaviour(vla(), EXECUTE)
     algorithm = make_algorithm(compose(["algorithm=rlpd"]).algorithm, cloned, 0)
-    learned = behaviour(algorithm.acting_policy(), version=1)
+    learned = behaviour(algorithm.policy(), version=1)
     told = []
     for first in (cloned, learned):
         runner = PolicyRunner(first, 2)

@@ -197,8 +197,8 @@ class ActorCritic(ABC):
         """The executed action (B, d) for the actor's output in (-1, 1) (B, d)."""
 
     @abstractmethod
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
-        """A policy around these copies; `averaged` says whether they are averages."""
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
+        """A policy around these copies."""
 
     @property
     def encoder(self) -> StateEncoder:
@@ -262,17 +262,9 @@ class ActorCritic(ABC):
         """A column of a batch on the device."""
         return to_device(torch.from_numpy(column), self.device)
 
-    def acting_policy(self) -> Policy:
-        """The policy that explores."""
-        return self._snapshot(self.actor, averaged=False)
-
-    def deployed_policy(self) -> Policy:
+    def policy(self) -> Policy:
         """The policy with the averaged actor, and the averaged image encoder where one learns."""
-        return self._snapshot(self.average_actor, averaged=True)
-
-    def _snapshot(self, actor: GaussianTanh, *, averaged: bool) -> Policy:
-        encoder = self.encoding.snapshot(averaged=averaged)
-        return self.policy_of(encoder, copy.deepcopy(actor), averaged=averaged)
+        return self.policy_of(self.encoding.snapshot(), copy.deepcopy(self.average_actor))
 
     def _sample(self, seen: Seen) -> tuple[Tensor, Tensor]:
         squashed, log_prob = self.actor.sample(seen.features, self._generator)

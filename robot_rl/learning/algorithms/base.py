@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
@@ -109,11 +109,8 @@ class Algorithm(Protocol):
             AlgorithmError: A required field is missing.
         """
 
-    def acting_policy(self) -> Policy:
-        """The policy that explores: sampled from, its weights as of now."""
-
-    def deployed_policy(self) -> Policy:
-        """The policy that is evaluated and shipped: its mean is taken."""
+    def policy(self) -> Policy:
+        """The policy that is evaluated and shipped by its mean; to explore it is sampled from."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs, random generator included."""
@@ -123,19 +120,6 @@ class Algorithm(Protocol):
 
         Raises:
             AlgorithmError: An entry is missing or does not fit.
-        """
-
-
-@runtime_checkable
-class Choosing(Protocol):
-    """An algorithm whose policy chooses, by values, between the base's action and its own."""
-
-    def choose(self, *, acting_boldly: bool, boldly: bool) -> None:
-        """Say how sure the values must be for its own action to be taken.
-
-        Args:
-            acting_boldly: Whether the policy that explores takes it wherever it seems better.
-            boldly: The same of the policy that is deployed.
         """
 
 

@@ -66,8 +66,8 @@ class Encoding:
     def average(self, rate: float) -> None:
         """Move the average by `rate` towards the encoder."""
 
-    def snapshot(self, *, averaged: bool) -> StateEncoder:
-        """A copy of the encoder, or of its average, for a policy."""
+    def snapshot(self) -> StateEncoder:
+        """A copy of the encoder for a policy, or of its average where it learns."""
         return copy.deepcopy(self.encoder)
 
 
@@ -108,9 +108,9 @@ class ContinuedEncoding(Encoding):
         """Move the average by `rate` towards the encoder."""
         move_towards(self._average, self.encoder, rate)
 
-    def snapshot(self, *, averaged: bool) -> StateEncoder:
-        """A copy of the encoder, or of its average, for a policy."""
-        return copy.deepcopy(self._average if averaged else self.encoder)
+    def snapshot(self) -> StateEncoder:
+        """A copy of the average."""
+        return copy.deepcopy(self._average)
 
     def _seen(
         self, batch: Batch, prefix: str, generator: torch.Generator

@@ -24,10 +24,9 @@ from robot_rl.learning.algorithms.encoding import Encoding
 class Residual(ActorCritic):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
-    The correction acts only where the critics hold it for better than the proposal itself. Boldly,
-    their mean decides, as it does in the target. With caution they must agree. On some tasks
-    boldness learns more, on others it ruins a good clone; episodes of both tell which of the two
-    is deployed: see `robot_rl.learning.trial`.
+    The correction acts only where the critics hold it for better than the proposal itself, as in
+    IBRL (Hu et al. 2023, arXiv 2311.02198). Whether all of it is better than the clone is found on
+    the robot: see `robot_rl.learning.trial`.
 
     Args:
         base: See `ActorCritic`.
@@ -36,8 +35,6 @@ class Residual(ActorCritic):
         settings: See `ActorCriticSettings`.
         seed: See `ActorCritic`.
         scale: Largest correction, in action units.
-        caution: Standard deviations between the critics by which the mean gain of a correction
-            must exceed 0 for them to agree.
     """
 
     uses_base = True
@@ -52,18 +49,10 @@ class Residual(ActorCritic):
         settings: ActorCriticSettings,
         seed: int,
         scale: float,
-        caution: float,
     ) -> None:
         super().__init__(base, encoding, schedule, settings, seed)
         self._policy = self.policy_class(
-            encoding.encoder, self.actor, base, self.target_critics, scale, caution
-        )
-        self._most_caution = self._acting_caution = caution
-
-    def choose(self, *, acting_boldly: bool, boldly: bool) -> None:
-        """See `Choosing`."""
-        self._acting_caution, self._policy.caution = (
-            0.0 if bold else self._most_caution for bold in (acting_boldly, boldly)
+            encoding.encoder, self.actor, base, self.target_critics, scale
         )
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
@@ -74,14 +63,15 @@ class Residual(ActorCritic):
     def next_values(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
         """The values (H, B) of the correction where it is preferred, else of the proposal."""
         assert following.base is not None
-        values = super().next_values(following, action, None)
-        of_base = super().next_values(following, following.base, None)
-        chosen = torch.where(prefers(values, of_base, caution=0.0), values, of_base)
+        # Both in one multiplication: two take a third longer.
+        both = Seen(following.features.repeat(2, 1), None)
+        actions = torch.cat([action, following.base])
+        values, of_base = super().next_values(both, actions, None).chunk(2, dim=1)
+        chosen = torch.where(prefers(values, of_base), values, of_base)
         return chosen if heads is None else chosen[heads]
 
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
         """A residual policy on the same base."""
         mine = self._policy
         critics = copy.deepcopy(self.target_critics)
-        caution = mine.caution if averaged else self._acting_caution
-        return self.policy_class(encoder, actor, mine.base_policy, critics, mine.scale, caution)
+        return self.policy_class(encoder, actor, mine.base_policy, critics, mine.scale)

@@ -21,6 +21,6 @@ class RLPD(ActorCritic):
         """The actor's output is the action."""
         return squashed
 
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
         """A Gaussian policy without a base."""
         return GaussianPolicy(encoder, actor)

@@ -124,13 +124,12 @@ class RLPDGripper(RLPD):
         self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
         self._range = _with_penalty(settings.value_range, gripper.penalty, schedule.discount)
 
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh, *, averaged: bool) -> Policy:
+    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
         """A policy with this actor, and the gripper's critic that belongs to it."""
-        critic = self.target_gripper_critic if averaged else self.gripper_critic
         return GaussianGripperPolicy(
             encoder,
             actor,
-            copy.deepcopy(critic),
+            copy.deepcopy(self.target_gripper_critic),
             self._column,
             self._settings.exploration,
         )
