@@ -197,6 +197,7 @@ class ResidualPolicy(GaussianPolicy):
         base: The chunk policy, which is frozen.
         critics: From `encoder.features` + 2 d (base action, then action) to values.
         scale: Largest residual s, in action units.
+        corrects: Whether residuals act at all; without, the base acts alone.
     """
 
     kind: ClassVar[str] = "residual"
@@ -209,12 +210,14 @@ class ResidualPolicy(GaussianPolicy):
         base: ChunkPolicy,
         critics: CriticEnsemble,
         scale: float = 0.5,
+        corrects: bool = True,
     ) -> None:
         super().__init__(encoder, actor, base)
         if not 0 < scale <= 2:
             raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
         self.critics = critics
         self.scale = float(scale)
+        self.corrects = bool(corrects)
 
     @classmethod
     def create(
@@ -240,6 +243,7 @@ class ResidualPolicy(GaussianPolicy):
             **super().config,
             "critics": self.critics.config,
             "scale": self.scale,
+            "corrects": self.corrects,
         }
 
     @classmethod
@@ -258,6 +262,8 @@ class ResidualPolicy(GaussianPolicy):
         """Choose one action (B, d): the base's proposal (B, d), or that with a correction."""
         if base_action is None:
             raise PolicyError("a residual policy needs the base action", got="none")
+        if not self.corrects:
+            return base_action
         features = self.encoder(observation)
         base_action = base_action.to(features.device)
         seen = torch.cat([features, base_action], -1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
+from policies.gaussian import ResidualPolicy
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
@@ -124,9 +125,8 @@ class Learner:
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
-        # Only a policy that carries the clone as its base can be compared with it in its episodes.
-        carried = self._algorithm.policy().base is not None
-        self._trial = Trial(bench) if carried else None
+        corrects = isinstance(self._algorithm.policy(), ResidualPolicy)
+        self._trial = Trial(bench) if corrects else None
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
@@ -270,10 +270,11 @@ class Learner:
         )
 
     def _deployed(self) -> Behaviour:
-        """What was learned, where it is held for better than the clone; else the clone."""
-        if self._trial is not None and not self._trial.proved:
-            return dataclasses.replace(self._cloned, version=self.updates)
-        return self._learned()
+        """What was learned; its corrections act only if they are held for better than the clone."""
+        learned = self._learned()
+        if self._trial is not None and isinstance(learned.policy, ResidualPolicy):
+            learned.policy.corrects = self._trial.proved
+        return learned
 
     def _save_what_is_new(self) -> None:
         if self._saved_steps != self.environment_steps:

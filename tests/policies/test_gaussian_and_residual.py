@@ -82,6 +82,15 @@ def test_a_correction_acts_where_critics_prefer_it():
     assert torch.equal(reversed_choice, ~acted)
 
 
+def test_held_back_it_is_the_base():
+    policy, given = residual(), torch.zeros(256, 3)
+    with torch.no_grad():
+        policy.actor.network[-1].bias[:3] = 1.0
+    policy.corrects = False
+    assert torch.equal(policy.act(observations(256), given, None), given)
+    assert policy.config["corrects"] is False  # and a checkpoint of it stays so
+
+
 def test_only_the_residual_learns():
     policy = residual()
     policy.act(observations(4), torch.zeros(4, 3), torch.ones(4, 3)).sum().backward()
