@@ -8,6 +8,9 @@ from pathlib import Path
 
 from robot_rl.data import lerobot
 from robot_rl.data.episodes import Episode, NotADataset
+from robot_rl.data.foreign import open_foreign
+from robot_rl.data.foreign.mapped import MappedEpisodes
+from robot_rl.data.foreign.mapping import propose
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.data.transfer import (
     DatasetEpisodes,
@@ -73,15 +76,17 @@ def export(
     _transfer(DatasetEpisodes(place, selection), out, format, "exported")
 
 
-def import_dataset(path: str, out: str, *, table: str | None) -> None:
-    """Write the episodes of a LeRobot or an episode dataset to a new episode dataset or a store.
+def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -> None:
+    """Write the episodes of a dataset to a new episode dataset or a store.
 
     Args:
-        path: What `robot-rl export` wrote.
+        path: What `robot-rl export` wrote, or demonstrations of others (`robot_rl.data.foreign`).
         out: The directory to make, which then serves as ``dataset=`` of the other commands; or a
             store or a run directory, whose replay server must be running.
         table: Name of the store's table; None takes the only one, or makes one named after the
             task.
+        map: Of demonstrations of others: the file that says what their columns are. None writes a
+            proposal beside `out`, and nothing else.
 
     Raises:
         DatasetExists: There is something else at `out`.
@@ -93,19 +98,38 @@ def import_dataset(path: str, out: str, *, table: str | None) -> None:
         raise NotADataset(
             "there is nothing to import",
             got=f"no folder {place}",
-            hint="name a dataset that `robot-rl export` wrote",
+            hint="name a dataset that `robot-rl export` or somebody else wrote",
         )
-    source: EpisodeSource = (
-        DatasetEpisodes(place, Selection())
-        if (place / "zarr.json").is_file()
-        else lerobot.open_lerobot(place)
-    )
+    source: EpisodeSource
     store = _store_at(Path(out))
-    if is_store(store) or store != Path(out):
+    live = is_store(store) or store != Path(out)
+    if (place / "zarr.json").is_file():
+        source = DatasetEpisodes(place, Selection())
+    elif (place / lerobot.OWN_PATH).is_file():
+        source = lerobot.open_lerobot(place)
+    elif live:
+        raise RobotRLError(
+            "demonstrations of others do not go into a store at once",
+            hint="import them into a new dataset, and that one into the store",
+        )
+    elif map is None:
+        file = Path(out).with_suffix(".map.yaml")
+        propose(place, Path(out), file, open_foreign(place))
+        print(f"fill in {file}, then: robot-rl import {path} {out} map={file}")
+        return
+    else:
+        source, map = MappedEpisodes(open_foreign(place), Path(map)), None
+    if map is not None:
+        raise RobotRLError(
+            "only demonstrations of others need a mapping", got=f"map={map}", hint="leave it out"
+        )
+    if live:
         _import_into(source, store, table)
         return
     _check_no_table(table)
     _transfer(source, out, "zarr", "imported")
+    if isinstance(source, MappedEpisodes):
+        print("\n".join(f"    {line}" for line in source.report))
 
 
 def annotate(store: str, address: str, *, table: str | None) -> None:

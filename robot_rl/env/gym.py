@@ -179,6 +179,12 @@ class GymRobot:
         self.time_limit_steps = (spec and spec.max_episode_steps) or 0
         task.attach(self)
 
+    @property
+    def action_range(self) -> npt.NDArray[np.float64]:
+        """What -1 and 1 of each action column are to the environment, (2, d)."""
+        middle, half = (self._low + self._high) / 2, self._scale * (self._high - self._low) / 2
+        return np.stack([middle - half, middle + half])[:, self._used]
+
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Reset the environment with a seed from `rng`; it starts where it likes."""
         seed = int(rng.integers(_SEEDS))

@@ -11,8 +11,9 @@ from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import feature_columns, stored_schema
-from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SchemaMismatch
 from robot_rl.env.factory import make_env
+from robot_rl.env.gym import GymRobot
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
@@ -66,6 +67,16 @@ def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
     env = make_env(config)
     env.close()
     dataset.expect(env.schema)
+    scaled = dataset.metadata.get("action_range")  # where robot-rl import has scaled them
+    if scaled is not None and isinstance(env.robot, GymRobot):
+        own = env.robot.action_range
+        if not np.allclose(scaled, own, rtol=1e-3):
+            raise SchemaMismatch(
+                f"the dataset {dataset.path}: its actions were scaled from other bounds",
+                got=scaled,
+                expected=own.tolist(),
+                hint="correct action_low and action_high in its mapping file, and import it again",
+            )
 
 
 def value_range(dataset: EpisodeDataset, discount: float) -> tuple[float, float]:

@@ -64,7 +64,6 @@ def slow_down(path: Path) -> None:
     [
         (INFO, Path.unlink, ["info.json"]),
         (INFO, cut_file, ["info.json", "cannot be read"]),
-        ("meta/robot_rl.json", Path.unlink, ["robot_rl.json", "robot-rl export"]),
         (
             INFO,
             lambda p: edit(p, lambda c: c.update(codebase_version="v2.1")),

@@ -32,8 +32,8 @@ drops an episode's last row, and an import goes without it as `robot_rl.data.tra
 says: an episode that terminated keeps all of its steps, any other one loses its last. Pictures come
 back with the losses of H.264. All else comes back equal.
 
-Datasets that LeRobot itself recorded cannot be imported: nothing in them says which of their
-numbers are the fields of a row, and their actions are not the ones of `robot_rl`.
+In datasets that LeRobot itself recorded nothing says which of their numbers are the fields of a
+row; `robot_rl.data.foreign` imports them with a mapping.
 
 Reading and writing need the packages of the extra `lerobot`; importing this module does not.
 """
@@ -73,12 +73,12 @@ EPISODES_PER_FILE = 100
 STATE = "observation.state"
 ENVIRONMENT_STATE = "observation.environment_state"
 DONE = "next.done"
-VIDEO = "video"
+VIDEO, IMAGE = "video", "image"
 _IMAGES = "images/"
 _OBJECT_POSES = "state/object_poses"
 _OUTCOMES = ("reward", "terminated", "truncated", "success")
 # Not every rate is a whole number; 29.97 must not become a fraction that no video can hold.
-_LARGEST_DENOMINATOR = 1001
+LARGEST_DENOMINATOR = 1001
 
 
 class PackagesMissing(RobotRLError):
@@ -128,7 +128,7 @@ class Feature:
 
     Attributes:
         key: Its name.
-        dtype: NumPy's name, or ``"video"``.
+        dtype: NumPy's name, ``"video"``, or ``"image"`` of pictures beside the numbers.
         shape: Of one frame; (n,), or (height, width, 3) of a camera.
         names: What the numbers are called, where they have names.
         fields: The fields of a row that it holds, each flattened, side by side.
@@ -142,8 +142,13 @@ class Feature:
 
     @property
     def is_video(self) -> bool:
-        """Whether it is a camera."""
+        """Whether it is a camera, whose pictures have files of their own."""
         return self.dtype == VIDEO
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is a camera."""
+        return self.dtype in (VIDEO, IMAGE)
 
     def values(self, rows: Rows) -> Array:
         """Return its values in rows: (rows, n), or (rows, height, width, 3) of a camera."""
@@ -216,7 +221,7 @@ def features_of(schema: RowSchema) -> tuple[Feature, ...]:
 
 def frame_rate(schema: RowSchema) -> Fraction:
     """Return the frames per second of the recording, as videos need it."""
-    return Fraction(schema.control_rate_hz).limit_denominator(_LARGEST_DENOMINATOR)
+    return Fraction(schema.control_rate_hz).limit_denominator(LARGEST_DENOMINATOR)
 
 
 def _camera(field: Field) -> Feature:

@@ -1,8 +1,10 @@
-"""Reading a LeRobot dataset that `robot-rl export` wrote. See the package for the layout."""
+"""Reading a LeRobot dataset. See the package for the layout."""
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
@@ -14,15 +16,160 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from av.video.stream import VideoStream
+from PIL import Image
 
 from robot_rl.data import lerobot as layout
-from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode, NotADataset, Rows
+from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode, NotADataset
 from robot_rl.data.lerobot import Feature, features_of, frame_rate
 from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
 from robot_rl.data.transfer import close_episode
 
-_HINT = "give the directory that `robot-rl export` wrote"
+_HINT = "give what `robot-rl export` wrote; `robot-rl import` takes in what others wrote"
 _COPY = "restore it from a copy"
+
+
+class LeRobotFrames:
+    """The frames of any LeRobot dataset of v3.0 or v2.1, as the features name them.
+
+    Args:
+        path: Directory of the dataset.
+        information: Content of `meta/info.json`.
+        features: The features that are wanted; `INDEX_FEATURES` are needed too.
+        rate: Frames per second.
+        told: Columns of `meta/episodes` that are wanted, beside those that say where frames are.
+
+    Attributes:
+        records: What is known of each episode, in order.
+
+    Raises:
+        DatasetDamaged: A file cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        information: Mapping[str, Any],
+        features: Sequence[Feature],
+        rate: Fraction,
+        told: Sequence[str],
+    ) -> None:
+        self._path, self._information, self._rate = path, information, rate
+        self._tabular = [feature for feature in features if not feature.is_video]
+        self._videos = [feature for feature in features if feature.is_video]
+        old = information.get("codebase_version") != layout.VERSION
+        self.records = self._read_old_records() if old else self._read_records(told)
+        total = information.get("total_episodes")
+        if len(self.records) != total:
+            raise DatasetDamaged(
+                f"episodes are missing from {path / 'meta/episodes'}",
+                got=len(self.records),
+                expected=total,
+                hint=_COPY,
+            )
+        for number, record in enumerate(self.records):
+            _check_record(path, number, record)
+
+    @property
+    def steps(self) -> int:
+        """Number of frames."""
+        return sum(r["dataset_to_index"] - r["dataset_from_index"] for r in self.records)
+
+    def episodes(self) -> Iterator[tuple[dict[str, Any], dict[Feature, Array]]]:
+        """Yield the record of each episode, and the values (frames, ...) of each feature.
+
+        Raises:
+            DatasetDamaged: A file of frames or pictures is missing, cut or of another shape.
+        """
+        data, table, first = Path(), pa.table({}), 0
+        with ExitStack() as opened:
+            videos = {f: opened.enter_context(_Video(self._rate)) for f in self._videos}
+            for record in self.records:
+                path = self._file("data_path", "data", record)
+                if path != data:
+                    table = _read_table(path, [feature.key for feature in self._tabular])
+                    data, first = path, record["dataset_from_index"]
+                values = self._frames(path, table, first, record)
+                for feature, video in videos.items():
+                    prefix = f"videos/{feature.key}"
+                    start = float(record[f"{prefix}/from_timestamp"])
+                    count = record["dataset_to_index"] - record["dataset_from_index"]
+                    values[feature] = np.empty((count, *feature.shape), np.uint8)
+                    path = self._file("video_path", prefix, record, feature.key)
+                    video.read(path, start, values[feature])
+                yield record, values
+
+    def _frames(
+        self, path: Path, table: pa.Table, first: int, record: dict[str, Any]
+    ) -> dict[Feature, Array]:
+        """Take the frames of an episode out of its file, all but the videos."""
+        start, stop = record["dataset_from_index"], record["dataset_to_index"]
+        part = table.slice(start - first, stop - start)
+        found = {f: _values(path, f, part[f.key]) for f in self._tabular}
+        index, episode = (
+            next(values[:, 0] for f, values in found.items() if f.key == key)
+            for key in ("index", "episode_index")
+        )
+        expected = np.arange(start, stop)
+        if not np.array_equal(index, expected) or (episode != record["episode_index"]).any():
+            raise DatasetDamaged(
+                f"{path} does not hold the frames that meta/episodes names",
+                got=f"{len(index)} frames of episodes {np.unique(episode).tolist()}",
+                expected=f"episode {record['episode_index']}, frames {start} to {stop - 1}",
+                hint=_COPY,
+            )
+        return found
+
+    def _file(self, kind: str, prefix: str, record: dict[str, Any], key: str = "") -> Path:
+        names = {name: record[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
+        try:
+            # v2.1 has a file an episode, and other words for the same numbers.
+            name = str(self._information[kind]).format(
+                **names,
+                video_key=key,
+                episode_chunk=names["chunk_index"],
+                episode_index=names["file_index"],
+            )
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise DatasetDamaged(
+                f"{self._path / layout.INFO_PATH}: {kind!r} cannot be read", got=repr(error)
+            ) from error
+        return self._path / name
+
+    def _read_records(self, told: Sequence[str]) -> list[dict[str, Any]]:
+        names = [
+            "episode_index",
+            "dataset_from_index",
+            "dataset_to_index",
+            "data/chunk_index",
+            "data/file_index",
+            *told,
+        ]
+        for feature in self._videos:
+            prefix = f"videos/{feature.key}"
+            names += [f"{prefix}/{n}" for n in ("chunk_index", "file_index", "from_timestamp")]
+        records: list[dict[str, Any]] = []
+        for file in sorted((self._path / "meta/episodes").glob("*/*.parquet")):
+            records += _read_table(file, names).to_pylist()
+        return records
+
+    def _read_old_records(self) -> list[dict[str, Any]]:
+        """Read those of v2.1, and add where in v3.0 each episode would be."""
+        records, start, file = [], 0, self._path / "meta/episodes.jsonl"
+        try:
+            for line in file.read_text(encoding="utf-8").splitlines():
+                told = json.loads(line)
+                number, stop = int(told["episode_index"]), start + int(told["length"])
+                record = {"episode_index": number, "tasks": list(told.get("tasks") or ())}
+                record |= {"dataset_from_index": start, "dataset_to_index": stop}
+                chunk = number // int(self._information.get("chunks_size", layout.FILES_PER_CHUNK))
+                for prefix in ("data", *(f"videos/{feature.key}" for feature in self._videos)):
+                    record |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": number}
+                    record[f"{prefix}/from_timestamp"] = 0.0
+                records.append(record)
+                start = stop
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DatasetDamaged(f"{file} cannot be read", got=repr(error), hint=_COPY) from error
+        return records
 
 
 class LeRobotEpisodes:
@@ -38,16 +185,7 @@ class LeRobotEpisodes:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        information = _read_json(path, layout.INFO_PATH)
-        version = information.get("codebase_version")
-        if version != layout.VERSION:
-            raise DatasetError(
-                f"{path} follows another version of the LeRobot layout",
-                got=version,
-                expected=layout.VERSION,
-                hint="convert it with the LeRobot version that wrote it, or export again",
-            )
+        information = read_information(path, (layout.VERSION,))
         own = _read_json(path, layout.OWN_PATH)
         self.schema = RowSchema.from_json(json.dumps(own.get("schema")))
         self.metadata: Mapping[str, Any] = dict(own.get("metadata") or {})
@@ -58,22 +196,21 @@ class LeRobotEpisodes:
                 expected=self.schema.control_rate_hz,
                 hint="a dataset cannot be imported at another rate than it was recorded at",
             )
-        self._features = features_of(self.schema)
-        self._rate = frame_rate(self.schema)
-        self._records = self._read_records(information.get("total_episodes"))
+        told = [f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")]
+        features, rate = features_of(self.schema), frame_rate(self.schema)
+        self._frames = LeRobotFrames(path, information, features, rate, told)
+        self.steps = self._frames.steps
+        for number, record in enumerate(self._frames.records):
+            if not 0 <= record["robot_rl/source"] < len(SOURCE_NAMES):
+                raise _bad_record(path, number, record)
 
     def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def steps(self) -> int:
-        """Number of frames."""
-        return sum(r["dataset_to_index"] - r["dataset_from_index"] for r in self._records)
+        return len(self._frames.records)
 
     @property
     def successes(self) -> int:
         """Number of episodes that reached their goal."""
-        return sum(bool(record["robot_rl/success"]) for record in self._records)
+        return sum(bool(record["robot_rl/success"]) for record in self._frames.records)
 
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes that have a step left.
@@ -81,88 +218,45 @@ class LeRobotEpisodes:
         Raises:
             DatasetDamaged: A file of frames or pictures is missing, cut or of another shape.
         """
-        tabular = [feature for feature in self._features if not feature.is_video]
-        data, table, first = Path(), pa.table({}), 0
-        with ExitStack() as opened:
-            videos = {
-                f: opened.enter_context(_Video(self._rate)) for f in self._features if f.is_video
-            }
-            for record in self._records:
-                path = self._file(layout.DATA_PATH, "data", record)
-                if path != data:
-                    table = _read_table(path, [feature.key for feature in tabular])
-                    data, first = path, record["dataset_from_index"]
-                rows = self._frames(path, table, first, record)
-                for feature, video in videos.items():
-                    prefix = f"videos/{feature.key}"
-                    start = float(record[f"{prefix}/from_timestamp"])
-                    pictures: Array = np.empty((len(rows), *feature.shape), np.uint8)
-                    path = self._file(layout.VIDEO_PATH, prefix, record, feature.key)
-                    video.read(path, start, pictures)
-                    feature.put(pictures, rows)
-                closed = close_episode(rows, self.schema.observation_names)
-                if closed is not None:
-                    yield Episode(
-                        closed,
-                        int(record["robot_rl/seed"]),
-                        str(record["robot_rl/instruction"]),
-                        bool(record["robot_rl/success"]),
-                        int(record["robot_rl/source"]),
-                    )
+        for record, found in self._frames.episodes():
+            count = record["dataset_to_index"] - record["dataset_from_index"]
+            rows = np.zeros(count, self.schema.dtype)
+            for feature, values in found.items():
+                if feature.fields:
+                    feature.put(values, rows)
+            closed = close_episode(rows, self.schema.observation_names)
+            if closed is not None:
+                yield Episode(
+                    closed,
+                    int(record["robot_rl/seed"]),
+                    str(record["robot_rl/instruction"]),
+                    bool(record["robot_rl/success"]),
+                    int(record["robot_rl/source"]),
+                )
 
-    def _frames(self, path: Path, table: pa.Table, first: int, record: dict[str, Any]) -> Rows:
-        """Take the frames of an episode out of its file, all but the pictures."""
-        start, stop = record["dataset_from_index"], record["dataset_to_index"]
-        part = table.slice(start - first, stop - start)
-        found = {
-            f.key: (f, _values(path, f, part[f.key])) for f in self._features if not f.is_video
-        }
-        index, episode = found["index"][1][:, 0], found["episode_index"][1][:, 0]
-        expected = np.arange(start, stop)
-        if not np.array_equal(index, expected) or (episode != record["episode_index"]).any():
-            raise DatasetDamaged(
-                f"{path} does not hold the frames that meta/episodes names",
-                got=f"{len(index)} frames of episodes {np.unique(episode).tolist()}",
-                expected=f"episode {record['episode_index']}, frames {start} to {stop - 1}",
-                hint=_COPY,
-            )
-        rows = np.zeros(len(index), self.schema.dtype)
-        for feature, values in found.values():
-            if feature.fields:
-                feature.put(values, rows)
-        return rows
 
-    def _file(self, template: str, prefix: str, record: dict[str, Any], key: str = "") -> Path:
-        place = {name: record[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
-        return self._path / template.format(video_key=key, **place)
+def read_information(path: Path, versions: Sequence[str]) -> dict[str, Any]:
+    """Read `meta/info.json`.
 
-    def _read_records(self, total: object) -> list[dict[str, Any]]:
-        """Read what is known of each episode, in order."""
-        names = [
-            "episode_index",
-            "dataset_from_index",
-            "dataset_to_index",
-            "data/chunk_index",
-            "data/file_index",
-            *(f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")),
-        ]
-        for feature in self._features:
-            if feature.is_video:
-                prefix = f"videos/{feature.key}"
-                names += [f"{prefix}/{n}" for n in ("chunk_index", "file_index", "from_timestamp")]
-        records: list[dict[str, Any]] = []
-        for file in sorted((self._path / "meta/episodes").glob("*/*.parquet")):
-            records += _read_table(file, names).to_pylist()
-        if len(records) != total:
-            raise DatasetDamaged(
-                f"episodes are missing from {self._path / 'meta/episodes'}",
-                got=len(records),
-                expected=total,
-                hint=_COPY,
-            )
-        for number, record in enumerate(records):
-            _check_record(self._path, number, record)
-        return records
+    Args:
+        path: Directory of the dataset.
+        versions: Those of the layout that are read.
+
+    Raises:
+        NotADataset: There is none.
+        DatasetError: The layout has another version.
+        DatasetDamaged: It cannot be read.
+    """
+    information = _read_json(path, layout.INFO_PATH)
+    version = information.get("codebase_version")
+    if version not in versions:
+        raise DatasetError(
+            f"{path} follows another version of the LeRobot layout",
+            got=version,
+            expected=" or ".join(versions),
+            hint="convert it with the LeRobot version that wrote it, or export again",
+        )
+    return information
 
 
 def _check_record(path: Path, number: int, record: dict[str, Any]) -> None:
@@ -171,11 +265,14 @@ def _check_record(path: Path, number: int, record: dict[str, Any]) -> None:
         not whole
         or record["episode_index"] != number
         or record["dataset_to_index"] <= record["dataset_from_index"]
-        or not 0 <= record["robot_rl/source"] < len(SOURCE_NAMES)
     ):
-        raise DatasetDamaged(
-            f"{path / 'meta/episodes'}: the record of episode {number} is not valid", got=record
-        )
+        raise _bad_record(path, number, record)
+
+
+def _bad_record(path: Path, number: int, record: dict[str, Any]) -> DatasetDamaged:
+    return DatasetDamaged(
+        f"{path / 'meta/episodes'}: the record of episode {number} is not valid", got=record
+    )
 
 
 class _Video:
@@ -205,7 +302,12 @@ class _Video:
             while found < len(out):
                 frame = next(self._pictures, None)
                 seconds = None if frame is None else frame.time
-                if frame is None or seconds is None or round(seconds * self._rate) != first + found:
+                if frame is None or seconds is None:
+                    break
+                at = round(seconds * self._rate)
+                if at < first:  # of an episode that was removed
+                    continue
+                if at != first + found:
                     break
                 out[found] = frame.to_ndarray(format="rgb24")
                 found += 1
@@ -249,10 +351,13 @@ def _read_table(path: Path, names: Sequence[str]) -> pa.Table:
 
 
 def _values(path: Path, feature: Feature, column: Any) -> Array:
-    """The values (rows, n) of a feature in a table."""
+    """The values (rows, n) of a feature in a table, (rows, height, width, 3) of pictures."""
     array = column.combine_chunks()
-    (width,) = feature.shape
-    flat = array if width == 1 and not pa.types.is_nested(array.type) else array.flatten()
+    if feature.dtype == layout.IMAGE:
+        return _pictures(path, feature, array)
+    width, flat = math.prod(feature.shape), array
+    while pa.types.is_nested(flat.type) or isinstance(flat, pa.ExtensionArray):
+        flat = flat.storage if isinstance(flat, pa.ExtensionArray) else flat.flatten()
     fits = flat.type == pa.from_numpy_dtype(np.dtype(feature.dtype))
     if array.null_count or not fits or len(flat) != len(array) * width:
         raise DatasetDamaged(
@@ -262,6 +367,21 @@ def _values(path: Path, feature: Feature, column: Any) -> Array:
         )
     values: Array = flat.to_numpy(zero_copy_only=False)
     return values.reshape(len(array), width)
+
+
+def _pictures(path: Path, feature: Feature, array: Any) -> Array:
+    """Decode pictures that are stored as files are, uint8 (rows, height, width, 3)."""
+    pictures: Array = np.empty((len(array), *feature.shape), np.uint8)
+    for picture, stored in zip(pictures, array.to_pylist(), strict=True):
+        try:
+            picture[:] = np.asarray(Image.open(io.BytesIO(stored["bytes"])).convert("RGB"))
+        except (OSError, TypeError, KeyError, ValueError) as error:
+            raise DatasetDamaged(
+                f"{path}: a picture of {feature.key!r} cannot be read",
+                got=repr(error),
+                expected=f"an encoded picture of {feature.shape}",
+            ) from error
+    return pictures
 
 
 @contextmanager
@@ -275,8 +395,7 @@ def _read_errors(path: Path) -> Iterator[None]:
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     file = path / name
     if not file.is_file():
-        own = "only what `robot-rl export` wrote can be imported" if name == layout.OWN_PATH else ""
-        raise NotADataset(f"there is no file {file}", expected=own or None, hint=_HINT)
+        raise NotADataset(f"there is no file {file}", hint=_HINT)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):

@@ -1,0 +1,73 @@
+"""Demonstrations that others recorded: a reader a format, and one mapping to rows.
+
+LeRobot (v3.0, v2.1) is read by `lerobot`; HDF5 of robomimic, Minari and D4RL, and NumPy's `.npz`,
+by `arrays`. They give columns as they are. What these mean, a person says in a mapping file
+(`mapping`), and `mapped` makes rows by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from policies.errors import require
+from robot_rl.data.episodes import NotADataset
+from robot_rl.data.lerobot import INFO_PATH, PackagesMissing
+from robot_rl.data.schema import Array
+
+
+@dataclass(frozen=True)
+class ForeignDataset:
+    """A dataset of others.
+
+    Attributes:
+        kind: The format, in words, and what else it says of itself.
+        count: Number of episodes.
+        columns: What the numbers of each column are called, () where they have no names.
+        episodes: Given names of columns, yields these for each episode, with what the robot was
+            told to do. They are (T, ...), or (T + 1, ...) with what followed the last action. It
+            raises `DatasetDamaged`.
+        rate: Steps per second [Hz]; None where nothing says it.
+        answers: Values that the metadata gives to keys of the mapping file.
+    """
+
+    kind: str
+    count: int
+    columns: Mapping[str, tuple[str, ...]]
+    episodes: Callable[[Collection[str]], Iterator[tuple[Mapping[str, Array], str]]]
+    rate: float | None = None
+    answers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def open_foreign(path: Path) -> ForeignDataset:
+    """Open a dataset of any format that is read here.
+
+    Args:
+        path: Folder of a LeRobot or Minari dataset, or of one `.npz` an episode; or a file.
+
+    Raises:
+        PackagesMissing: The package that reads the format is not installed.
+        DatasetError: It is none, or cannot be read.
+    """
+    if (path / INFO_PATH).is_file():
+        require("pyarrow", "lerobot", PackagesMissing)
+        require("av", "lerobot", PackagesMissing)
+        from robot_rl.data.foreign.lerobot import open_lerobot
+
+        return open_lerobot(path)
+    from robot_rl.data.foreign.arrays import open_hdf5, open_npz
+
+    minari = path / "data" / "main_data.hdf5"
+    if minari.is_file() or path.suffix in (".hdf5", ".h5"):
+        require("h5py", "hdf5", PackagesMissing)
+        return open_hdf5(minari if minari.is_file() else path)
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if files and files[0].suffix == ".npz":
+        return open_npz(path, files)
+    raise NotADataset(
+        f"{path} is no dataset that can be imported",
+        expected="an episode or LeRobot dataset, .hdf5 (robomimic, Minari, D4RL) or .npz",
+        hint="give the folder that `robot-rl export` or LeRobot wrote, or the file",
+    )

@@ -1,0 +1,135 @@
+"""Demonstrations as others write them: small files in the layouts of their formats."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+LENGTHS = (6, 4, 8)
+"""Actions of the three episodes; the first and the third terminate with a success."""
+RATE = 20.0
+
+
+def recorded() -> list[dict[str, np.ndarray]]:
+    """The episodes: a goal that is reached by actions of -2 to 2, and what they were given for."""
+    found = []
+    for episode, steps in enumerate(LENGTHS):
+        noise = np.random.default_rng(episode)
+        action = noise.uniform(-2.0, 2.0, (steps, 2)).astype(np.float32)
+        reached = np.zeros(steps, np.bool_)
+        reached[-1] = episode != 1
+        seen = np.concatenate([np.zeros((1, 2)), action.cumsum(axis=0)]).astype(np.float32)
+        found.append(
+            {"seen": seen, "action": action, "reached": reached, "reward": reached - np.float32(1)}
+        )
+    return found
+
+
+def flat(names: dict[str, str]) -> dict[str, np.ndarray]:
+    """All steps one after the other, without the final observations, under other names."""
+    return {
+        theirs: np.concatenate([e[ours][: len(e["action"])] for e in recorded()])
+        for ours, theirs in names.items()
+    }
+
+
+def write_lerobot_21(path: Path) -> None:
+    """LeRobot v2.1, as its release 0.3.3 writes it: a file an episode, episodes as JSON lines."""
+    (path / "meta").mkdir(parents=True)
+    (path / "data/chunk-000").mkdir(parents=True)
+    start, lines = 0, []
+    for number, episode in enumerate(recorded()):
+        count = len(episode["action"])
+        frames = np.arange(count)
+        table = {
+            "observation.state": pa.array(list(episode["seen"][:-1]), pa.list_(pa.float32(), 2)),
+            "action": pa.array(list(episode["action"]), pa.list_(pa.float32(), 2)),
+            "next.reward": episode["reward"],
+            "next.success": episode["reached"],
+            "timestamp": (frames / RATE).astype(np.float32),
+            "frame_index": frames,
+            "episode_index": np.full(count, number),
+            "index": start + frames,
+            "task_index": np.zeros(count, np.int64),
+        }
+        pq.write_table(pa.table(table), path / f"data/chunk-000/episode_{number:06d}.parquet")
+        lines.append({"episode_index": number, "tasks": ["reach the goal"], "length": count})
+        start += count
+    features = {
+        "observation.state": {"dtype": "float32", "shape": [2], "names": ["x", "y"]},
+        "action": {"dtype": "float32", "shape": [2], "names": {"motors": ["pan", "tilt"]}},
+        "next.reward": {"dtype": "float32", "shape": [1], "names": None},
+        "next.success": {"dtype": "bool", "shape": [1], "names": None},
+        "timestamp": {"dtype": "float32", "shape": [1], "names": None},
+    }
+    information = {
+        "codebase_version": "v2.1",
+        "robot_type": "pan_tilt",
+        "fps": int(RATE),
+        "total_episodes": len(LENGTHS),
+        "chunks_size": 1000,
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "features": features,
+    }
+    (path / "meta/info.json").write_text(json.dumps(information))
+    (path / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def write_robomimic(path: Path) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        told = {"env_name": "Reach", "env_kwargs": {"control_freq": RATE}}
+        file.create_group("data").attrs["env_args"] = json.dumps(told)
+        for number, episode in enumerate(recorded()):
+            group = file.create_group(f"data/demo_{number}")
+            group["actions"], group["rewards"] = episode["action"], episode["reward"]
+            group["dones"] = episode["reached"].astype(np.int64)
+            group["states"] = np.zeros((len(episode["action"]), 9))
+            group["obs/place"], group["next_obs/place"] = episode["seen"][:-1], episode["seen"][1:]
+
+
+def write_minari(path: Path) -> None:
+    import h5py
+
+    (path / "data").mkdir(parents=True)
+    space = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-2, -2], "high": [2, 2]}
+    told = {"env_spec": json.dumps({"id": "Reach-v0"}), "action_space": json.dumps(space)}
+    (path / "data/metadata.json").write_text(json.dumps(told))
+    with h5py.File(path / "data/main_data.hdf5", "w") as file:
+        for number, episode in enumerate(recorded()):
+            group = file.create_group(f"episode_{number}")
+            group["observations"], group["actions"] = episode["seen"], episode["action"]
+            group["rewards"] = episode["reward"].astype(np.float64)
+            group["terminations"] = episode["reached"]
+            group["truncations"] = ~episode["reached"]
+            # The info of the reset comes first.
+            group["infos/success"] = np.concatenate([[False], episode["reached"]])
+
+
+def write_d4rl(path: Path) -> None:
+    import h5py
+
+    names = {"seen": "observations", "action": "actions", "reward": "rewards"}
+    with h5py.File(path, "w") as file:
+        for name, column in flat({**names, "reached": "terminals"}).items():
+            file[name] = column
+        file["timeouts"] = np.zeros(sum(LENGTHS), np.bool_)
+        file["timeouts"][sum(LENGTHS[:2]) - 1] = True
+        file["metadata/algorithm"] = "scripted"
+        file["metadata/policy/bias"] = np.zeros(256)
+
+
+def write_npz(path: Path) -> None:
+    names = {"seen": "obs", "action": "action", "reward": "reward", "reached": "success"}
+    np.savez(path, episode_ends=np.cumsum(LENGTHS), **flat(names))
+
+
+def write_npz_folder(path: Path) -> None:
+    path.mkdir()
+    for number, episode in enumerate(recorded()):
+        names = {"seen": "obs/place", "action": "action", "reached": "success"}
+        columns = {theirs: episode[ours] for ours, theirs in names.items()}
+        np.savez(path / f"take_{number + 8}.npz", **columns)

@@ -1,0 +1,322 @@
+"""Demonstrations of others: a proposal, the answers of a person, and the rows that come of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import foreign_files as files
+import gymnasium
+import numpy as np
+import pytest
+from demonstrations import LENGTHS, run
+from scipy.spatial.transform import Rotation
+
+from robot_rl import cli
+from robot_rl.commands.gym_check import try_environment
+from robot_rl.config import compose
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.foreign.actions import converted
+from robot_rl.data.schema import SchemaMismatch
+from robot_rl.env.robot import ARM_ACTIONS
+from robot_rl.learning.demonstrations import check_demonstrations
+
+WRITERS = {
+    "lerobot": files.write_lerobot_21,
+    "robomimic.hdf5": files.write_robomimic,
+    "minari": files.write_minari,
+    "d4rl.hdf5": files.write_d4rl,
+    "all.npz": files.write_npz,
+    "takes": files.write_npz_folder,
+}
+# What the formats do not say of themselves, and what a person answers.
+ANSWERS = {
+    "task": "reach",
+    "control_rate_hz": "20.0",
+    "action_convention": "environment",
+    "action_low": "-2",
+    "action_high": "2.0",
+    "reward": "success",
+    "terminated": "success",
+    "success": "terminated",
+}
+ACTION = ("action_convention", "action_low", "action_high")
+BLANKS = {
+    "lerobot": ("task", *ACTION, "terminated"),
+    "robomimic.hdf5": ("task", *ACTION, "terminated", "success"),
+    "minari": ("control_rate_hz",),
+    "d4rl.hdf5": ("task", "control_rate_hz", *ACTION, "success"),
+    "all.npz": ("task", "control_rate_hz", *ACTION, "terminated"),
+    "takes": ("task", "control_rate_hz", *ACTION, "reward", "terminated"),
+}
+WITH_FINAL = ("robomimic.hdf5", "minari", "takes")
+
+
+def fill(file: Path, **answers: str) -> Path:
+    """Answer what a mapping file asks, as a person with an editor."""
+    lines = []
+    for line in file.read_text().splitlines():
+        key, colon, value = line.partition(":")
+        if key.strip() in answers:
+            line = f"{key}: {answers[key.strip()]}"
+        elif colon and value.split("#")[0].strip() == "???":
+            line = f"{key}: {ANSWERS[key.strip()]}"
+        lines.append(line)
+    file.write_text("\n".join(lines))
+    return file
+
+
+def propose(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write demonstrations, and have a mapping proposed; returns both."""
+    if name.endswith("hdf5") or name == "minari":
+        pytest.importorskip("h5py")
+    WRITERS[name](folder / name)
+    assert run("import", folder / name, folder / "out.zarr") == 0
+    assert not (folder / "out.zarr").exists()
+    return folder / name, folder / "out.map.yaml"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_not_told_is_asked_and_the_answers_make_rows(tmp_path: Path, capsys, name):
+    path, mapping = propose(tmp_path, name)
+    said = capsys.readouterr().out
+    assert said.startswith("fill in ")
+    assert len(said.splitlines()) == 1
+    asked = [
+        line.partition(":")[0].strip()
+        for line in mapping.read_text().splitlines()
+        if line.partition(":")[2].split("#")[0].strip() == "???"
+    ]
+    assert tuple(asked) == BLANKS[name]
+    answers = {"terminated": "dones"} if name == "robomimic.hdf5" else {}
+    fill(mapping, **answers)
+    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == 0
+    said = capsys.readouterr().out
+    assert "imported 3 episodes" in said
+    assert "2 successful" in said
+    assert "actions, of -1 to 1: action_0 -" in said
+    final = name in WITH_FINAL
+    assert ("last steps, of which nobody recorded what followed: 1" in said) is not final
+
+    dataset = EpisodeDataset(tmp_path / "out.zarr")
+    assert dataset.schema.control_rate_hz == files.RATE
+    assert dataset.successes.tolist() == [True, False, True]
+    (observed,) = (n for n in dataset.schema.observation_names if n.startswith("state/"))
+    for number, episode in enumerate(files.recorded()):
+        rows, count = dataset.episode(number), len(episode["action"])
+        kept = count if final or number != 1 else count - 1
+        np.testing.assert_array_equal(rows["action"][:kept], episode["action"][:kept] / 2.0)
+        np.testing.assert_array_equal(rows["last_command"][1:], rows["action"][:-1])
+        np.testing.assert_array_equal(rows[observed][:kept], episode["seen"][:kept])
+        np.testing.assert_array_equal(rows["success"][:kept], episode["reached"][:kept])
+        np.testing.assert_array_equal(rows["terminated"][:kept], episode["reached"][:kept])
+        if final:
+            np.testing.assert_array_equal(rows[observed], episode["seen"])
+        assert rows["truncated"].tolist()[-2:] == [number == 1, False]
+        assert rows["is_last"].tolist() == [False] * kept + [True]
+    assert dataset.instructions[0] == ("reach the goal" if name == "lerobot" else "")
+
+
+def test_a_lerobot_3_dataset_with_cameras_is_imported_as_if_lerobot_had_recorded_it(
+    copy: Path, folder: Path, tmp_path: Path, capsys
+):
+    (copy / "meta/robot_rl.json").unlink()
+    assert run("import", copy, tmp_path / "out.zarr") == 0
+    mapping = fill(
+        tmp_path / "out.map.yaml",
+        action_convention="joint",
+        action_low="-1",
+        action_high="1",
+        success="next.success",
+    )
+    assert run("import", copy, tmp_path / "out.zarr", f"map={mapping}") == 0
+    theirs = EpisodeDataset(tmp_path / "out.zarr")
+    ours = EpisodeDataset(folder / "imported.zarr")
+    for number in range(len(LENGTHS)):
+        mine, other = ours.episode(number), theirs.episode(number)
+        np.testing.assert_array_equal(mine["images/front"], other["images/front"])
+        for name in ("action", "reward", "terminated", "success"):
+            np.testing.assert_array_equal(mine[name], other[name])
+    assert theirs.instructions[0] == ours.instructions[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "parts"),
+    [
+        ("lerobot", {"control_rate_hz": "10"}, ["another rate", "got: 10;", "expected: 20.0"]),
+        (
+            "lerobot",
+            {"action_low": "-0.1", "action_high": "0.1"},
+            ["'action_", "of the steps", "convention"],
+        ),
+        ("lerobot", {"action_convention": "delta"}, ["'delta' has no 'pan'", "expected: x, y"]),
+        ("lerobot", {"action_convention": "torque"}, ["convention is unknown", "got: torque"]),
+        ("lerobot", {"success": "missing"}, ["success", "got: missing", "next.success"]),
+        ("lerobot", {"reward": "???"}, ["fill in reward"]),
+        ("lerobot", {"action_names": "[a]"}, ["one name for each", "got: 1", "expected: 2"]),
+        ("lerobot", {"action_low": "[1, 2, 3]"}, ["action_low", "action_0, action_1"]),
+        ("lerobot", {"action_high": "-2"}, ["equal"]),
+        ("lerobot", {"success": "terminated"}, ["refer to each other"]),
+        ("lerobot", {"tsk": "a", "task": "a\ntsk: b"}, ["unknown key 'tsk'", "'task'"]),
+        ("takes", {"success": "terminated", "terminated": "never"}, ["none of the 3", "success"]),
+    ],
+)
+def test_a_mapping_that_cannot_be_right_gets_one_sentence(
+    tmp_path: Path, capsys, name, answers, parts
+):
+    path, mapping = propose(tmp_path, name)
+    fill(mapping, **answers)
+    capsys.readouterr()
+    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    for part in parts:
+        assert part in error
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_a_proposal_is_never_overwritten(tmp_path: Path, capsys):
+    path, _ = propose(tmp_path, "all.npz")
+    assert run("import", path, tmp_path / "out.zarr") == cli.EXIT_ERROR
+    assert "already" in capsys.readouterr().err
+
+
+def test_own_datasets_need_no_mapping(folder: Path, tmp_path: Path, capsys):
+    words = ("import", folder / "lerobot", tmp_path / "out.zarr", "map=a.yaml")
+    assert run(*words) == cli.EXIT_ERROR
+    assert "leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        ({"action": np.zeros((4, 2)), "obs": np.zeros((4, 2))}, ["where an episode ends"]),
+        ({"action": np.array([{}])}, ["cannot be read", "Python objects"]),
+        ({"action": np.zeros((4, 2)), "episode_ends": np.array([9])}, ["out of order"]),
+    ],
+)
+def test_arrays_that_are_no_episodes_get_one_sentence(tmp_path: Path, capsys, columns, parts):
+    np.savez(tmp_path / "all.npz", **columns)
+    assert run("import", tmp_path / "all.npz", tmp_path / "out.zarr") == cli.EXIT_ERROR
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    for part in parts:
+        assert part in error
+
+
+def test_values_that_are_not_finite_are_named_with_their_episode(tmp_path: Path, capsys):
+    path, mapping = propose(tmp_path, "takes")
+    take = dict(np.load(path / "take_9.npz"))
+    take["obs/place"][2] = np.nan
+    np.savez(path / "take_9.npz", **take)
+    fill(mapping)
+    fill(mapping, success="all")
+    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    assert "episode 1" in capsys.readouterr().err
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_frames_at_another_rate_than_the_file_says_are_refused(tmp_path: Path, capsys):
+    path, mapping = propose(tmp_path, "lerobot")
+    information = path / "meta/info.json"
+    information.write_text(information.read_text().replace('"fps": 20', '"fps": 50'))
+    fill(mapping, control_rate_hz="50")
+    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    assert "not at the rate that info.json says" in capsys.readouterr().err
+
+
+def test_without_its_package_a_format_names_the_extra(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    (tmp_path / "a.hdf5").touch()
+    assert run("import", tmp_path / "a.hdf5", tmp_path / "out.zarr") == cli.EXIT_ERROR
+    assert "pip install 'robot_rl[hdf5]'" in capsys.readouterr().err
+
+
+def drive(path: Path, episodes: int) -> None:
+    """Demonstrations of MountainCarContinuous: push the way that the car rolls."""
+    env = gymnasium.make("MountainCarContinuous-v0")
+    path.mkdir()
+    for number in range(episodes):
+        seen, actions, rewards, ended = [env.reset(seed=number)[0]], [], [], [False]
+        noise = np.random.default_rng(number)
+        while not ended[-1]:
+            push = np.sign(seen[-1][1] + 1e-9) * noise.uniform(0.7, 1.0, 1)
+            observation, reward, terminated, _, _ = env.step(push)
+            seen.append(observation)
+            actions.append(push)
+            rewards.append(reward)
+            ended.append(terminated)
+        columns = {"obs": seen, "action": actions, "reward": rewards, "terminated": ended[1:]}
+        np.savez(path / f"{number}.npz", **columns)
+
+
+def import_car(folder: Path, episodes: int, **answers: str) -> Path:
+    drive(folder / "takes", episodes)
+    assert run("import", folder / "takes", folder / "car.zarr") == 0
+    bounds = {"action_low": "-1", "action_high": "1", "control_rate_hz": "30"}
+    told = {"task": "MountainCarContinuous-v0", "success": "terminated"}
+    mapping = fill(folder / "car.map.yaml", **{**bounds, **told, **answers})
+    assert run("import", folder / "takes", folder / "car.zarr", f"map={mapping}") == 0
+    return folder / "car.zarr"
+
+
+@pytest.mark.parametrize(
+    ("answers", "parts"),
+    [
+        ({}, []),
+        ({"action_high": "3"}, ["other bounds", "got: [[-1.0], [3.0]]", "expected: [[-1.0], [1"]),
+        (
+            {"action_convention": "joint", "action_names": "[wheel]"},
+            ["action_names differs", "got: ('wheel',)"],
+        ),
+        ({"control_rate_hz": "20"}, ["control_rate_hz differs", "got: 20.0", "expected: 30.0"]),
+    ],
+)
+def test_a_training_refuses_what_its_environment_does_not_take(tmp_path: Path, answers, parts):
+    dataset = import_car(tmp_path, 1, **answers)
+    words = ["robot=gym", "robot.id=MountainCarContinuous-v0", f"dataset={dataset}"]
+    config = compose(words)
+    try_environment(config)
+    if not parts:
+        check_demonstrations(config, None)
+        return
+    with pytest.raises(SchemaMismatch) as refused:
+        check_demonstrations(config, None)
+    for part in parts:
+        assert part in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_clone_of_imported_demonstrations_acts(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = import_car(tmp_path, 20)
+    words = ("robot=gym", "robot.id=MountainCarContinuous-v0", f"dataset={dataset}")
+    assert run("pretrain", *words, "cloning.updates=200", "cloning.batch_size=64") == 0
+    assert run("evaluate", "run=latest", "episodes=10") == 0
+    (line,) = Path("runs/latest/evaluate.jsonl").read_text().splitlines()
+    assert json.loads(line)["success_rate"] >= 0.8
+
+
+def test_absolute_poses_become_steps_that_lead_to_them():
+    noise = np.random.default_rng(0)
+    turns = Rotation.from_rotvec(noise.normal(0, 1, (5, 3)))
+    poses = np.concatenate([noise.normal(0, 1, (5, 3)), turns.as_quat(), np.eye(5, 1)], axis=1)
+    names = ["x", "y", "z", "qx", "qy", "qz", "qw", "gripper"]
+    steps = converted(poses, names, "absolute", 0.1)
+    assert (*steps,) == (*ARM_ACTIONS, "gripper")
+    columns = np.stack(list(steps.values()), axis=1)
+    np.testing.assert_allclose(poses[0, :3] + columns[:, :3].sum(axis=0), poses[-1, :3])
+    reached = turns[0]
+    for step in columns:
+        reached = Rotation.from_rotvec(step[3:6]) * reached
+    np.testing.assert_allclose(reached.as_matrix(), turns[-1].as_matrix(), atol=1e-9)
+    np.testing.assert_array_equal(columns[:, 6], poses[1:, 7])
+
+
+def test_rates_become_steps_and_a_column_can_be_left_out():
+    values = np.array([[1.0, 7.0, 4.0, 0.5], [-1.0, 7.0, 8.0, 1.0]])
+    names = ["left/x", None, "right/x", "right/gripper"]
+    steps = converted(values, names, "rates", 0.1)
+    assert (*steps,) == ("left/x", "right/x", "right/gripper")
+    np.testing.assert_allclose(
+        np.stack(list(steps.values())), [[0.1, -0.1], [0.4, 0.8], [0.5, 1.0]]
+    )
