@@ -21,6 +21,7 @@ from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.encoding import trains_on
+from robot_rl.learning.algorithms.residual import Residual
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import value_range
 from robot_rl.learning.recipe import Recipe, Stage
@@ -125,8 +126,7 @@ class Learner:
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
-        corrects = isinstance(self._algorithm.policy(), ResidualPolicy)
-        self._trial = Trial(bench) if corrects else None
+        self._trial = Trial(bench) if isinstance(self._algorithm, Residual) else None
         self.environment_steps = 0
         self.updates = 0
         self._saved_steps = 0
@@ -208,9 +208,20 @@ class Learner:
         self.environment_steps = target
         if self._trial is not None:
             self._trial.count(target)
+            self._undo_a_loss(self._trial)
         record = self._record(count, time.monotonic() - started, metrics)
         self._bench.note(record)
         return record
+
+    def _undo_a_loss(self, trial: Trial) -> None:
+        if trial.lost and isinstance(self._algorithm, Residual):
+            rates = ", ".join(f"{name} {rate:.0%}" for name, rate in trial.metrics.items())
+            self._bench.say(
+                f"learner: after {self.environment_steps} steps what was learned does worse than"
+                f" the clone ({rates}); its corrections begin again at 0"
+            )
+            self._algorithm.begin_again()
+            trial.begin_again()
 
     def _record(
         self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]

@@ -18,6 +18,7 @@ _LATEST = 12  # episodes of what is learned that count; it changes
 _ENOUGH = 20  # episodes of the clone, after which it need not act any more
 _LEAST = 4  # episodes of each before either is held for better
 _SURE = 0.8  # chance from which on what was learned is held for better
+_LOST = 0.95  # chance from which on it is held for worse
 WARMUP_SHARES = (0.0, 0.5)  # for the `Exploration` while the clone alone acts
 _LEARNED_SHARE = 0.5  # of the episodes: what is learned acts without exploration
 _CLONED_SHARE = 0.125  # the clone acts
@@ -52,10 +53,16 @@ class Trial:
     @property
     def proved(self) -> bool:
         """Whether what was learned is held for better than the clone."""
-        learned, cloned = self._successes()
-        if min(learned[1], cloned[1]) < _LEAST:
-            return False
-        return chance_of_more(*learned, *cloned) >= _SURE
+        return self._chance() >= _SURE
+
+    @property
+    def lost(self) -> bool:
+        """Whether what was learned is held for worse than the clone."""
+        return self._chance() <= 1 - _LOST
+
+    def begin_again(self) -> None:
+        """Forget the episodes of what was learned."""
+        self._learned.clear()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -83,6 +90,12 @@ class Trial:
                 self._cloned.append(score)
             elif ways == {BEST_GUESS}:
                 self._learned.append(score)
+
+    def _chance(self) -> float:
+        """That what was learned is better than the clone."""
+        learned, cloned = self._successes()
+        known = min(learned[1], cloned[1]) >= _LEAST
+        return chance_of_more(*learned, *cloned) if known else 0.5
 
     def _successes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """How many of how many episodes have succeeded: of what was learned, and of the clone.
