@@ -37,6 +37,25 @@ def test_a_residual_starts_as_its_base_and_explores_around_it(choice):
     assert 0 < float((explored - base).abs().mean()) < 0.5
 
 
+def mean(algorithm):
+    width = algorithm.encoder.features + DIMENSION
+    inputs = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(0))
+    return algorithm.actor.mean(inputs).detach()
+
+
+def test_corrections_begin_again_at_the_base_and_critics_keep_what_they_know():
+    algorithm = make("residual")
+    train(algorithm, CRITIC_ONLY + 6)
+    assert not torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
+    known = weights(algorithm.critics)
+    algorithm.begin_again()
+    assert torch.equal(*acts(algorithm.policy()))
+    assert torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
+    assert same(weights(algorithm.critics), known)
+    train(algorithm, 2, first=6)
+    assert not torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
+
+
 def constant(critics, value):
     with torch.no_grad():
         for parameter in critics.parameters():

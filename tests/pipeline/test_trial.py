@@ -102,6 +102,20 @@ def test_what_was_better_must_stay_better(bench, acting):
     assert trial.metrics == {"learned_success": 0.25, "cloned_success": 0.5}
 
 
+def test_what_was_lost_is_forgotten_when_it_begins_again(bench, acting):
+    trial = Trial(bench)
+    acting.put(OF_BASE, [True] * 6)
+    acting.put(BEST_GUESS, [True, True, True, False])
+    trial.count(acting.steps)
+    assert not trial.lost
+    acting.put(BEST_GUESS, [False] * 4)
+    trial.count(acting.steps)
+    assert trial.lost
+    trial.begin_again()
+    assert trial.metrics == {"cloned_success": 1.0}
+    assert not trial.lost
+
+
 def test_episodes_of_two_ways_and_of_an_operator_do_not_count(bench, acting):
     trial = Trial(bench)
     acting.put(BEST_GUESS, [True] * 3, helped=True)
