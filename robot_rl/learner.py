@@ -129,6 +129,8 @@ class Learner:
         self._trial = Trial(bench) if isinstance(self._algorithm, Residual) else None
         self.environment_steps = 0
         self.updates = 0
+        # A learner that was killed learns from some blocks again, but has noted them already.
+        self._noted_steps = max((note["environment_steps"] for note in bench.notes()), default=0)
         self._saved_steps = 0
         # The first block of each start is saved at once: a learner that is killed again and again
         # gets on nevertheless.
@@ -210,7 +212,8 @@ class Learner:
             self._trial.count(target)
             self._undo_a_loss(self._trial)
         record = self._record(count, time.monotonic() - started, metrics)
-        self._bench.note(record)
+        if target > self._noted_steps:
+            self._bench.note(record)
         return record
 
     def _undo_a_loss(self, trial: Trial) -> None:

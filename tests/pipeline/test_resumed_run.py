@@ -61,6 +61,10 @@ def test_killed_or_stopped_and_resumed_it_learns_the_same_weights(start):
         for run in (whole, killed)
     ]
     assert records[0] == records[1]
+    blocks = [
+        [n["environment_steps"] for n in lines(r.run / "learner.jsonl")] for r in (whole, killed)
+    ]
+    assert blocks[0] == blocks[1]  # none noted twice
 
 
 def test_an_episode_that_goes_otherwise_is_told_and_another_one_begins(
