@@ -41,16 +41,7 @@ FOLDERS = (
     "examples",
     "tests/",
 )
-# Of a lab's own, which a page says to write.
-YOURS = re.compile(r"hover|mine|NAME")
 every_page = pytest.mark.parametrize("page", PAGES)
-
-
-@pytest.fixture
-def examples(monkeypatch):
-    """Their folders are added, as by the `--config-dir` of a page's commands."""
-    folders = [str(path) for path in sorted(ROOT.glob("examples/[1-9]_*"))]
-    monkeypatch.setenv(PATH_VARIABLE, os.pathsep.join(folders))
 
 
 def text_of(page: str) -> str:
@@ -60,6 +51,15 @@ def text_of(page: str) -> str:
 def code_of(page: str, language: str) -> str:
     (code,) = re.findall(rf"```{language}\n(.*?)```", text_of(page), re.DOTALL)
     return code
+
+
+def build_lab(page: str, folder: Path) -> list[str]:
+    """Write the folder `lab` that a page builds, file by file; returns it if there is one."""
+    for prose, code in re.findall(r"(.*?)```\w+\n(.*?)```", text_of(page), re.DOTALL):
+        for name in re.findall(r"`lab/([\w/]+\.\w+)`", prose)[-1:]:
+            (folder / "lab" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "lab" / name).write_text(code)
+    return [str(folder / "lab")] if (folder / "lab").exists() else []
 
 
 def run(*words: str, folder: Path, **variables: str) -> str:
@@ -82,7 +82,7 @@ def test_the_readme_is_short():
 @every_page
 def test_every_file_that_is_named_exists(page):
     named = set(re.findall(rf"`((?:{'|'.join(FOLDERS)})[\w./-]*)`", text_of(page)))
-    paths = {n for n in named if ("/" in n or n in FOLDERS) and not YOURS.search(n)}
+    paths = {n for n in named if ("/" in n or n in FOLDERS) and "NAME" not in n}
     paths = {path for path in paths if not path.endswith("-v0")}  # Gymnasium's ids
     missing = {
         path
@@ -108,20 +108,27 @@ def test_every_link_leads_somewhere(page):
 
 
 @every_page
-def test_every_command_is_one_and_composes(page, examples):
-    text = re.sub(r" --config-dir \S+", "", text_of(page).replace("\\\n", " "))
+def test_every_command_is_one_and_composes(page, tmp_path, monkeypatch):
+    """In a folder that holds what the page says to write, and the examples, but no more."""
+    build_lab(page, tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    text = text_of(page).replace("\\\n", " ")
     lines = re.findall(r"^ {3,}(?:\.venv/bin/)?robot-rl (.*)$", text, re.MULTILINE)
     lines += [f"train {words}" for words in re.findall(r'make train ARGS="([^"]*=[^"]*)"', text)]
     for line in lines:
         command, *words = shlex.split(line, comments=True)
         words = [word for word in words if word != "--help"]
+        added = words.pop(words.index("--config-dir") + 1) if "--config-dir" in words else ""
+        words = [word for word in words if word != "--config-dir"]
+        monkeypatch.setenv(PATH_VARIABLE, added)
         if COMMANDS[command].takes_overrides:
             positional = len(COMMANDS[command].arguments)
             overrides = [
                 word for word in words[positional:] if not word.startswith(("run=", "resume="))
             ]
-            if "task=hover" not in overrides and not any("..." in word for word in overrides):
-                compose([word for word in overrides if word != "robot=mine"])
+            if not any("..." in word for word in overrides):
+                compose(overrides)
         else:
             options = {option.name for option in COMMANDS[command].options}
             given = words[len(COMMANDS[command].arguments) :]
@@ -129,13 +136,13 @@ def test_every_command_is_one_and_composes(page, examples):
 
 
 @every_page
-def test_choices_that_are_named_exist(page, examples):
+def test_choices_that_are_named_exist(page, tmp_path, monkeypatch):
+    folders = [*map(str, sorted(ROOT.glob("examples/[1-9]_*"))), *build_lab(page, tmp_path)]
+    monkeypatch.setenv(PATH_VARIABLE, os.pathsep.join(folders))
     choices = group_choices()
     groups = "task|algorithm|policy|observation|operator|reset|reward|teleop|robot"
     for group, choice in re.findall(rf"(?<![\w.])({groups})=(\w+)", text_of(page)):
-        assert choice in {*choices[group], "mine", "hover", "NAME", "DEVICE", "X"}, (
-            f"{group}={choice}"
-        )
+        assert choice in {*choices[group], "NAME", "DEVICE", "X"}, f"{group}={choice}"
 
 
 def test_the_tables_of_stages_and_benches_are_complete():
@@ -166,10 +173,7 @@ def test_the_python_of_the_readme_plays_the_newest_policy(tmp_path, monkeypatch)
 
 
 def test_the_task_that_a_page_builds_can_be_done(tmp_path):
-    page, lab = "docs/own_task.md", tmp_path / "lab"
-    (lab / "configs/task").mkdir(parents=True)
-    (lab / "hover.py").write_text(code_of(page, "python"))
-    (lab / "configs/task/hover.yaml").write_text(code_of(page, "yaml"))
-    words = ("collect", "--config-dir", str(lab), "task=hover", "demonstrations=3")
+    build_lab("docs/own_task.md", tmp_path)
+    words = ("collect", "--config-dir", "lab", "task=hover", "demonstrations=3")
     said = run(sys.executable, "-m", "robot_rl.cli", *words, folder=tmp_path)
     assert "collected 3 demonstrations of hover" in said
