@@ -19,6 +19,7 @@ class Decision(NamedTuple):
     base_action: np.ndarray
     chunk_index: np.ndarray
     version: np.ndarray
+    exploration: np.ndarray
     features: dict
 
 
@@ -51,7 +52,8 @@ class Servo:
     def decision(self, action, base):
         size = len(base)
         version = np.full(size, self.version)
-        return Decision(action, base, np.full(size, 3, np.int16), version, {})
+        explored = np.ones(size, np.uint8)
+        return Decision(action, base, np.full(size, 3, np.int16), version, explored, {})
 
 
 def run(slots, seeds=SEEDS, **options):
