@@ -174,8 +174,8 @@ def test_data_of_another_task_rate_or_shape_is_refused(path, other, named):
 def test_an_older_schema_version_is_refused(path):
     record(path, 1)
     file = path / "zarr.json"
-    file.write_text(file.read_text().replace('\\"version\\": 2', '\\"version\\": 1'))
-    with pytest.raises(SchemaMismatch, match=r"version.*got: 1; expected: 2"):
+    file.write_text(file.read_text().replace('\\"version\\": 3', '\\"version\\": 1'))
+    with pytest.raises(SchemaMismatch, match=r"version.*got: 1; expected: 3"):
         EpisodeDataset(path)
 
 

@@ -179,7 +179,7 @@ def test_unpacking_copies_nothing():
 @pytest.mark.parametrize(
     ("other", "parts"),
     [
-        ({"version": 1}, ["schema version", "got: 1", "expected: 2"]),
+        ({"version": 1}, ["schema version", "got: 1", "expected: 3"]),
         ({"task": "reach"}, ["task differs", "got: reach", "expected: peg_insert"]),
         ({"control_rate_hz": 20.0}, ["control_rate_hz", "got: 20.0", "expected: 10.0"]),
         ({"action_names": ("x", "z")}, ["action_names", "got: ('x', 'z')", "expected: ('x', 'y')"]),
@@ -237,7 +237,7 @@ def changed(**changes):
         (changed(fields=[["a", "float32", [1e999]]]), "cannot be read"),
         (changed(control_rate_hz=float("nan")), "control_rate_hz is nan"),
         ("[" * 100_000, "cannot be read"),
-        (changed(version=99), "version differs; got: 99; expected: 2; next: "),
+        (changed(version=99), "version differs; got: 99; expected: 3; next: "),
     ],
 )
 def test_json_that_is_no_schema_is_refused(text, named):

@@ -138,7 +138,7 @@ def test_demonstrations_that_do_not_fit(capsys, stage, words, parts):
     ("old", "new", "parts"),
     [
         ('"state/tcp_wrench", "float32", [6]', '"state/tcp_wrench", "float32", [5]', ["(5,)"]),
-        ('"version": 2', '"version": 99', ["version", "got: 99", "expected: 2"]),
+        ('"version": 3', '"version": 99', ["version", "got: 99", "expected: 3"]),
     ],
 )
 def test_demonstrations_of_another_shape_or_version(capsys, old, new, parts):

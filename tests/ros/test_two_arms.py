@@ -115,6 +115,9 @@ def test_stopping_two_arms_leaves_their_grippers_as_they_were_told():
     action = np.zeros(14, np.float32)
     action[[env.schema.action_names.index(f"{arm}/gripper") for arm in ARMS]] = 1.0, -1.0
     try:
+        # A command that is published before the two have found each other is not heard.
+        known = person.client.node.count_publishers
+        person.until(lambda: all(known(f"{arm}/gripper/command") for arm in ARMS))
         env.reset(seed=4)
         person.until(lambda: all(told.values()))  # that the reset has opened them
         for commands in told.values():
