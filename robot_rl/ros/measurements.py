@@ -36,8 +36,10 @@ _UNSURE_S = 0.003
 class SensorLimits:
     """How fresh measurements must be.
 
+    Ages count since the receipt, and since the stamp by the clock of this machine.
+
     Attributes:
-        arm_s: Age of the arm's state since its receipt [s].
+        arm_s: Age of the arm's state [s].
         image_s: Age of a camera's newest frame [s].
         gripper_s: Age of the gripper's state [s].
         tracker_s: Age of the poses of objects and of the success signal [s].

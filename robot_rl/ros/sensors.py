@@ -69,7 +69,8 @@ class Sensor:
         client: The node.
         kind: Type of the message.
         topic: Name, relative to the node's namespace.
-        limit_s: Age at which the newest message is too old [s].
+        limit_s: Age at which the newest message is too old [s]: since its receipt and, if messages
+            are stamped, since it was measured. Who is steadily late, or ahead, is late too.
         decode: Turns a message into what `value` returns.
         stamped: Whether messages have a header.
         keep: Messages that are kept to be matched with those of other topics.
@@ -126,7 +127,7 @@ class Sensor:
     def trouble(self) -> RobotInterrupted | None:
         """Why the newest measurement cannot be used: late, doubtful, or of two publishers."""
         with self._lock:
-            age, doubt = self._age(), self._doubt
+            age, measured, doubt = self._age(), self._age_by_stamp(), self._doubt
         if self._is_doubtful():
             return MeasuredTwice(
                 f"{self.topic} has several publishers, so that nobody knows what is true",
@@ -136,7 +137,10 @@ class Sensor:
             )
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
-        return self._problem(age) if age > self.limit_s else None
+        if age > self.limit_s:
+            return self._problem(age)
+        late = abs(measured) > self.limit_s
+        return self._problem(measured, measured=True) if late else None
 
     @property
     def is_published(self) -> bool:
@@ -198,11 +202,17 @@ class Sensor:
     def _age(self) -> float:
         return time.monotonic() - (self._kept[-1].received if self._kept else -float("inf"))
 
-    def _problem(self, age: float) -> SensorLate:
+    def _age_by_stamp(self) -> float:
+        """Age of the newest by the system clock [s]: another machine's clock may differ."""
+        if not self._kept or not self._stamped:
+            return 0.0
+        return 1e-9 * (time.time_ns() - self._kept[-1].stamp_ns)
+
+    def _problem(self, age: float, measured: bool = False) -> SensorLate:
         why = "" if self._health is None else self._health.behind(self.topic)
         if time.monotonic() - self._repeated <= self.limit_s:
             why = "messages come, but all bear one and the same stamp"
-        return SensorLate(self.topic, age, self.limit_s, why, self._without)
+        return SensorLate(self.topic, age, self.limit_s, why, self._without, measured)
 
     def _receive(self, message: Any) -> None:
         if self._is_doubtful() or not self._accepts(message):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 
@@ -337,6 +336,7 @@ class Publisher:
         self._publishers[topic].publish(message)
 
     def arm(self, stamp, *, behind=0):
+        """What an arm measures at a stamp [ns], the wrench before that [ns]."""
         joints = [f"joint{number}" for number in range(1, 8)]
         pose = [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]
         self.send("joint_states", messages.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp))
@@ -346,38 +346,56 @@ class Publisher:
         self.send("task/success", Bool(data=False))
 
 
+SECOND = 1_000_000_000  # ns
+
+
 def robot_on(namespace, *overrides):
     words = ["robot.track_objects=false"]
     return make_env(configuration(namespace, *words, *overrides)).robot
-
-
-# Stamps an hour apart [ns], so that what is still under way is known as such.
-MINUTE = 60_000_000_000
-BEGINNINGS = itertools.count(1_790_000_000_000_000_000, 60 * MINUTE)
 
 
 def assembled(robot, send):
     """The observation of what `send(stamp)` publishes twice, and nothing that was under way."""
     for sensor in robot.all_sensors:
         sensor.forget()
-    stamp = began = next(BEGINNINGS)
+    began = time.time_ns()
     while any(
-        sensor.count < 2 or sensor.newest().stamp_ns < began - MINUTE
+        sensor.count < 2 or sensor.newest().stamp_ns < began - SECOND
         for sensor in robot.all_sensors
     ):
-        stamp += 10_000_000
-        send(stamp)
+        send(time.time_ns())
         time.sleep(0.005)  # no flood: else one topic is received long after another
     return robot.observe()
 
 
 def test_measurements_of_one_instant_are_put_together_and_others_refused():
-    publisher, robot = Publisher("/instant"), robot_on("/instant")
+    publisher, robot = Publisher("/instant"), robot_on("/instant", "robot.sensors.skew_s=0.5")
     try:
         seen = assembled(robot, publisher.arm)
         np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
         with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* \d+ ms apart"):
-            assembled(robot, lambda stamp: publisher.arm(stamp, behind=MINUTE // 2))
+            assembled(robot, lambda stamp: publisher.arm(stamp, behind=SECOND))
+    finally:
+        robot.close()
+        publisher.client.close()
+
+
+def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation():
+    options = ["robot.track_objects=true", "robot.sensors.tracker_s=0.9"]
+    publisher, robot = Publisher("/tracker"), robot_on("/tracker", *options)
+    late_ns = 0
+
+    def send(stamp):
+        publisher.arm(stamp)
+        pose = [0.5, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]
+        publisher.send("object_poses", messages.poses_message([pose], stamp - late_ns))
+
+    try:
+        assembled(robot, send)
+        late_ns = SECOND
+        said = r"/tracker/object_poses was not measured just now; got: 1\.\d+ s ago .* 900 ms"
+        with pytest.raises(SensorLate, match=said):
+            assembled(robot, send)
     finally:
         robot.close()
         publisher.client.close()
@@ -428,8 +446,9 @@ def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent():
     try:
         for sensor in robot.all_sensors:
             sensor.forget()
+        stamp = time.time_ns()
         while joints.count < 1:
-            publisher.arm(1_790_000_000_000_000_000)
+            publisher.arm(stamp)
         with pytest.raises(SensorSlow, match=r"/slow/joint_states gives .* too slowly.*1 in 1 s"):
             wait_for_all([joints], 2, 1.0)
     finally:

@@ -68,6 +68,23 @@ def test_messages_without_a_stamp_of_their_own_are_not_called_silence(sensor):
         sensor.newest()
 
 
+@pytest.mark.parametrize(
+    ("behind", "got"), [(2.0, r"2\.\d+ s ago by"), (-2.5, r"2\.[45]\d+ s ahead of")]
+)
+def test_what_is_received_in_time_but_measured_at_another_time_is_late(sensor, behind, got):
+    def measure(behind):
+        stamp = time.time_ns() - int(1e9 * behind)
+        sensor._receive(messages.pose_message([0, 0, 0, 0, 0, 0, 1.0], stamp))
+
+    measure(behind)
+    words = f"{sensor.topic} was not measured just now; got: {got} this machine's clock"
+    with pytest.raises(SensorLate, match=rf"{words}.*at most 1000 ms.*clocks .* may differ"):
+        sensor.newest()
+    sensor.forget()
+    measure(0.0)
+    assert sensor.newest()
+
+
 def test_of_pictures_only_the_newest_stays(sensor):
     client = RosClient("viewer", f"/pictures_{os.getpid()}")
     pictures = Sensor(client, PoseStamped, "picture", 1.0, messages.pose_array, keep=1)
