@@ -157,6 +157,9 @@ def test_a_lerobot_3_dataset_with_cameras_is_imported_as_if_lerobot_had_recorded
         ("lerobot", {"action_high": "-2"}, ["equal"]),
         ("lerobot", {"success": "terminated"}, ["refer to each other"]),
         ("lerobot", {"tsk": "a", "task": "a\ntsk: b"}, ["unknown key 'tsk'", "'task'"]),
+        ("all.npz", {"action_names": "5"}, ["action_names is not right", "got: 5"]),
+        ("all.npz", {"control_rate_hz": "fast"}, ["control_rate_hz is not right", "float"]),
+        ("all.npz", {"state/observation": "obs[5:9]"}, ["obs[5:9] names no number"]),
         ("takes", {"success": "terminated", "terminated": "never"}, ["none of the 3", "success"]),
     ],
 )
@@ -172,6 +175,14 @@ def test_a_mapping_that_cannot_be_right_gets_one_sentence(
     for part in parts:
         assert part in error
     assert not (tmp_path / "out.zarr").exists()
+
+
+@pytest.mark.parametrize("name", ["place", "state/a/../b", "images/place"])
+def test_an_observation_needs_a_name_that_a_row_can_have(tmp_path: Path, capsys, name):
+    path, mapping = propose(tmp_path, "takes")
+    mapping.write_text(fill(mapping).read_text().replace("state/place:", f"{name}:"))
+    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    assert f"{name!r} cannot be an observation" in capsys.readouterr().err
 
 
 def test_a_proposal_is_never_overwritten(tmp_path: Path, capsys):

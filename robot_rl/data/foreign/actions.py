@@ -49,16 +49,18 @@ def converted(
         raise SchemaMismatch(
             "the action convention is unknown", got=convention, expected=", ".join(CONVENTIONS)
         )
-    if len(names) != values.shape[1] or len(set(names) - {None}) < len(names) - names.count(None):
+    kept = [name for name in names if name is not None]
+    if len(names) != values.shape[1] or not 0 < len(kept) == len(set(kept)):
         raise SchemaMismatch(
             "the action needs one name for each of its columns, all different",
             got=f"{len(names)}: {names}",
             expected=values.shape[1],
         )
-    columns = {name: values[:, i] for i, name in enumerate(names) if name is not None}
-    if convention == _ENVIRONMENT:
-        kept = enumerate(names)
-        return {f"action_{i}": values[:, i] for i, name in kept if name is not None}
+    columns = {
+        f"action_{i}" if convention == _ENVIRONMENT else name: values[:, i]
+        for i, name in enumerate(names)
+        if name is not None
+    }
     return _steps(columns, convention, period) if convention in _OF_ARM else columns
 
 

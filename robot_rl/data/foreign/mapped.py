@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,6 @@ from robot_rl.data.foreign.mapping import (
     NEVER,
     SUCCESS,
     TERMINATED,
-    MappingError,
     parts,
     read_mapping,
 )
@@ -74,7 +74,7 @@ class MappedEpisodes:
             self._bound(key, vars(mapping)[key]) for key in ("action_low", "action_high")
         )
         if (self._low == self._high).any():
-            raise MappingError(f"{file}: action_low and action_high are equal in a column")
+            raise SchemaMismatch(f"{file}: action_low and action_high are equal in a column")
         self.schema = row_schema(mapping.task, fields, self._names, mapping.control_rate_hz)
         self.metadata: Mapping[str, Any] = {
             "imported_from": dataset.kind,
@@ -201,17 +201,21 @@ class MappedEpisodes:
         columns = [(values[name], numbers) for name, numbers in parts(named)]
         count = min(len(column) for column, _ in columns)
         flat = [column[:count].reshape(count, -1)[:, numbers] for column, numbers in columns]
-        return np.concatenate(flat, axis=1)
+        numbers = np.concatenate(flat, axis=1)
+        if not numbers.size:
+            raise SchemaMismatch(f"{named} names no number", hint=f"correct {self._file}")
+        return numbers
 
     def _seen(self, name: str, values: Mapping[str, Array]) -> Array:
         """An observation (T, ...) or (T + 1, ...), as its field has it."""
         named = self._mapping.observations[name]
-        if name.startswith("state/"):
+        if re.fullmatch(r"state(/[\w-]+)+", name):
             return self._numbers(named, values).astype(np.float32)
         pictures = values.get(str(named), np.zeros(0))
         if pictures.ndim == 4 and pictures.shape[1] == 3 != pictures.shape[3]:
             pictures = np.moveaxis(pictures, 1, 3)
-        if pictures.dtype != np.uint8 or pictures.shape[3:] != (3,) or name[:7] != "images/":
+        is_camera = re.fullmatch(r"images(/[\w-]+)+", name)
+        if pictures.dtype != np.uint8 or pictures.shape[3:] != (3,) or not is_camera:
             raise SchemaMismatch(
                 f"{self._file}: {name!r} cannot be an observation",
                 got=f"{named}, {pictures.dtype} {pictures.shape[1:]}",
@@ -228,7 +232,7 @@ class MappedEpisodes:
         except (TypeError, ValueError):
             pass
         expected = f"a number, or one for each of {', '.join(self._names)}"
-        raise MappingError(f"{self._file}: {key} is not right", got=told, expected=expected)
+        raise SchemaMismatch(f"{self._file}: {key} is not right", got=told, expected=expected)
 
     def _check_actions(self, actions: Array) -> None:
         """Report the ranges of actions (steps, d), and refuse those of another convention."""

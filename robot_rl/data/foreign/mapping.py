@@ -17,7 +17,8 @@ import numpy as np
 import yaml
 
 from robot_rl.data.foreign import ForeignDataset
-from robot_rl.errors import RobotRLError, did_you_mean
+from robot_rl.data.schema import SchemaMismatch
+from robot_rl.errors import did_you_mean
 
 BLANK = "???"
 SUCCESS, NEVER, ALL, TERMINATED, ANY = "success", "never", "all", "terminated", "any "
@@ -60,10 +61,6 @@ success: {success}  # a column, true in the last step; any COLUMN: in some step;
 """
 
 
-class MappingError(RobotRLError):
-    """A mapping file that is not whole, or does not fit the dataset."""
-
-
 @dataclass(frozen=True)
 class ForeignMapping:
     """What a mapping file says: its keys, as the text that `propose` writes explains them."""
@@ -71,11 +68,11 @@ class ForeignMapping:
     task: str
     control_rate_hz: float
     observations: dict[str, Any]
-    action: Any
+    action: str | list[str]
     action_convention: str
     action_names: list[str | None]
-    action_low: Any
-    action_high: Any
+    action_low: float | list[float]
+    action_high: float | list[float]
     reward: str
     terminated: str
     success: str
@@ -91,7 +88,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
         dataset: The dataset, opened.
 
     Raises:
-        MappingError: There is something at `file`.
+        SchemaMismatch: There is something at `file`.
         DatasetDamaged: The dataset cannot be read.
     """
     first, _ = next(dataset.episodes(dataset.columns))
@@ -109,7 +106,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
     for name in dataset.columns:
         if called := _OBSERVED.fullmatch(name):
             kind = "images" if first[name].dtype == np.uint8 and first[name].ndim == 4 else "state"
-            own = re.sub("[./]", "_", called[1] or "observation")
+            own = re.sub(r"[^\w-]+", "_", called[1] or "observation")
             observations[f"{kind}/{own}"] = name
     lines = [f"  {_flow(ours)}: {_flow(name)}" for ours, name in observations.items()]
     columns, steps = _columns(dataset, [name for name in first if first[name].ndim < 3])
@@ -131,7 +128,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
         with file.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError as error:
-        raise MappingError(
+        raise SchemaMismatch(
             f"there is a mapping file {file} already",
             hint=f"fill it in and give map={file}, or remove it for a new proposal",
         ) from error
@@ -141,25 +138,29 @@ def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
     """Read a mapping file that somebody has filled in.
 
     Raises:
-        MappingError: It cannot be read, has a blank, or names what the dataset does not have.
+        SchemaMismatch: It cannot be read, has a blank, or names what the dataset does not have.
     """
-    keys = [field.name for field in fields(ForeignMapping)]
+    keys = {field.name: str(field.type) for field in fields(ForeignMapping)}
     try:
         told = dict(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise MappingError(
+        raise SchemaMismatch(
             f"the mapping file {file} cannot be read", got=" ".join(repr(error).split())
         ) from error
     for key in sorted({*keys} ^ {*told}, key=str):
-        raise MappingError(
+        raise SchemaMismatch(
             f"{file} {'lacks the' if key in keys else 'has an unknown'} key {key!r}",
             expected=", ".join(keys),
             hint=None if key in keys else did_you_mean(str(key), keys),
         )
+    for key, kinds in keys.items():
+        given = "list" if isinstance(told[key], list) else type(told[key]).__name__
+        if BLANK not in str(told[key]) and given.replace("int", "float") not in kinds:
+            raise SchemaMismatch(f"{file}: {key} is not right", got=repr(told[key]), expected=kinds)
     blanks = [key for key in keys if told[key] in (None, {}, []) or BLANK in str(told[key])]
     if blanks:
         hint = "the comments there say what may stand"
-        raise MappingError(f"fill in {', '.join(blanks)} in {file}", hint=hint)
+        raise SchemaMismatch(f"fill in {', '.join(blanks)} in {file}", hint=hint)
     mapping = ForeignMapping(**told)
     _check(file, mapping, dataset)
     return mapping
@@ -178,17 +179,17 @@ def parts(named: Any) -> list[tuple[str, slice]]:
 def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None:
     """Check what the dataset itself can contradict."""
     rate = mapping.control_rate_hz
-    if not (isinstance(rate, int | float) and 0.0 < rate < math.inf):
-        raise MappingError(f"{file}: control_rate_hz is not right", got=rate, expected="a number")
+    if not 0.0 < rate < math.inf:
+        raise SchemaMismatch(f"{file}: control_rate_hz is not right", got=rate, expected="above 0")
     if dataset.rate is not None and abs(rate / dataset.rate - 1.0) > 1e-3:
-        raise MappingError(
+        raise SchemaMismatch(
             f"{file}: the demonstrations were recorded at another rate than control_rate_hz",
             got=rate,
             expected=dataset.rate,
             hint="import them at their own rate, and train with control_rate_hz= of that",
         )
     if (mapping.success, mapping.terminated) == (TERMINATED, SUCCESS):
-        raise MappingError(
+        raise SchemaMismatch(
             f"{file}: success and terminated refer to each other", hint="name a column in one"
         )
     words = {"reward": {SUCCESS}, "terminated": {SUCCESS, NEVER}, "success": {ALL, TERMINATED}}
@@ -198,7 +199,7 @@ def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None
         allowed = {*dataset.columns, *words.get(key, ())}
         for name, _ in parts(value):
             if name not in allowed:
-                raise MappingError(
+                raise SchemaMismatch(
                     f"{file}: {key} names a column that the dataset does not have",
                     got=name,
                     expected=f"one of {', '.join(sorted(allowed))}",

@@ -120,20 +120,14 @@ class LeRobotFrames:
         return found
 
     def _file(self, kind: str, prefix: str, record: dict[str, Any], key: str = "") -> Path:
-        names = {name: record[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
-        try:
-            # v2.1 has a file an episode, and other words for the same numbers.
-            name = str(self._information[kind]).format(
-                **names,
-                video_key=key,
-                episode_chunk=names["chunk_index"],
-                episode_index=names["file_index"],
+        chunk, file = record[f"{prefix}/chunk_index"], record[f"{prefix}/file_index"]
+        # v2.1 has a file an episode, and other words for the same numbers.
+        old = {"episode_chunk": chunk, "episode_index": file}
+        with _read_errors(self._path / layout.INFO_PATH):
+            name: str = self._information[kind]
+            return self._path / name.format(
+                chunk_index=chunk, file_index=file, video_key=key, **old
             )
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise DatasetDamaged(
-                f"{self._path / layout.INFO_PATH}: {kind!r} cannot be read", got=repr(error)
-            ) from error
-        return self._path / name
 
     def _read_records(self, told: Sequence[str]) -> list[dict[str, Any]]:
         names = [
@@ -154,21 +148,20 @@ class LeRobotFrames:
 
     def _read_old_records(self) -> list[dict[str, Any]]:
         """Read those of v2.1, and add where in v3.0 each episode would be."""
-        records, start, file = [], 0, self._path / "meta/episodes.jsonl"
-        try:
+        records: list[dict[str, Any]] = []
+        start, file = 0, self._path / "meta/episodes.jsonl"
+        with _read_errors(file):
             for line in file.read_text(encoding="utf-8").splitlines():
                 told = json.loads(line)
                 number, stop = int(told["episode_index"]), start + int(told["length"])
                 record = {"episode_index": number, "tasks": list(told.get("tasks") or ())}
                 record |= {"dataset_from_index": start, "dataset_to_index": stop}
-                chunk = number // int(self._information.get("chunks_size", layout.FILES_PER_CHUNK))
+                chunk = number // int(self._information["chunks_size"])
                 for prefix in ("data", *(f"videos/{feature.key}" for feature in self._videos)):
                     record |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": number}
                     record[f"{prefix}/from_timestamp"] = 0.0
                 records.append(record)
                 start = stop
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DatasetDamaged(f"{file} cannot be read", got=repr(error), hint=_COPY) from error
         return records
 
 
@@ -372,15 +365,9 @@ def _values(path: Path, feature: Feature, column: Any) -> Array:
 def _pictures(path: Path, feature: Feature, array: Any) -> Array:
     """Decode pictures that are stored as files are, uint8 (rows, height, width, 3)."""
     pictures: Array = np.empty((len(array), *feature.shape), np.uint8)
-    for picture, stored in zip(pictures, array.to_pylist(), strict=True):
-        try:
+    with _read_errors(path):
+        for picture, stored in zip(pictures, array.to_pylist(), strict=True):
             picture[:] = np.asarray(Image.open(io.BytesIO(stored["bytes"])).convert("RGB"))
-        except (OSError, TypeError, KeyError, ValueError) as error:
-            raise DatasetDamaged(
-                f"{path}: a picture of {feature.key!r} cannot be read",
-                got=repr(error),
-                expected=f"an encoded picture of {feature.shape}",
-            ) from error
     return pictures
 
 
@@ -388,7 +375,10 @@ def _pictures(path: Path, feature: Feature, array: Any) -> Array:
 def _read_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, IndexError, pa.ArrowException, av.FFmpegError) as error:
+    except (
+        *(OSError, LookupError, ValueError, TypeError, AttributeError),
+        *(pa.ArrowException, av.FFmpegError),
+    ) as error:
         raise DatasetDamaged(f"{path} cannot be read", got=repr(error)[:500], hint=_COPY) from error
 
 
