@@ -27,6 +27,7 @@ class ArmState:
         tcp_velocity: Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
         tcp_wrench: Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN
             where the arm measures none.
+        frame: Name of the base frame.
     """
 
     stamp_ns: int
@@ -35,6 +36,7 @@ class ArmState:
     tcp_pose: Vector
     tcp_velocity: Vector
     tcp_wrench: Vector
+    frame: str = "base"
 
 
 class Arm(Protocol):

@@ -138,11 +138,11 @@ class ArmNode(DeviceNode):
                 joints, state.joint_positions, state.joint_velocities, stamp
             )
         )
-        self._pose.publish(messages.pose_message(state.tcp_pose, stamp))
+        self._pose.publish(messages.pose_message(state.tcp_pose, stamp, state.frame))
         if np.isfinite(state.tcp_velocity).all():
-            self._twist.publish(messages.twist_message(state.tcp_velocity, stamp))
+            self._twist.publish(messages.twist_message(state.tcp_velocity, stamp, state.frame))
         if np.isfinite(state.tcp_wrench).all():
-            self._wrench.publish(messages.wrench_message(state.tcp_wrench, stamp))
+            self._wrench.publish(messages.wrench_message(state.tcp_wrench, stamp, state.frame))
 
     def _drive(self) -> ArmState:
         """One turn from a measurement to a target."""

@@ -40,6 +40,8 @@ class TopicArm(ABC):
         wrench_topic: WrenchStamped, what the environment exerts; empty where there is none.
         stale_after_s: Age at which a measurement is too old [s].
         timeout_s: For the first messages [s].
+        frame: `frame_id` of the base frame, which the measured pose must have; empty: whichever
+            that has. Targets bear it too.
         fault: Always None: the controller's faults are its own business.
 
     Raises:
@@ -57,6 +59,7 @@ class TopicArm(ABC):
     wrench_topic: str = "current_wrench"
     stale_after_s: float = 0.1
     timeout_s: float = 5.0
+    frame: str = ""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -105,6 +108,7 @@ class TopicArm(ABC):
                 sole=name != "joints" or not self.pose_topic,
                 restarts=False,  # a controller that is launched twice has one name
                 accepts=own if name == "joints" else lambda _: True,
+                frame=(lambda: self.frame) if name == "pose" else str,
             )
             for name, (topic, kind, decode) in topics.items()
             if topic
@@ -142,6 +146,7 @@ class TopicArm(ABC):
             pose,
             seen.get("twist", unknown),
             seen.get("wrench", unknown),
+            self._base_frame(),
         )
 
     @abstractmethod
@@ -171,6 +176,11 @@ class TopicArm(ABC):
     def _advertise(self, client: RosClient) -> None:
         """Make the publisher of commands."""
 
+    def _base_frame(self) -> str:
+        """What is configured, or else what the measured pose says, or else this stack's name."""
+        measured = self._sensors.get("pose")
+        return self.frame or (measured.frame if measured else "") or "base"
+
     def _solve_pose(self, joints: Vector) -> Vector:
         raise NotImplementedError
 
@@ -191,19 +201,17 @@ class PoseTopicArm(TopicArm):
     Attributes:
         target_topic: PoseStamped, of commands.
         compliance: Of the controller.
-        frame: `frame_id` of targets.
     """
 
     _: KW_ONLY
     target_topic: str = "target_pose"
     compliance: Compliance = "impedance"
-    frame: str = "base"
 
     def command(self, target_pose: Vector) -> None:
         """Publish a target (7,)."""
         from robot_rl.ros.messages import pose_message
 
-        self._publisher.publish(pose_message(target_pose, time.time_ns(), self.frame))
+        self._publisher.publish(pose_message(target_pose, time.time_ns(), self._base_frame()))
 
     def _advertise(self, client: RosClient) -> None:
         from geometry_msgs.msg import PoseStamped

@@ -116,7 +116,9 @@ class Measurements:
         self.objects = self.success = None
         if objects:
             decode = lambda message: messages.poses_array(message, objects)  # noqa: E731
-            self.objects = self._sensor(PoseArray, "object_poses", limits.tracker_s, decode)
+            base = lambda: self.pose.frame  # noqa: E731  # whatever the arm's driver calls it
+            late = limits.tracker_s
+            self.objects = self._sensor(PoseArray, "object_poses", late, decode, frame=base)
             self._aligned.append(self.objects)
         if success:
             self.success = self._sensor(

@@ -81,6 +81,8 @@ class Sensor:
             until `forget`.
         without: Which setting does without this topic, said where no message has ever come.
         accepts: Which messages count; by default all.
+        frame: Tells the frame that messages must be in; empty where it is not known, or any will
+            do. A message that names none is believed, which is said once.
 
     Attributes:
         topic: The full name.
@@ -104,6 +106,7 @@ class Sensor:
         plausibility: Plausibility | None = None,
         without: str = "",
         accepts: Callable[[Any], bool] = lambda _: True,
+        frame: Callable[[], str] = str,
     ) -> None:
         self.topic = client.topic(topic)
         self.limit_s = limit_s
@@ -117,7 +120,7 @@ class Sensor:
         self._doubt: str | None = None
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=keep if stamped else 1)
-        self._accepts = accepts
+        self._accepts, self._frame, self._told = accepts, frame, False
         self._node = client.node
         self._subscription: Any = None  # while a first message may come already
         self._subscription = client.node.create_subscription(
@@ -141,6 +144,12 @@ class Sensor:
             return self._problem(age)
         late = abs(measured) > self.limit_s
         return self._problem(measured, measured=True) if late else None
+
+    @property
+    def frame(self) -> str:
+        """The frame that the newest message names; empty where it names none."""
+        with self._lock:
+            return str(self._kept[-1].message.header.frame_id) if self._kept else ""
 
     @property
     def is_published(self) -> bool:
@@ -175,9 +184,10 @@ class Sensor:
         """The content of a measurement.
 
         Raises:
-            BadMeasurement: It cannot be used; names the topic.
+            BadMeasurement: It cannot be used, or is in another frame; names the topic.
         """
         try:
+            self._check_frame(received.message)
             return self._decode(received.message)
         except MessageError as error:
             raise BadMeasurement(f"{self.topic}: {error}") from error
@@ -189,6 +199,22 @@ class Sensor:
             self.count, self._doubt = 0, None
             if self._plausibility is not None:
                 self._plausibility.forget()
+
+    def _check_frame(self, message: Any) -> None:
+        expected = self._frame()
+        if not expected or message.header.frame_id == expected:
+            return
+        if message.header.frame_id:
+            raise MessageError(
+                "the measurement is in another frame than the robot's base",
+                got=f"frame_id {message.header.frame_id}",
+                expected=expected,
+                hint="let its publisher transform it, or change the name if both are one frame",
+            )
+        if not self._told:
+            self._told = True
+            say = self._node.get_logger().warning
+            say(f"{self.topic} names no frame_id: it is taken to be in {expected}")
 
     def _is_doubtful(self) -> bool:
         made = self._subscription

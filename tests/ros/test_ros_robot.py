@@ -354,15 +354,15 @@ def robot_on(namespace, *overrides):
     return make_env(configuration(namespace, *words, *overrides)).robot
 
 
-def assembled(robot, send):
-    """The observation of what `send(stamp)` publishes twice, and nothing that was under way."""
+def assembled(robot, send, late_ns=0):
+    """The observation of what `send(stamp)` publishes twice, and nothing that was under way.
+
+    One of its stamps may be so much earlier [ns].
+    """
     for sensor in robot.all_sensors:
         sensor.forget()
-    began = time.time_ns()
-    while any(
-        sensor.count < 2 or sensor.newest().stamp_ns < began - SECOND
-        for sensor in robot.all_sensors
-    ):
+    began = time.time_ns() - late_ns
+    while any(sensor.count < 2 or sensor.newest().stamp_ns < began for sensor in robot.all_sensors):
         send(time.time_ns())
         time.sleep(0.005)  # no flood: else one topic is received long after another
     return robot.observe()
@@ -374,7 +374,7 @@ def test_measurements_of_one_instant_are_put_together_and_others_refused():
         seen = assembled(robot, publisher.arm)
         np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
         with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* \d+ ms apart"):
-            assembled(robot, lambda stamp: publisher.arm(stamp, behind=SECOND))
+            assembled(robot, lambda stamp: publisher.arm(stamp, behind=SECOND), SECOND)
     finally:
         robot.close()
         publisher.client.close()
@@ -395,7 +395,32 @@ def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation
         late_ns = SECOND
         said = r"/tracker/object_poses was not measured just now; got: 1\.\d+ s ago .* 900 ms"
         with pytest.raises(SensorLate, match=said):
-            assembled(robot, send)
+            assembled(robot, send, late_ns)
+    finally:
+        robot.close()
+        publisher.client.close()
+
+
+def test_objects_in_another_frame_than_the_arm_are_refused(capfd):
+    publisher, robot = Publisher("/frames"), robot_on("/frames", "robot.track_objects=true")
+    pose = [0.5, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]
+
+    def sending(frame):
+        def send(stamp):
+            publisher.arm(stamp)
+            publisher.send("object_poses", messages.poses_message([pose], stamp, frame))
+
+        return send
+
+    try:
+        assembled(robot, sending("base"))
+        for _ in range(2):
+            assembled(robot, sending(""))
+        assert capfd.readouterr().err.count("/frames/object_poses names no frame_id") == 1
+        said = r"/frames/object_poses: .*another frame.*got: frame_id camera_link; expected: base"
+        with pytest.raises(BadMeasurement, match=said):  # noqa: PT012
+            for _ in range(50):  # one of before may be the nearest to what the arm measured
+                assembled(robot, sending("camera_link"))
     finally:
         robot.close()
         publisher.client.close()

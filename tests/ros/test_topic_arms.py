@@ -165,6 +165,33 @@ def test_a_controller_that_is_launched_twice_is_not_believed():
         controller.client.close()
 
 
+def test_the_frame_of_a_controller_is_that_of_its_targets_or_is_refused(controller):
+    options = {"timeout_s": 20.0, "stale_after_s": 5.0}
+    arm = PoseTopicArm(controller.namespace, JOINTS, **options)
+    other = PoseTopicArm(controller.namespace, JOINTS, frame="base_link", **options)
+    targets = []
+    controller.node.create_subscription(PoseStamped, "target_pose", targets.append, 10)
+    publish = controller.node._pose.publish
+
+    def in_world(message):
+        message.header.frame_id = "world"
+        publish(message)
+
+    controller.node._pose.publish = in_world
+    try:
+        for driver in (arm, other):
+            driver.connect()
+        assert wait_until(lambda: arm.read().frame == "world", 20.0)
+        arm.command(arm.read().tcp_pose)
+        assert wait_until(lambda: targets, 20.0)
+        assert targets[0].header.frame_id == "world"
+        with pytest.raises(BadMeasurement, match=r"current_pose: .*world; expected: base_link"):
+            other.read()
+    finally:
+        arm.close()
+        other.close()
+
+
 def test_a_controller_that_falls_silent_is_named(controller):
     arm = PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=2.0)
     arm.connect()
