@@ -16,14 +16,21 @@ import numpy as np
 
 from drivers.errors import DriverError
 from drivers.teleop.base import Axes, TeleopDevice, Vector
+from robot_rl.processes.waiting import wait_until
+from robot_rl.safety import rotations
 
 if TYPE_CHECKING:
     from robot_rl.ros.client import RosClient
+
+_HEARD_SECONDS = 2.0  # within which a new subscription hears who speaks
 
 
 @dataclass
 class TopicDevice(TeleopDevice):
     """Moves with the messages of a topic, which must repeat themselves.
+
+    Silence after a message that moved something, or of a topic that nobody publishes any more, is
+    a lost device, as an unplugged one is: nobody has let go of it. So is a number that is none.
 
     Attributes:
         topic: Name of the topic.
@@ -37,6 +44,9 @@ class TopicDevice(TeleopDevice):
     _client: RosClient | None = field(default=None, init=False, repr=False)
     # Replaced as a whole by the thread of ROS: axes, and when they came on the steady clock.
     _heard: tuple[Vector, float] = field(default=(np.zeros(6), -1e9), init=False, repr=False)
+    _unusable: str = field(default="", init=False, repr=False)  # of the newest message
+    _lost: bool = field(default=False, init=False, repr=False)  # until it speaks again
+    _subscription: Any = field(default=None, init=False, repr=False)
     _pressed: list[str] = field(default_factory=list, init=False, repr=False)
 
     @abstractmethod
@@ -48,26 +58,40 @@ class TopicDevice(TeleopDevice):
         """The axes (6,) of a message, in the thread of ROS."""
 
     def connect(self) -> None:
-        """Subscribe. Nobody has to publish yet: until then nothing moves."""
+        """Subscribe. Nobody has to publish yet: until then nothing moves.
+
+        Raises:
+            DriverError: The device was lost, and has not spoken since.
+        """
         from robot_rl.ros import qos
         from robot_rl.ros.client import RosClient
 
-        self.close()
-        self._client = RosClient("teleop_device", self.namespace)
-        self._client.node.create_subscription(
-            self.message_type(), self.topic, self._hear, qos.sensor_subscription()
-        )
+        if self._client is None or not self._client.running:
+            self.close()
+            self._client = RosClient("teleop_device", self.namespace)
+            self._subscription = self._client.node.create_subscription(
+                self.message_type(), self.topic, self._hear, qos.sensor_subscription()
+            )
+            wait_until(lambda: self._problem() is None, _HEARD_SECONDS if self._lost else 0.0)
+        problem = self._problem()
+        if problem is not None:
+            raise problem
+        self._lost = False
 
     def axes(self) -> Axes:
-        """The newest message; at rest where it is too old.
+        """The newest message; at rest where that did not move anything and is too old.
 
         Raises:
-            DriverError: The topic is not subscribed to.
+            DriverError: The topic is not subscribed to, or the device is lost.
             RosUnavailable: The thread of ROS has ended.
         """
         if self._client is None:
             raise DriverError(f"{self.topic} is not subscribed to", hint="call connect() first")
         self._client.check()
+        problem = self._problem()
+        if problem is not None:
+            self._lost = True
+            raise problem
         axes, seconds = self._heard
         values = axes if time.monotonic() - seconds <= self.timeout_s else np.zeros(6)
         pressed = [self._pressed.pop() for _ in range(len(self._pressed))]
@@ -80,7 +104,39 @@ class TopicDevice(TeleopDevice):
             self._client = None
 
     def _hear(self, message: Any) -> None:
-        self._heard = np.nan_to_num(self.take(message), posinf=0.0, neginf=0.0), time.monotonic()
+        axes = self.take(message)
+        if np.isfinite(axes).all():
+            self._heard, self._unusable = (axes, time.monotonic()), ""
+        else:
+            self._unusable = str(axes.tolist())
+
+    def _problem(self) -> DriverError | None:
+        if self._unusable:
+            return DriverError(
+                f"{self.topic} gives axes that are not finite",
+                got=self._unusable,
+                expected="6 finite numbers",
+                hint="look at the node that publishes it",
+            )
+        axes, seconds = self._heard
+        if time.monotonic() - seconds <= self.timeout_s or not (self._lost or self._missed(axes)):
+            return None
+        return DriverError(
+            f"{self.topic} has fallen silent",
+            got="no message",
+            expected=f"one at least every {1e3 * self.timeout_s:g} ms",
+            hint="start its node again and move the device; the node must repeat its messages while"
+            " the device is held (joy_node: autorepeat_rate)",
+        )
+
+    def _missed(self, axes: Vector) -> bool:
+        """Whether silence after these axes is a loss, and not a device that was let go of."""
+        spoke, subscription = self._heard[1] > 0.0, self._subscription
+        if not spoke or subscription is None:
+            return False
+        # Any orientation will do to tell whether the operator moved.
+        moved = self.shaping.motion(np.clip(axes, -1.0, 1.0), rotations.DOWNWARD).any()
+        return bool(moved) or not subscription.get_publisher_count()
 
 
 @dataclass

@@ -104,6 +104,7 @@ class OperatorTopics:
         while time.monotonic() < until:
             self._push.publish(messages.twist_message(velocity, time.time_ns()))
             time.sleep(1.0 / _PUSH_HZ)
+        self._push.publish(messages.twist_message(np.zeros(6), time.time_ns()))  # let go of
         return began
 
     def call(self, name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -14,9 +15,16 @@ from listening import Listener, Running
 from sensor_msgs.msg import Joy
 from std_srvs.srv import Trigger
 
+from drivers.errors import DriverError
 from drivers.teleop.base import Shaping
 from drivers.teleop.node import TeleopNode
 from drivers.teleop.topics import JoyTopic, TwistTopic
+from robot_rl.config import compose
+from robot_rl.env.device_attendant import DeviceAttendant
+from robot_rl.env.factory import make_env
+from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorInbox
+from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros import qos
 from robot_rl.ros.messages import twist_array, twist_message
 
@@ -30,7 +38,9 @@ def listener():
     made.close()
 
 
-def test_a_joy_topic_moves_and_comes_to_rest_when_it_falls_silent(listener, connected):
+def test_a_joy_topic_moves_and_is_lost_when_it_falls_silent_until_it_speaks_again(
+    listener, connected
+):
     device = connected(JoyTopic(Shaping(gripper_button="button_0"), namespace=NAMESPACE))
     assert not device.read().moving
     publisher = listener.client.node.create_publisher(Joy, "joy", 10)
@@ -46,10 +56,70 @@ def test_a_joy_topic_moves_and_comes_to_rest_when_it_falls_silent(listener, conn
     listener.until(driven)
     assert pressed == {"button_0", "button_1"}
     assert grippers.count(1.0) == 1  # held down, it counts once
-    listener.until(lambda: not device.read().moving)
+    with pytest.raises(DriverError, match=r"joy has fallen silent; .* at least every 250 ms"):
+        listener.until(lambda: not device.read().moving)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="fallen silent"):
+            device.connect()
+    publisher.publish(Joy(axes=[0.0] * 6))
+    listener.until(lambda: reconnected(device))
+    time.sleep(2 * device.timeout_s)
+    assert not device.read().moving  # at rest it need not speak
+    listener.client.node.destroy_publisher(publisher)
+    with pytest.raises(DriverError, match="fallen silent"):
+        listener.until(lambda: device.read().moving)
 
 
-def test_a_twist_topic_is_scaled_and_comes_to_rest_when_it_falls_silent(listener, connected):
+def reconnected(device):
+    try:
+        device.connect()
+    except DriverError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_axes_that_are_not_finite_are_no_device_at_rest(listener, connected, number):
+    device = connected(JoyTopic(namespace=NAMESPACE))
+    publisher = listener.client.node.create_publisher(Joy, "joy", 10)
+
+    def read(axes):
+        publisher.publish(Joy(axes=axes))
+        return device.read().moving
+
+    listener.until(lambda: read([1.0] + [0.0] * 5))
+    with pytest.raises(
+        DriverError, match=r"joy gives axes that are not finite; got: \[0.0, (nan|inf)"
+    ):
+        listener.until(lambda: read([0.0, number] + [0.0] * 4) and False)
+
+
+def test_a_device_that_dies_in_the_middle_of_an_intervention_gives_no_policy_the_robot(listener):
+    device = JoyTopic(Shaping(dead_zone=0.0), namespace=NAMESPACE)
+    inbox = OperatorInbox(float("inf"))
+    env = Intervention(
+        make_env(compose(["task=reach"])), inbox, 0.1, [DeviceAttendant(device, inbox)]
+    )
+    publisher = listener.client.node.create_publisher(Joy, "joy", 10)
+    still = np.zeros(len(env.schema.action_names), np.float32)
+    try:
+        env.reset(seed=3)
+
+        def driven(axes):
+            publisher.publish(Joy(axes=axes))
+            return env.step(still)[-1]["intervened"]
+
+        listener.until(lambda: driven([1.0] + [0.0] * 5))
+        time.sleep(2 * device.timeout_s)
+        with pytest.raises(RobotInterrupted, match=r"device is gone.*joy has fallen silent"):
+            env.step(still)
+        with pytest.raises(RobotInterrupted, match="device is gone"):
+            env.reset(seed=4)
+    finally:
+        env.close()
+
+
+def test_a_twist_topic_is_scaled_and_lost_when_it_falls_silent(listener, connected):
     device = connected(TwistTopic(Shaping(dead_zone=0.0), namespace=NAMESPACE))
     publisher = listener.client.node.create_publisher(
         TwistStamped, "teleop/command", qos.command_publisher(50.0)
@@ -61,7 +131,8 @@ def test_a_twist_topic_is_scaled_and_comes_to_rest_when_it_falls_silent(listener
         return np.allclose(device.read().motion[[0, 5]], (0.5, 0.5), atol=1e-6)
 
     listener.until(driven)
-    listener.until(lambda: not device.read().moving)
+    with pytest.raises(DriverError, match="teleop/command has fallen silent"):
+        listener.until(lambda: not device.read().moving)
 
 
 def test_the_node_publishes_motion_and_calls_the_services_of_the_buttons(listener):
