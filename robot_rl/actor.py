@@ -321,10 +321,10 @@ def _weight_source(
     kept: KeptWeights | None,
 ) -> WeightSource:
     if config.clock == "stepped" and config.actors == 1:
-        return SteppedWeights(client, receiver, first, stop, kept)
+        return SteppedWeights(client, receiver, first, stop, kept, _note)
     if config.clock == "stepped":
         every = max(1, int(config.block_steps) // int(config.actors))
-        return SharedWeights(client, receiver, first, stop, config.task.name, every)
+        return SharedWeights(client, receiver, first, stop, config.task.name, every, _note)
     version = first.behaviour.version
     return RealtimeWeights(place.client(), receiver, config.task.name, version)
 

@@ -31,6 +31,7 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import Stopped, stop_event
+from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay.errors import ReplayError
 from robot_rl.replay.windows import LABELS
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, RunDirectory, learned_steps
@@ -178,7 +179,12 @@ class Learner:
         self._save_what_is_new()
 
     def _wait_for(self, steps: int) -> bool:
-        while self._rows.steps() < steps:
+        wait = QuietWait(lambda text: self._bench.say(f"learner: {text}"))
+        while (stored := self._rows.steps()) < steps:
+            wait.goes_on(
+                f"the steps of an actor, {stored} of {steps}: if they stand still, look at its"
+                " process (robot-rl actor), and whether its robot waits for a person"
+            )
             if self._bench.stop.wait(_POLL_SECONDS):
                 return False
         return not self._bench.stop.is_set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from policies.behaviour import Behaviour
 from policies.checkpoint import StoredBase
 from robot_rl.processes.files import replace_bytes
 from robot_rl.processes.signals import StopEvent, Stopped
+from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.errors import WeightsRefused
 from robot_rl.replay.records import WeightsRecord
@@ -177,6 +179,7 @@ class SteppedWeights(WeightSource):
         first: The behaviour that the actor has.
         stop: When set, waiting ends; with `kept` the actor ends at once.
         kept: What has acted before; None where an episode is never played again.
+        note: Told what is waited for, when that takes long.
     """
 
     def __init__(
@@ -186,7 +189,9 @@ class SteppedWeights(WeightSource):
         first: Published,
         stop: StopEvent,
         kept: KeptWeights | None = None,
+        note: Callable[[str], None] = print,
     ) -> None:
+        self._note = note
         self._client, self._receiver, self._stop = client, receiver, stop
         self._present, self._kept, self._begun = first, kept, False
 
@@ -208,11 +213,19 @@ class SteppedWeights(WeightSource):
             self._present = before
             return before
         self._client.flush(stop=self._stop)  # the learner needs these rows for what is waited for
-        while step >= self._present.acts_until:
-            self._look(_WAIT_SECONDS)
+        self._wait_while(lambda: step >= self._present.acts_until)
         if self._kept is not None:
             self._kept.keep(self._present, step)
         return self._present
+
+    def _wait_while(self, ahead: Callable[[], bool]) -> None:
+        wait = QuietWait(self._note)
+        while ahead():
+            self._look(_WAIT_SECONDS)
+            wait.goes_on(
+                f"the learner's weights after step {self._present.acts_until}: if its progress"
+                " stands still, look at its process (robot-rl learner)"
+            )
 
     def _look(self, wait_seconds: float) -> None:
         """Take newer weights, if there are some within the time."""
@@ -237,6 +250,7 @@ class SharedWeights(SteppedWeights):
         stop: When set, waiting ends.
         table: Name of the table that all actors write.
         every_steps: Own steps between two questions.
+        note: As there.
     """
 
     def __init__(
@@ -247,8 +261,9 @@ class SharedWeights(SteppedWeights):
         stop: StopEvent,
         table: str,
         every_steps: int,
+        note: Callable[[str], None] = print,
     ) -> None:
-        super().__init__(client, receiver, first, stop)
+        super().__init__(client, receiver, first, stop, note=note)
         self._table, self._every_steps = table, every_steps
         self._asked_at: int | None = None
         self._known = 0
@@ -267,8 +282,7 @@ class SharedWeights(SteppedWeights):
         self._client.flush(stop=self._stop)  # so that the count holds this actor's rows
         self._known, self._asked_at = online_steps(self._client, self._table), step
         self._look(0.0)
-        while self._known >= self._present.acts_until:
-            self._look(_WAIT_SECONDS)
+        self._wait_while(lambda: self._known >= self._present.acts_until)
         return self._present if self._present is not before else None
 
     def run_steps(self, step: int) -> int:

@@ -13,6 +13,7 @@ from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.env.sim.robot import SimRobot
 from robot_rl.learning.weights import SteppedWeights
+from robot_rl.processes import waiting
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.run import RunDirectory
 
@@ -41,6 +42,27 @@ def test_an_actor_that_waits_for_the_first_weights_says_so_and_ends_when_asked_t
     with pytest.raises(Stopped):
         list(act(compose([*TINY]), run, stop))
     assert capsys.readouterr().out.count("actor: waiting for the learner's first weights") == 1
+
+
+def test_an_actor_whose_learner_is_frozen_says_once_whom_it_waits_for(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.1)
+    publish_cloned(server.run, 1)  # and nobody publishes anything later
+    stop, say = StopEvent(), actor._note
+
+    def note(text: str) -> None:
+        say(text)
+        if "weights after" in text:
+            threading.Timer(1.0, stop.set).start()
+
+    monkeypatch.setattr(actor, "_note", note)
+    run = RunDirectory.open(str(server.run), str(server.run.parent))
+    with pytest.raises(Stopped):
+        list(act(compose([*TINY]), run, stop))
+    told = capsys.readouterr().out
+    assert told.count("actor: waiting for the learner's weights after step 1: ") == 1
+    assert "look at its process (robot-rl learner)" in told
 
 
 def test_a_weight_source_that_cannot_be_closed_leaves_the_robot_held(

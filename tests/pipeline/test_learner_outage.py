@@ -13,6 +13,7 @@ from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, act_for, lines
 from robot_rl.config import compose
 from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
+from robot_rl.processes import waiting
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import wait_until
@@ -86,3 +87,22 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     assert [type(end) for end in ends] == [Stopped]
     state = json.loads((run.complete_folder(LAST) / STATE_FILE).read_text())
     assert state["environment_steps"] == STEPS
+
+
+@pytest.mark.usefixtures("server")
+def test_a_learner_whose_actor_is_frozen_says_once_whom_it_waits_for(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.1)
+    stop, told = StopEvent(), []
+
+    def say(bench: Workbench, text: str) -> None:
+        told.append(text)
+        threading.Timer(1.0, stop.set).start()
+
+    monkeypatch.setattr(Workbench, "say", say)
+    with Workbench(configured(), run, stop, records="learner") as bench:
+        Learner(bench).learn(WorkProgress(STEPS))
+    (line,) = told
+    assert line.startswith("learner: waiting for the steps of an actor, 0 of ")
+    assert "look at its process (robot-rl actor)" in line

@@ -169,10 +169,10 @@ def act_for(steps: int, run: RunDirectory) -> None:
         pass
 
 
-def publish_cloned(run: Path) -> None:
-    """Give the store of a run its cloned policy, which may act for ever."""
+def publish_cloned(run: Path, acts_until: int = 10**9) -> None:
+    """Give the store of a run its cloned policy, which may act until a step."""
     with ReplayClient(run / "store") as client:
-        publish(client, checkpoint.load(run / "checkpoints/bc/policy"), 10**9)
+        publish(client, checkpoint.load(run / "checkpoints/bc/policy"), acts_until)
 
 
 def processes_of(run: Path) -> list[str]:
