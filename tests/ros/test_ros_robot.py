@@ -37,6 +37,7 @@ from robot_rl.ros.errors import (
     SensorLate,
     SensorsApart,
     SensorSlow,
+    ServiceFailed,
 )
 from robot_rl.ros.sensors import wait_for_all
 
@@ -285,6 +286,16 @@ def until_begun(env, seed):
             time.sleep(0.1)
 
 
+def reset_despite_silence(env, seed):
+    """A busy machine may leave the arm without a word for longer than its watchdog allows."""
+    for _ in range(10):
+        try:
+            return env.reset(seed=seed)
+        except ServiceFailed as problem:
+            assert "fell silent" in str(problem)
+    raise AssertionError("every reset was given up")
+
+
 def test_a_stop_cuts_the_motion_to_the_start_and_clearing_it_does_not_take_it_up_again():
     config = configuration("/cut", *SCRIPTED)
     arm, env = arm_node(config, FAR), make_env(config)
@@ -304,7 +315,7 @@ def test_a_stop_cuts_the_motion_to_the_start_and_clearing_it_does_not_take_it_up
     clearing.start()
     try:
         with pytest.raises(ArmStopped, match=r"the arm (is|was) stopped"):
-            env.reset(seed=1)
+            reset_despite_silence(env, seed=1)
         clearing.join()
         before = env.robot.tcp_pose()
         time.sleep(0.7)  # it comes to rest, and does not go on
