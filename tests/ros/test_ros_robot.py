@@ -292,7 +292,8 @@ def reset_despite_silence(env, seed):
         try:
             return env.reset(seed=seed)
         except ServiceFailed as problem:
-            assert "fell silent" in str(problem)
+            if "fell silent" not in str(problem):
+                raise
     raise AssertionError("every reset was given up")
 
 
