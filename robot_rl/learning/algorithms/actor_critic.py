@@ -162,7 +162,6 @@ class ActorCritic(ABC):
             initial_log_std=settings.initial_log_std,
         )
         self.average_actor = copy.deepcopy(self.actor).requires_grad_(False)
-        self._first_actor = copy.deepcopy(self.actor.state_dict())
         self.updates = 0
         self.device = torch.device("cpu")
         self._generator = seeded(seed)
@@ -247,14 +246,6 @@ class ActorCritic(ABC):
         if not critic_only and self.updates % settings.actor_every == 0:
             metrics |= self._update_actor(batch, seen, action)
         return metrics
-
-    def begin_again(self) -> None:
-        """Give the actor its first weights and temperature again; what critics know is kept."""
-        for actor in (self.actor, self.average_actor):
-            actor.load_state_dict(self._first_actor)
-        with torch.no_grad():
-            self.log_temperature.fill_(math.log(self.settings.initial_temperature))
-        self._actor_optimizer.state.clear()
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""
