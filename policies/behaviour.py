@@ -180,10 +180,15 @@ class Behaviour:
         return {**own, **{name: math.prod(shape) for name, shape in cameras.items()}}
 
     def exploring(
-        self, mode: str, noise: str = "none", noise_scale: float = 0.0, *shares: float
+        self,
+        mode: str,
+        noise: str = "none",
+        noise_scale: float = 0.0,
+        best_guess_share: float = 0.0,
+        base_share: float = 0.0,
     ) -> Behaviour:
         """Give the same behaviour with another `Exploration`; the networks are shared."""
-        exploration = Exploration(mode, noise, noise_scale, *shares)
+        exploration = Exploration(mode, noise, noise_scale, best_guess_share, base_share)
         return dataclasses.replace(self, exploration=exploration)
 
     def to(self, device: torch.device) -> Behaviour:

@@ -23,7 +23,7 @@ WARMUP_SHARES = (0.0, 0.5)  # for the `Exploration` while the clone alone acts
 _LEARNED_SHARE = 0.5  # of the episodes: what is learned acts without exploration
 _CLONED_SHARE = 0.125  # the clone acts
 _BATCH = 1024
-_FIELDS = ("success", "exploration", "policy_version", "episode_step")
+_FIELDS = ("success", "exploration", "episode_step")
 
 
 class Trial:
