@@ -16,39 +16,44 @@ class SensorLate(RobotInterrupted):
         limit_s: How old it may be [s].
         why: What is known of the reason; empty where nothing is.
         without: Which setting does without this topic; empty where none does.
-        measured: Whether the age is that since it was measured, by its stamp and the system clock
-            here; negative if the stamp is ahead of that.
     """
 
     def __init__(
-        self,
-        topic: str,
-        age_s: float,
-        limit_s: float,
-        why: str = "",
-        without: str = "",
-        measured: bool = False,
+        self, topic: str, age_s: float, limit_s: float, why: str = "", without: str = ""
     ) -> None:
         none = age_s == float("inf")
         other = f"; or {without}" if none and without else ""
         got = [] if none else [f"{1e3 * age_s:.0f} ms"]
-        what = f"no message on {topic}" if none else f"the newest message on {topic} is too old"
-        hint = f"is its node running and its device connected? See /diagnostics{other}"
-        if measured:
-            what = f"what comes on {topic} was not measured just now"
-            got = [
-                f"{abs(age_s):.3f} s {'ahead of' if age_s < 0 else 'ago by'} this machine's clock"
-            ]
-            hint = (
-                "the clocks of its machine and of this one may differ: synchronise them (chrony,"
-                " PTP). If its data take so long, raise its limit: robot.sensors, or stale_after_s"
-                " of a driver"
-            )
         super().__init__(
-            what,
+            f"no message on {topic}" if none else f"the newest message on {topic} is too old",
             got=", ".join([*got, *([why] if why else [])]) or None,
             expected=f"at most {1e3 * limit_s:.0f} ms",
-            hint=hint,
+            hint=f"is its node running and its device connected? See /diagnostics{other}",
+        )
+
+
+class MeasuredLate(SensorLate):
+    """The newest message came in time, but was not measured just now.
+
+    Args:
+        topic: Its full name.
+        age_s: Since it was measured, by its stamp and the system clock here [s]; negative if the
+            stamp is ahead of that.
+        limit_s: How old it may be, or how far ahead [s].
+        why: What is known of the reason; empty where nothing is.
+    """
+
+    def __init__(self, topic: str, age_s: float, limit_s: float, why: str = "") -> None:
+        side = "ahead of" if age_s < 0 else "ago by"
+        got = f"{abs(age_s):.3f} s {side} this machine's clock"
+        RobotInterrupted.__init__(
+            self,
+            f"what comes on {topic} was not measured just now",
+            got=f"{got}, {why}" if why else got,
+            expected=f"at most {1e3 * limit_s:.0f} ms",
+            hint="the clocks of its machine and of this one may differ: synchronise them (chrony,"
+            " PTP). If its data take so long, raise its limit: robot.sensors, or stale_after_s"
+            " of a driver",
         )
 
 

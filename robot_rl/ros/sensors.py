@@ -14,7 +14,14 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient, publisher_names
-from robot_rl.ros.errors import BadMeasurement, MeasuredTwice, SensorLate, SensorsApart, SensorSlow
+from robot_rl.ros.errors import (
+    BadMeasurement,
+    MeasuredLate,
+    MeasuredTwice,
+    SensorLate,
+    SensorsApart,
+    SensorSlow,
+)
 from robot_rl.ros.messages import MessageError, to_nanoseconds
 from robot_rl.safety import Plausibility
 
@@ -141,9 +148,10 @@ class Sensor:
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
         if age > self.limit_s:
-            return self._problem(age)
-        late = abs(measured) > self.limit_s
-        return self._problem(measured, measured=True) if late else None
+            return SensorLate(self.topic, age, self.limit_s, self._why(), self._without)
+        if abs(measured) > self.limit_s:
+            return MeasuredLate(self.topic, measured, self.limit_s, self._why())
+        return None
 
     @property
     def frame(self) -> str:
@@ -168,7 +176,7 @@ class Sensor:
         with self._lock:  # another thread may have forgotten what was received
             if self._kept:
                 return self._kept[-1]
-        raise self._problem(float("inf"))
+        raise SensorLate(self.topic, float("inf"), self.limit_s, self._why(), self._without)
 
     def nearest(self, stamp_ns: int) -> Received:
         """The measurement that was taken closest to a stamp."""
@@ -234,11 +242,11 @@ class Sensor:
             return 0.0
         return 1e-9 * (time.time_ns() - self._kept[-1].stamp_ns)
 
-    def _problem(self, age: float, measured: bool = False) -> SensorLate:
-        why = "" if self._health is None else self._health.behind(self.topic)
+    def _why(self) -> str:
+        """What is known of the reason for a late message."""
         if time.monotonic() - self._repeated <= self.limit_s:
-            why = "messages come, but all bear one and the same stamp"
-        return SensorLate(self.topic, age, self.limit_s, why, self._without, measured)
+            return "messages come, but all bear one and the same stamp"
+        return "" if self._health is None else self._health.behind(self.topic)
 
     def _receive(self, message: Any) -> None:
         if self._is_doubtful() or not self._accepts(message):
