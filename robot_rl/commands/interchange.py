@@ -100,25 +100,20 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
             got=f"no folder {place}",
             hint="name a dataset that `robot-rl export` or somebody else wrote",
         )
-    source: EpisodeSource
     store = _store_at(Path(out))
     live = is_store(store) or store != Path(out)
-    if (place / "zarr.json").is_file():
-        source = DatasetEpisodes(place, Selection())
-    elif (place / lerobot.OWN_PATH).is_file():
-        source = lerobot.open_lerobot(place)
-    elif live:
-        raise RobotRLError(
-            "demonstrations of others do not go into a store at once",
-            hint="import them into a new dataset, and that one into the store",
-        )
-    elif map is None:
-        file = Path(out).with_suffix(".map.yaml")
-        propose(place, Path(out), file, open_foreign(place))
-        print(f"fill in {file}, then: robot-rl import {path} {out} map={file}")
+    own, exported = (place / "zarr.json").is_file(), (place / lerobot.OWN_PATH).is_file()
+    if not own and not exported:
+        if live:
+            raise RobotRLError(
+                "demonstrations of others do not go into a store at once",
+                hint="import them into a new dataset, and that one into the store",
+            )
+        _import_foreign(place, out, table, map)
         return
-    else:
-        source, map = MappedEpisodes(open_foreign(place), Path(map)), None
+    source: EpisodeSource = (
+        DatasetEpisodes(place, Selection()) if own else lerobot.open_lerobot(place)
+    )
     if map is not None:
         raise RobotRLError(
             "only demonstrations of others need a mapping", got=f"map={map}", hint="leave it out"
@@ -128,8 +123,18 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
         return
     _check_no_table(table)
     _transfer(source, out, "zarr", "imported")
-    if isinstance(source, MappedEpisodes):
-        print("\n".join(f"    {line}" for line in source.report))
+
+
+def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -> None:
+    if map is None:
+        file = Path(out).with_suffix(".map.yaml")
+        propose(place, Path(out), file, open_foreign(place))
+        print(f"fill in {file}, then: robot-rl import {place} {out} map={file}")
+        return
+    source = MappedEpisodes(open_foreign(place), Path(map))
+    _check_no_table(table)
+    _transfer(source, out, "zarr", "imported")
+    print("\n".join(f"    {line}" for line in source.report))
 
 
 def annotate(store: str, address: str, *, table: str | None) -> None:
