@@ -68,7 +68,7 @@ def fill(file: Path, **answers: str) -> Path:
 def propose(folder: Path, name: str) -> tuple[Path, Path]:
     """Write demonstrations, and have a mapping proposed; returns both."""
     if name.endswith("hdf5") or name == "minari":
-        pytest.importorskip("h5py")
+        pytest.importorskip("h5py", reason="needs the extra hdf5")
     WRITERS[name](folder / name)
     assert run("import", folder / name, folder / "out.zarr") == 0
     assert not (folder / "out.zarr").exists()
