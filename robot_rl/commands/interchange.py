@@ -127,7 +127,7 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
 
 def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -> None:
     if map is None:
-        file = Path(out).with_suffix(".map.yaml")
+        file = Path(f"{Path(out)}".removesuffix(".zarr") + ".map.yaml")
         propose(place, Path(out), file, open_foreign(place))
         print(f"fill in {file}, then: robot-rl import {place} {out} map={file}")
         return

@@ -89,6 +89,7 @@ def write_robomimic(path: Path) -> None:
             group["dones"] = episode["reached"].astype(np.int64)
             group["states"] = np.zeros((len(episode["action"]), 9))
             group["obs/place"], group["next_obs/place"] = episode["seen"][:-1], episode["seen"][1:]
+        file["mask/train"], file["mask/valid"] = [b"demo_0", b"demo_2"], [b"demo_1"]
 
 
 def write_minari(path: Path) -> None:

@@ -15,9 +15,12 @@ from robot_rl import cli
 from robot_rl.commands.gym_check import try_environment
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.foreign import open_foreign
 from robot_rl.data.foreign.actions import converted
+from robot_rl.data.foreign.mapped import MappedEpisodes
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.env.robot import ARM_ACTIONS
+from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import check_demonstrations
 
 WRITERS = {
@@ -95,7 +98,7 @@ def test_what_is_not_told_is_asked_and_the_answers_make_rows(tmp_path: Path, cap
     assert "2 successful" in said
     assert "actions, of -1 to 1: action_0 -" in said
     final = name in WITH_FINAL
-    assert ("last steps, of which nobody recorded what followed: 1" in said) is not final
+    assert ("1 last steps left out: nobody recorded what followed" in said) is not final
 
     dataset = EpisodeDataset(tmp_path / "out.zarr")
     assert dataset.schema.control_rate_hz == files.RATE
@@ -149,16 +152,22 @@ def test_a_lerobot_3_dataset_with_cameras_is_imported_as_if_lerobot_had_recorded
             ["'action_", "of the steps", "convention"],
         ),
         ("lerobot", {"action_convention": "delta"}, ["'delta' has no 'pan'", "expected: x, y"]),
-        ("lerobot", {"action_convention": "torque"}, ["convention is unknown", "got: torque"]),
+        (
+            "lerobot",
+            {"action_convention": "torque"},
+            ["action_convention is not right", "got: torque"],
+        ),
         ("lerobot", {"success": "missing"}, ["success", "got: missing", "next.success"]),
         ("lerobot", {"reward": "???"}, ["fill in reward"]),
         ("lerobot", {"action_names": "[a]"}, ["one name for each", "got: 1", "expected: 2"]),
         ("lerobot", {"action_low": "[1, 2, 3]"}, ["action_low", "action_0, action_1"]),
-        ("lerobot", {"action_high": "-2"}, ["equal"]),
-        ("lerobot", {"success": "terminated"}, ["refer to each other"]),
+        ("lerobot", {"action_high": "-2"}, ["action_high is not right", "got: [-2, -2]"]),
+        ("lerobot", {"success": "terminated"}, ["none of the 3", "success"]),
+        ("lerobot", {"episodes": "train"}, ["episodes", "got: train", "expected: one of all"]),
         ("lerobot", {"tsk": "a", "task": "a\ntsk: b"}, ["unknown key 'tsk'", "'task'"]),
         ("all.npz", {"action_names": "5"}, ["action_names is not right", "got: 5"]),
         ("all.npz", {"control_rate_hz": "fast"}, ["control_rate_hz is not right", "float"]),
+        ("all.npz", {"control_rate_hz": "0"}, ["another rate", "got: 0", "above 0"]),
         ("all.npz", {"state/observation": "obs[5:9]"}, ["obs[5:9] names no number"]),
         ("takes", {"success": "terminated", "terminated": "never"}, ["none of the 3", "success"]),
     ],
@@ -175,6 +184,8 @@ def test_a_mapping_that_cannot_be_right_gets_one_sentence(
     for part in parts:
         assert part in error
     assert not (tmp_path / "out.zarr").exists()
+    with pytest.raises(RobotRLError):  # before anything is written
+        MappedEpisodes(open_foreign(path), mapping)
 
 
 @pytest.mark.parametrize("name", ["place", "state/a/../b", "images/place"])
@@ -188,7 +199,7 @@ def test_an_observation_needs_a_name_that_a_row_can_have(tmp_path: Path, capsys,
 def test_a_proposal_is_never_overwritten(tmp_path: Path, capsys):
     path, _ = propose(tmp_path, "all.npz")
     assert run("import", path, tmp_path / "out.zarr") == cli.EXIT_ERROR
-    assert "already" in capsys.readouterr().err
+    assert "cannot be written; got: File exists" in capsys.readouterr().err
 
 
 def test_own_datasets_need_no_mapping(folder: Path, tmp_path: Path, capsys):
@@ -200,9 +211,18 @@ def test_own_datasets_need_no_mapping(folder: Path, tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("columns", "parts"),
     [
-        ({"action": np.zeros((4, 2)), "obs": np.zeros((4, 2))}, ["where an episode ends"]),
+        ({"action": np.zeros((4, 2)), "obs": np.zeros((4, 2))}, ["no end in ['action', 'obs']"]),
         ({"action": np.array([{}])}, ["cannot be read", "Python objects"]),
-        ({"action": np.zeros((4, 2)), "episode_ends": np.array([9])}, ["out of order"]),
+        ({"action": np.zeros((4, 2)), "episode_ends": np.array([9])}, ["4 steps ends", "[9]"]),
+        ({"action": np.zeros((4, 2)), "episode_ends": np.array([3])}, ["4 steps ends", "[3]"]),
+        (
+            {"action": np.zeros((4, 2)), "terminals": np.zeros(4), "timeouts": np.zeros(4)},
+            ["where each episode of its 4 steps ends", "no end in terminals or timeouts"],
+        ),
+        (
+            {"action": np.zeros((4, 2)), "done": np.ones(4)},
+            ["no episode", "4 episodes of a single"],
+        ),
     ],
 )
 def test_arrays_that_are_no_episodes_get_one_sentence(tmp_path: Path, capsys, columns, parts):
@@ -212,6 +232,59 @@ def test_arrays_that_are_no_episodes_get_one_sentence(tmp_path: Path, capsys, co
     assert len(error.splitlines()) == 1
     for part in parts:
         assert part in error
+
+
+def test_terminations_alone_do_not_say_where_an_episode_ends_that_was_cut_short(
+    tmp_path: Path, capsys
+):
+    path, mapping = propose(tmp_path, "all.npz")
+    columns = dict(np.load(path))
+    columns["terminals"] = columns["success"]
+    del columns["episode_ends"]
+    np.savez(path, **columns)
+    mapping.unlink()
+    assert run("import", path, tmp_path / "out.zarr") == 0
+    assert "\n# Which episodes: terminals (2).\n" in mapping.read_text()
+    assert "\nepisodes: ???\n" in mapping.read_text()
+    fill(mapping, episodes="terminals")
+    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == 0
+    assert "imported 2 episodes (18 steps, 2 successful)" in capsys.readouterr().out
+
+
+def test_terminals_that_stay_true_make_no_episodes_of_one_step(tmp_path: Path, capsys):
+    steps, ends = np.zeros((12, 2), np.float32), np.zeros(12, np.bool_)
+    ends[[3, 4, 5, 10, 11]] = True
+    columns = {"observations": steps, "actions": steps, "rewards": steps[:, 0]}
+    np.savez(tmp_path / "all.npz", terminals=ends, timeouts=ends & False, **columns)
+    assert run("import", tmp_path / "all.npz", tmp_path / "out.zarr") == 0
+    mapping = fill(tmp_path / "out.map.yaml", terminated="terminals")
+    assert run("import", tmp_path / "all.npz", tmp_path / "out.zarr", f"map={mapping}") == 0
+    said = capsys.readouterr().out
+    assert "imported 2 episodes (9 steps, 2 successful)" in said
+    assert "NumPy, without 3 episodes of a single step by terminals or timeouts" in said
+    assert EpisodeDataset(tmp_path / "out.zarr").episode_ends.tolist() == [5, 11]
+
+
+def test_a_filter_key_of_robomimic_chooses_episodes(tmp_path: Path, capsys):
+    path, mapping = propose(tmp_path, "robomimic.hdf5")
+    assert "\n# Which episodes: all (3), train (2), valid (1).\n" in mapping.read_text()
+    assert "\nepisodes: all\n" in mapping.read_text()
+    words = ("import", path, tmp_path / "out.zarr", f"map={mapping}")
+    fill(mapping, terminated="dones", episodes="test")
+    assert run(*words) == cli.EXIT_ERROR
+    assert "got: test; expected: one of all, train, valid" in capsys.readouterr().err
+    fill(mapping, episodes="train")
+    assert run(*words) == 0
+    assert "imported 2 episodes (14 steps, 2 successful)" in capsys.readouterr().out
+
+
+def test_the_mapping_file_is_named_after_the_dataset(tmp_path: Path, capsys):
+    files.write_npz(tmp_path / "all.npz")
+    assert run("import", tmp_path / "all.npz", tmp_path / "mine.v2") == 0
+    assert (tmp_path / "mine.v2.map.yaml").is_file()
+    capsys.readouterr()
+    assert run("import", tmp_path / "all.npz", tmp_path / "none/mine.zarr") == cli.EXIT_ERROR
+    assert "cannot be written; got: No such file" in capsys.readouterr().err
 
 
 def test_values_that_are_not_finite_are_named_with_their_episode(tmp_path: Path, capsys):

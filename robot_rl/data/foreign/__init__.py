@@ -17,6 +17,9 @@ from robot_rl.data.episodes import NotADataset
 from robot_rl.data.lerobot import INFO_PATH, PackagesMissing
 from robot_rl.data.schema import Array
 
+ALL = "all"
+Episodes = Iterator[tuple[Mapping[str, Array], str]]
+
 
 @dataclass(frozen=True)
 class ForeignDataset:
@@ -24,19 +27,19 @@ class ForeignDataset:
 
     Attributes:
         kind: The format, in words, and what else it says of itself.
-        count: Number of episodes.
+        counts: The choices of episodes that the mapping file has, and how many each takes.
         columns: What the numbers of each column are called, () where they have no names.
-        episodes: Given names of columns, yields these for each episode, with what the robot was
-            told to do. They are (T, ...), or (T + 1, ...) with what followed the last action. It
-            raises `DatasetDamaged`.
+        episodes: Given names of columns and a choice, yields the columns of each episode, with what
+            the robot was told to do. They are (T, ...), or (T + 1, ...) with what followed the last
+            action. It raises `DatasetDamaged`.
         rate: Steps per second [Hz]; None where nothing says it.
         answers: Values that the metadata gives to keys of the mapping file.
     """
 
     kind: str
-    count: int
+    counts: Mapping[str, int]
     columns: Mapping[str, tuple[str, ...]]
-    episodes: Callable[[Collection[str]], Iterator[tuple[Mapping[str, Array], str]]]
+    episodes: Callable[[Collection[str], str], Episodes]
     rate: float | None = None
     answers: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,9 +66,8 @@ def open_foreign(path: Path) -> ForeignDataset:
     if minari.is_file() or path.suffix in (".hdf5", ".h5"):
         require("h5py", "hdf5", PackagesMissing)
         return open_hdf5(minari if minari.is_file() else path)
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-    if files and files[0].suffix == ".npz":
-        return open_npz(path, files)
+    if path.suffix == ".npz" or any(path.glob("*.npz")):
+        return open_npz(path)
     raise NotADataset(
         f"{path} is no dataset that can be imported",
         expected="an episode or LeRobot dataset, .hdf5 (robomimic, Minari, D4RL) or .npz",

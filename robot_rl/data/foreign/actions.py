@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from scipy.spatial.transform import Rotation
 
-from robot_rl.data.schema import SchemaMismatch
+from robot_rl.data.schema import Array, SchemaMismatch
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 
 _ENVIRONMENT, _RATES, _ABSOLUTE = "environment", "rates", "absolute"
@@ -23,12 +22,10 @@ _TURNS = {
     ("qx", "qy", "qz", "qw"): Rotation.from_quat,
 }
 
-Values = npt.NDArray[np.float64]
-
 
 def converted(
-    values: Values, names: Sequence[str | None], convention: str, period: float
-) -> dict[str, Values]:
+    values: Array, names: Sequence[str | None], convention: str, period: float
+) -> dict[str, Array]:
     """Convert the actions of an episode.
 
     Of absolute poses the first is left out: what it is relative to, nobody recorded.
@@ -43,12 +40,8 @@ def converted(
         Our columns, (T,) each, or (T - 1,) of absolute poses, in m and rad where they are an arm's.
 
     Raises:
-        SchemaMismatch: The convention is unknown, or has no such names.
+        SchemaMismatch: The convention has no such names.
     """
-    if convention not in CONVENTIONS:
-        raise SchemaMismatch(
-            "the action convention is unknown", got=convention, expected=", ".join(CONVENTIONS)
-        )
     kept = [name for name in names if name is not None]
     if len(names) != values.shape[1] or not 0 < len(kept) == len(set(kept)):
         raise SchemaMismatch(
@@ -64,19 +57,18 @@ def converted(
     return _steps(columns, convention, period) if convention in _OF_ARM else columns
 
 
-def _steps(columns: dict[str, Values], convention: str, period: float) -> dict[str, Values]:
+def _steps(columns: dict[str, Array], convention: str, period: float) -> dict[str, Array]:
     absolute, factor = convention == _ABSOLUTE, period if convention == _RATES else 1.0
-    found: dict[str, Values] = {}
+    found: dict[str, Array] = {}
     for name, column in columns.items():
         arm, slash, part = name.rpartition("/")
         parts = next((parts for parts in _TURNS if part in parts), ())
-        turn = [columns.get(f"{arm}{slash}{part}") for part in parts]
-        known = [numbers for numbers in turn if numbers is not None]
+        turn = [f"{arm}{slash}{part}" for part in parts]
         if part in _POSITION:
             found[name] = np.diff(column) if absolute else column * factor
         elif part == GRIPPER_ACTION:  # in every convention it is told where to be
             found[name] = column[1:] if absolute else column
-        elif not parts or len(known) < len(turn) or (len(parts) == 4 and convention == _RATES):
+        elif not parts or not {*turn} <= {*columns} or (len(parts) == 4 and convention == _RATES):
             raise SchemaMismatch(
                 f"an arm's action by the convention {convention!r} has no {name!r} alone",
                 expected=f"{', '.join(_POSITION)}, {GRIPPER_ACTION}, and for a rotation all of"
@@ -84,7 +76,7 @@ def _steps(columns: dict[str, Values], convention: str, period: float) -> dict[s
                 hint="rename it in action_names, or correct action_convention",
             )
         else:
-            poses = np.stack(known, axis=1)
+            poses = np.stack([columns[part] for part in turn], axis=1)
             turns = _TURNS[parts](poses if len(parts) == 4 else poses * factor)
             vectors = (turns[1:] * turns[:-1].inv() if absolute else turns).as_rotvec()
             axes = (f"{arm}{slash}{axis}" for axis in _ROTATION)

@@ -1,14 +1,14 @@
 """Episodes that are arrays: HDF5 of robomimic, Minari and D4RL, and NumPy's `.npz`.
 
-Follows robomimic 0.3 (`data/demo_0/obs/NAME`), Minari 0.5 in HDF5 (`episode_0/observations`), and
-D4RL, which has the steps of all episodes one after the other, as a single `.npz` has.
+Follows robomimic 0.3 (`data/demo_0/obs/NAME`, filter keys in `mask`), Minari 0.5 in HDF5
+(`episode_0/observations`), and D4RL, which has the steps of all episodes one after the other, as a
+single `.npz` has.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +19,14 @@ import numpy as np
 
 from policies.errors import require
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
-from robot_rl.data.foreign import ForeignDataset
+from robot_rl.data.foreign import ALL, Episodes, ForeignDataset
 from robot_rl.data.schema import Array
 
 # What says where episodes end that lie one after the other: rows before each end, a number for
-# each row, or flags of which any is true at the end.
+# each row, or flags of which any is true at the end. Terminations alone miss episodes cut short.
 _ENDS, _NUMBERS = "episode_ends", ("episode_index", "episode_id", "episode")
-_FLAGS = (
-    *("terminals", "timeouts", "terminations", "truncations", "terminated", "truncated"),
-    *("dones", "done"),
-)
+_TERMINATIONS = ("terminals", "terminations", "terminated")
+_FLAGS = (*_TERMINATIONS, "timeouts", "truncations", "truncated", "dones", "done")
 _NEXT = "next_"  # robomimic, D4RL: what was seen after the action of the same row
 _HINT = "restore it from a copy, or write arrays without Python objects"
 
@@ -48,41 +46,46 @@ def open_hdf5(path: Path) -> ForeignDataset:
         if "data" in file:
             told = json.loads(file["data"].attrs.get("env_args", "{}"))
             rate = (told.get("env_kwargs") or {}).get("control_freq")
+            groups = _groups(file["data"])
+            filters = {
+                key: [groups[name] for name in names.asstr()[:]]
+                for key, names in file.get("mask", {}).items()
+            }
             kind = f"robomimic, environment {told.get('env_name')}"
-            return _dataset(path, kind, _groups(file["data"]), rate)
+            return _dataset(path, kind, {ALL: [*groups.values()], **filters}, {}, rate)
         if "episode_0" in file:
-            return _dataset(path, "Minari", _groups(file), None, _minari_answers(path))
-        return _dataset(path, "D4RL", _cut(path, _flat(file)))
+            whole = {ALL: [*_groups(file).values()]}
+            return _dataset(path, "Minari", whole, _minari_answers(path))
+        return _flat_dataset(path, "D4RL", _arrays(file))
 
 
-def open_npz(path: Path, files: Sequence[Path]) -> ForeignDataset:
+def open_npz(path: Path) -> ForeignDataset:
     """Open a `.npz` with all episodes, or a folder with one an episode.
-
-    Args:
-        path: The file or the folder.
-        files: The files.
 
     Raises:
         DatasetError: One cannot be read, or nothing says where an episode ends.
     """
-    arrays = []
-    for file in sorted(files, key=lambda file: _natural(file.name)):
+    arrays: dict[str, _Arrays] = {}
+    files = path.glob("*.npz") if path.is_dir() else [path]
+    for file in sorted(files, key=lambda file: (len(file.name), file.name)):  # 9 before 10
         with _read_errors(file), np.load(file, allow_pickle=False) as opened:
-            arrays.append({name: opened[name] for name in opened.files if opened[name].ndim})
-    parts = _cut(path, arrays[0]) if path.is_file() else [(a, 0, _steps(a)) for a in arrays]
-    return _dataset(path, "NumPy", parts)
+            arrays[file.name] = {n: it for n in opened.files if (it := opened[n]).ndim}
+    if path.is_file():
+        return _flat_dataset(path, "NumPy", arrays[path.name])
+    return _dataset(path, "NumPy", {ALL: [*_whole(arrays).values()]}, {})
 
 
 def _dataset(
     path: Path,
     kind: str,
-    parts: Sequence[_Part],
+    choices: Mapping[str, Sequence[_Part]],
+    answers: Mapping[str, Any],
     rate: float | None = None,
-    answers: Mapping[str, Any] | None = None,
 ) -> ForeignDataset:
-    if not parts:
-        raise DatasetError(f"there is no episode in {path}", expected="at least one")
-    arrays, start, stop = parts[0]
+    counts = {choice: len(parts) for choice, parts in choices.items() if parts}
+    if not counts:
+        raise DatasetError(f"there is no episode in {path}", got=kind)
+    arrays, start, stop = choices[next(iter(counts))][0]
     alone = stop - start == _steps(arrays)
     names = [
         name
@@ -92,13 +95,13 @@ def _dataset(
         and not (name.startswith(_NEXT) and name.removeprefix(_NEXT) in arrays)
     ]
 
-    def episodes(wanted: Collection[str]) -> Iterator[tuple[Mapping[str, Array], str]]:
-        for number, part in enumerate(parts):
+    def episodes(wanted: Collection[str], choice: str) -> Episodes:
+        for number, part in enumerate(choices[choice]):
             with _read_errors(path, f"episode {number} of "):
                 values = {name: _column(part, name) for name in wanted}
             yield values, ""
 
-    return ForeignDataset(kind, len(parts), dict.fromkeys(names, ()), episodes, rate, answers or {})
+    return ForeignDataset(kind, counts, dict.fromkeys(names, ()), episodes, rate, answers)
 
 
 def _column(part: _Part, name: str) -> Array:
@@ -110,44 +113,52 @@ def _column(part: _Part, name: str) -> Array:
     return column
 
 
-def _flat(group: Any) -> _Arrays:
+def _arrays(group: Any) -> _Arrays:
     """All datasets below a group, but for single values, as `obs/NAME`."""
     found: dict[str, Any] = {}
     group.visititems(lambda name, it: found.update({name: it} if getattr(it, "shape", ()) else {}))
     return found
 
 
-def _groups(parent: Any) -> list[_Part]:
+def _groups(parent: Any) -> dict[str, _Part]:
     """One episode a group, in the order of the numbers in their names."""
-    found = [_flat(parent[name]) for name in sorted(parent, key=_natural)]
-    return [(arrays, 0, _steps(arrays)) for arrays in found if arrays]
+    names = sorted(parent, key=lambda name: (len(name), name))
+    return _whole({name: _arrays(parent[name]) for name in names})
 
 
-def _cut(path: Path, arrays: _Arrays) -> list[_Part]:
-    """Cut arrays of all episodes where one ends; what comes after the last end is one too."""
+def _whole(named: Mapping[str, _Arrays]) -> dict[str, _Part]:
+    """One episode each, but for what has no step."""
+    return {name: (arrays, 0, _steps(arrays)) for name, arrays in named.items() if _steps(arrays)}
+
+
+def _flat_dataset(path: Path, kind: str, arrays: _Arrays) -> ForeignDataset:
+    """Cut arrays of all episodes where one ends; flags may leave the last one open."""
     steps = _steps(arrays)
-    told = (_ENDS, *_NUMBERS, *_FLAGS)
-    columns = {name: np.ravel(arrays[name]) for name in told if name in arrays}
-    numbers = [columns[name] for name in _NUMBERS if name in columns]
-    if _ENDS in columns:
-        ends = columns[_ENDS].tolist()
-    elif columns:
-        changes = np.diff(numbers[0], append=np.nan) if numbers else sum(columns.values())
-        ends = (np.flatnonzero(changes) + 1).tolist()
+    number = next((name for name in _NUMBERS if name in arrays), "")
+    flags = [name for name in _FLAGS if name in arrays]
+    if _ENDS in arrays:
+        by, ends = _ENDS, np.ravel(arrays[_ENDS]).tolist()
+    elif number:
+        column = np.ravel(arrays[number])
+        by, ends = number, [*(np.flatnonzero(column[1:] != column[:-1]) + 1), len(column)]
     else:
+        ended = sum(np.ravel(arrays[name]) for name in flags)
+        by, ends = " or ".join(flags), (np.flatnonzero(ended) + 1).tolist()
+    edges = sorted({0, *ends, steps})
+    wrong = ends != sorted(ends) or edges[0] < 0 or edges[-1] > steps
+    if not ends or wrong or (by == _ENDS and ends[-1] < steps):
         raise DatasetError(
-            f"nothing in {path} says where an episode ends",
-            got=", ".join(arrays) or "no array",
-            expected=f"one of {', '.join(told)}",
+            f"nothing in {path} says where each episode of its {steps} steps ends",
+            got=f"{by} with the last ends {ends[-3:]}" if ends else f"no end in {by or [*arrays]}",
+            expected=f"one of {', '.join((_ENDS, *_NUMBERS, *_FLAGS))}",
             hint="add one, or write a folder with one file an episode",
         )
-    edges = sorted({0, *ends, steps})
-    if edges[-1] > steps or ends != sorted(ends):
-        raise DatasetDamaged(
-            f"the ends of the episodes in {path} are out of order, or behind the {steps} steps",
-            got=ends[-3:],
-        )
-    return [(arrays, start, stop) for start, stop in itertools.pairwise(edges)]
+    least = 1 if by in (_ENDS, number) else 2  # flags may stay true after an end
+    parts = [(arrays, i, j) for i, j in itertools.pairwise(edges) if j - i >= least]
+    if short := len(edges) - 1 - len(parts):
+        kind += f", without {short} episodes of a single step by {by}"
+    certain = by == _ENDS or number or not {*flags} <= {*_TERMINATIONS}
+    return _dataset(path, kind, {by: parts}, {"episodes": by} if certain else {})
 
 
 def _steps(arrays: _Arrays) -> int:
@@ -155,10 +166,6 @@ def _steps(arrays: _Arrays) -> int:
     lengths = [len(array) for array in arrays.values()]
     named = [len(arrays[name]) for name in ("actions", "action") if name in arrays]
     return named[0] if named else max(lengths, key=lengths.count, default=0)
-
-
-def _natural(name: str) -> list[int | str]:
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _minari_answers(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ import numpy as np
 
 from robot_rl.data import lerobot as layout
 from robot_rl.data.episodes import DatasetDamaged
-from robot_rl.data.foreign import ForeignDataset
+from robot_rl.data.foreign import ALL, Episodes, ForeignDataset
 from robot_rl.data.lerobot import INDEX_FEATURES, Feature
 from robot_rl.data.lerobot.reader import LeRobotFrames, read_information
-from robot_rl.data.schema import DTYPES, Array
+from robot_rl.data.schema import DTYPES
 
 _PICTURES = (layout.VIDEO, layout.IMAGE)
 
@@ -41,7 +41,7 @@ def open_lerobot(path: Path) -> ForeignDataset:
         exact = Fraction(rate).limit_denominator(layout.LARGEST_DENOMINATOR)
         return LeRobotFrames(path, information, wanted, exact, ["tasks"])
 
-    def episodes(names: Collection[str]) -> Iterator[tuple[Mapping[str, Array], str]]:
+    def episodes(names: Collection[str], _: str) -> Episodes:
         for record, given in frames(names).episodes():
             values = {feature.key: column for feature, column in given.items()}
             steps = np.diff(values["timestamp"][:, 0].astype(np.float64))
@@ -56,7 +56,7 @@ def open_lerobot(path: Path) -> ForeignDataset:
 
     return ForeignDataset(
         f"LeRobot {information['codebase_version']}, robot {information.get('robot_type')}",
-        len(frames(()).records),
+        {ALL: len(frames(()).records)},
         {key: feature.names or () for key, feature in features.items()},
         episodes,
         rate,

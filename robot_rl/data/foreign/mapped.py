@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
-from robot_rl.data.foreign import ForeignDataset
+from robot_rl.data.foreign import ALL, ForeignDataset
 from robot_rl.data.foreign.actions import converted
-from robot_rl.data.foreign.mapping import (
-    ALL,
-    ANY,
-    NEVER,
-    SUCCESS,
-    TERMINATED,
-    parts,
-    read_mapping,
-)
+from robot_rl.data.foreign.mapping import ANY, NEVER, SUCCESS, TERMINATED, parts, read_mapping
 from robot_rl.data.schema import (
     LAST_COMMAND,
     SOURCE_DEMONSTRATION,
@@ -43,62 +36,83 @@ class MappedEpisodes:
 
     An episode ends at its first step that terminated. Where nobody recorded what followed the last
     action, `close_episode` says what becomes of it. The first `last_command` is that of an arm at
-    rest with open grippers.
+    rest with open grippers. All but the pictures is checked at once, before anything is written.
 
     Args:
         dataset: The foreign dataset.
         file: The mapping file.
 
     Attributes:
-        report: After `episodes`: what was found and dropped, in lines for a person.
+        report: What was found and left out, in lines for a person.
 
     Raises:
-        RobotRLError: The mapping does not fit the dataset.
+        SchemaMismatch: The mapping does not fit the dataset, or the actions their bounds.
+        DatasetError: A value is not finite or out of place, or no episode is a success.
     """
 
     def __init__(self, dataset: ForeignDataset, file: Path) -> None:
         self._dataset, self._file = dataset, file
         self._mapping = mapping = read_mapping(file, dataset)
-        told = (mapping.action, mapping.reward, mapping.terminated, mapping.success)
-        named = {
-            name
-            for value in (*told, *mapping.observations.values())
-            for name, _ in parts(value.removeprefix(ANY) if isinstance(value, str) else value)
-        }
-        self._columns = named & {*dataset.columns}
-        first, _ = next(dataset.episodes(self._columns))
+        first, _ = next(dataset.episodes(self._columns(mapping.observations), mapping.episodes))
         seen = {name: self._seen(name, first) for name in mapping.observations}
         fields = [Field(name, a.dtype.name, a.shape[1:]) for name, a in seen.items()]
-        self._names = tuple(self._converted(self._action(first)))
-        self._low, self._high = (
-            self._bound(key, vars(mapping)[key]) for key in ("action_low", "action_high")
-        )
-        if (self._low == self._high).any():
-            raise SchemaMismatch(f"{file}: action_low and action_high are equal in a column")
+        self._names = tuple(self._converted(self._numbers(mapping.action, first)))
+        self._low, self._high = self._bounds()
         self.schema = row_schema(mapping.task, fields, self._names, mapping.control_rate_hz)
         self.metadata: Mapping[str, Any] = {
             "imported_from": dataset.kind,
             "action_convention": mapping.action_convention,
             "action_range": [self._low.tolist(), self._high.tolist()],
         }
-        self.report: list[str] = []
+        self.report = self._checked()
 
     def __len__(self) -> int:
-        return self._dataset.count
+        return self._dataset.counts[self._mapping.episodes]
 
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes that have a step left.
 
         Raises:
-            DatasetError: A column cannot be read, or does not fit the others; or at the end: no
-                episode was successful.
-            SchemaMismatch: At the end: the actions are not within their bounds.
+            DatasetError: A column cannot be read, or does not fit the others.
         """
-        dropped: Counter[str] = Counter()
-        actions, successes = [], 0
-        for number, (values, instruction) in enumerate(self._dataset.episodes(self._columns)):
+        episodes = self._read([*self._mapping.observations], Counter())
+        return (episode for _, episode in episodes if len(episode.rows))
+
+    def _checked(self) -> list[str]:
+        """Refuse what nothing can be learned from; return the report."""
+        states = [name for name in self._mapping.observations if name.startswith("state/")]
+        counts: Counter[str] = Counter()
+        read = self._read(states or [*self._mapping.observations], counts)
+        found = [(action, episode.success and len(episode.rows)) for action, episode in read]
+        notes = [f"{count:,} {what}" for what, count in counts.items() if count]
+        if not any(success for _, success in found):
+            raise DatasetError(
+                f"none of the {len(self)} demonstrations is a success by {self._mapping.success!r}",
+                got="; ".join(notes) or None,
+                expected="at least one to learn from",
+                hint=f"correct success in {self._file}",
+            )
+        actions = np.concatenate([action for action, _ in found])
+        low, high = actions.min(axis=0), actions.max(axis=0)
+        beyond = (np.abs(actions) > 1.0 + _ROUNDING).mean(axis=0)
+        worst = int(beyond.argmax())
+        if beyond[worst] > _MOST_BEYOND:
+            raise SchemaMismatch(
+                f"the action column {self._names[worst]!r} is not between action_low and"
+                f" action_high in {beyond[worst]:.0%} of the steps",
+                got=f"{low[worst]:.4g} to {high[worst]:.4g} of -1 to 1",
+                expected=f"actions by the convention {self._mapping.action_convention!r}",
+                hint=f"correct action_convention, action_low or action_high in {self._file}",
+            )
+        told = (f"{name} {low[i]:.3g} to {high[i]:.3g}" for i, name in enumerate(self._names))
+        return [self._dataset.kind, f"actions, of -1 to 1: {', '.join(told)}", *notes]
+
+    def _read(self, names: Sequence[str], counts: Counter[str]) -> Iterator[tuple[Array, Episode]]:
+        """Yield the scaled actions (T, d) of each episode, and it, without rows if none is left."""
+        given = self._dataset.episodes(self._columns(names), self._mapping.episodes)
+        for number, (values, instruction) in enumerate(given):
             try:
-                action, rows, success = self._rows(values, dropped)
+                action, rows, success = self._rows(values, names, counts)
                 self.schema.check(rows)
             except (SchemaMismatch, ValueError) as error:
                 problem, _, _ = str(error).partition(";")  # without the array
@@ -106,37 +120,31 @@ class MappedEpisodes:
                     f"episode {number} cannot be imported: {problem}",
                     hint=f"leave it out or mend it, or correct {self._file}",
                 ) from error
-            actions.append(action)
-            if len(rows) > 1:
-                successes += success
-                yield Episode(rows, number, instruction, success, SOURCE_DEMONSTRATION)
-            else:
-                dropped["episodes without a step"] += 1
-        if not successes:
-            raise DatasetError(
-                f"none of the {len(self)} demonstrations is a success by {self._mapping.success!r}",
-                expected="at least one to learn from",
-                hint=f"correct success in {self._file}",
-            )
-        self._check_actions(np.concatenate(actions))
-        self.report += [f"{what}: {count:,}" for what, count in dropped.items() if count]
+            counts["episodes without a step left out"] += not len(rows)
+            yield action, Episode(rows, number, instruction, success, SOURCE_DEMONSTRATION)
+
+    def _columns(self, observations: Iterable[str]) -> set[str]:
+        """The dataset's columns that these observations and all else are made of."""
+        mapping = self._mapping
+        told: list[Any] = [mapping.observations[name] for name in observations]
+        told += [mapping.action, mapping.reward, mapping.terminated]
+        told.append(mapping.success.removeprefix(ANY))
+        return {name for value in told for name, _ in parts(value)} & {*self._dataset.columns}
 
     def _rows(
-        self, values: Mapping[str, Array], dropped: Counter[str]
+        self, values: Mapping[str, Array], observations: Sequence[str], counts: Counter[str]
     ) -> tuple[Array, Array, bool]:
-        """Make an episode's rows, which are one or none where no step is left.
-
-        Returns:
-            The scaled actions (T, d) before they are limited, the rows, and the success.
-        """
-        raw = self._action(values)
+        """The scaled actions (T, d) before they are limited, the rows, and the success."""
+        raw = self._numbers(self._mapping.action, values)
         stop, reward, ended, success = self._judged(values, len(raw))
         moved = np.stack(list(self._converted(raw[:stop]).values()), axis=1)
         action = 2.0 * (moved - self._low) / (self._high - self._low) - 1.0
         count, start = len(action), stop - len(action)
-        dropped["steps after an end"] += len(raw) - stop
-        dropped["first steps, whose absolute action has none before it"] += start
-        seen = {name: self._seen(name, values)[start:] for name in self._mapping.observations}
+        counts["steps after an end left out"] += len(raw) - stop
+        counts["first steps left out: their absolute action has none before it"] += start
+        if not count:
+            return action, np.zeros(0, self.schema.dtype), False
+        seen = {name: self._seen(name, values)[start:] for name in observations}
         shortest = min(map(len, seen.values()))
         if shortest < count:
             raise SchemaMismatch(f"it has {shortest} observations for {count} actions")
@@ -150,21 +158,19 @@ class MappedEpisodes:
         acting["stamp_action"] = acting["stamp_observation"]
         acting["action"] = acting["policy_action"] = np.clip(action, -1.0, 1.0)
         acting["clamped"] = beyond = (np.abs(action) > 1.0 + _ROUNDING).any(axis=1)
-        dropped["steps whose action was limited to its bounds"] += int(beyond.sum())
+        counts["actions limited to their bounds"] += int(beyond.sum())
         for name, told in (("reward", reward), ("terminated", ended), ("success", success)):
             acting[name] = told[start:stop]
         rows[LAST_COMMAND][:1, gripper_columns(self._names)] = GRIPPER_OPEN
         rows[LAST_COMMAND][1:] = rows["action"][:-1]
-        reached = bool(success[:stop][-1])
-        if not count:
-            return action, rows[:0], reached
+        cut = not acting["terminated"][-1]
         if shortest > count:
-            acting["truncated"][-1] = not acting["terminated"][-1]
-            return action, rows, reached
-        if not acting["terminated"][-1]:
-            dropped["last steps, of which nobody recorded what followed"] += 1
-        closed = close_episode(rows, self.schema.observation_names)
-        return action, rows[:0] if closed is None else closed, reached
+            acting["truncated"][-1] = cut
+        else:
+            counts["last steps left out: nobody recorded what followed"] += cut
+            closed = close_episode(rows, self.schema.observation_names)
+            rows = rows[:0] if closed is None else closed
+        return action, rows, bool(success[stop - 1])
 
     def _judged(self, values: Mapping[str, Array], count: int) -> tuple[int, Array, Array, Array]:
         """Number of steps up to the end, and reward, termination and success (count,) of each."""
@@ -177,9 +183,10 @@ class MappedEpisodes:
         ended = np.zeros(count, np.bool_)
         if mapping.terminated not in (NEVER, SUCCESS):
             ended = told(mapping.terminated) != 0
-        last = np.arange(count) == (ended.argmax() if ended.any() else count - 1)
-        if mapping.success in (ALL, TERMINATED):
-            success = last if mapping.success == ALL else ended
+        if mapping.success == ALL:
+            success = np.arange(count) == (ended.argmax() if ended.any() else count - 1)
+        elif mapping.success == TERMINATED:
+            success = ended
         else:
             success = told(mapping.success.removeprefix(ANY)) != 0
         if mapping.success.startswith(ANY):
@@ -189,11 +196,8 @@ class MappedEpisodes:
         reward = success if mapping.reward == SUCCESS else told(mapping.reward)
         return int(ended.argmax()) + 1 if ended.any() else count, reward, ended, success
 
-    def _action(self, values: Mapping[str, Array]) -> Array:
-        return self._numbers(self._mapping.action, values).astype(np.float64)
-
     def _converted(self, raw: Array) -> dict[str, Array]:
-        mapping, period = self._mapping, 1.0 / self._mapping.control_rate_hz
+        mapping, period, raw = self._mapping, 1.0 / self._mapping.control_rate_hz, raw.astype(float)
         return converted(raw, mapping.action_names, mapping.action_convention, period)
 
     def _numbers(self, named: Any, values: Mapping[str, Array]) -> Array:
@@ -223,30 +227,16 @@ class MappedEpisodes:
             )
         return pictures
 
-    def _bound(self, key: str, told: Any) -> Array:
-        """A bound of each action column (d,)."""
-        try:
-            bound = np.broadcast_to(np.asarray(told, np.float64), len(self._names))
-            if np.isfinite(bound).all():
-                return bound
-        except (TypeError, ValueError):
-            pass
-        expected = f"a number, or one for each of {', '.join(self._names)}"
-        raise SchemaMismatch(f"{self._file}: {key} is not right", got=told, expected=expected)
-
-    def _check_actions(self, actions: Array) -> None:
-        """Report the ranges of actions (steps, d), and refuse those of another convention."""
-        low, high = actions.min(axis=0), actions.max(axis=0)
-        spans = zip(self._names, low, high, strict=True)
-        told = ", ".join(f"{name} {least:.3g} to {most:.3g}" for name, least, most in spans)
-        self.report = [f"actions, of -1 to 1: {told}"]
-        beyond = (np.abs(actions) > 1.0 + _ROUNDING).mean(axis=0)
-        worst = int(beyond.argmax())
-        if beyond[worst] > _MOST_BEYOND:
-            raise SchemaMismatch(
-                f"the action column {self._names[worst]!r} is not between action_low and"
-                f" action_high in {beyond[worst]:.0%} of the steps",
-                got=f"{low[worst]:.4g} to {high[worst]:.4g} of -1 to 1",
-                expected=f"actions by the convention {self._mapping.action_convention!r}",
-                hint=f"correct action_convention, action_low or action_high in {self._file}",
-            )
+    def _bounds(self) -> Array:
+        """The values (2, d) that become -1 and 1."""
+        told = [self._mapping.action_low, self._mapping.action_high]
+        with suppress(TypeError, ValueError):
+            shape = len(self._names)
+            bounds = np.stack([np.broadcast_to(np.asarray(b, np.float64), shape) for b in told])
+            if np.isfinite(bounds).all() and (bounds[0] != bounds[1]).all():
+                return bounds
+        raise SchemaMismatch(
+            f"{self._file}: action_low or action_high is not right",
+            got=told,
+            expected=f"two numbers that differ, or two for each of {', '.join(self._names)}",
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from robot_rl.data.foreign import ForeignDataset
-from robot_rl.data.schema import SchemaMismatch
+from robot_rl.data.foreign import ALL, ForeignDataset
+from robot_rl.data.foreign.actions import CONVENTIONS
+from robot_rl.data.schema import Array, SchemaMismatch
 from robot_rl.errors import did_you_mean
 
 BLANK = "???"
-SUCCESS, NEVER, ALL, TERMINATED, ANY = "success", "never", "all", "terminated", "any "
+SUCCESS, NEVER, TERMINATED, ANY = "success", "never", "terminated", "any "
 # Columns that mean what they are called, in the formats that are read.
 _CALLED = {
     "action": ("action", "actions"),
@@ -32,32 +33,40 @@ _CALLED = {
 _OBSERVED = re.compile(r"(?:observations?|obs)(?:[./](?:images?[./])?(.+))?")
 _PART = re.compile(r"(.+)\[(\d*):(\d*)\]")
 _TEXT = """\
-# {kind}: {count} episodes, {steps:,} steps. Fill in each {blank}, correct what is not so, then
+# {kind}: {count} episodes, {steps:,} steps. Replace each {blank}, correct what is wrong, then run
 #     robot-rl import {path} {out} map={file}
-# What names a column may name a part of it, as in NAME[0:3], or be a list of such names.
+# Its columns are below. Instead of one you may name a part, as in NAME[0:3], or a list of both.
 {columns}
 
 task: {task}  # as in task=NAME; with robot=gym the environment's id, as in robot.id=
-control_rate_hz: {rate}  # steps per second of the recording
-observations:  # state/NAME and images/CAMERA, as the robot or the environment has them
-{observations}
+control_rate_hz: {control_rate_hz}  # steps per second of the recording
+# Which episodes: {choices}.
+# Where all steps lie in a row, this is what ends an episode. If that is only its termination, and
+# some were cut short, add timeouts or episode_ends to the file: nothing else tells them apart.
+episodes: {episodes}
+observations:  # state/NAME or images/CAMERA, named as the robot or the environment names them
+{seen}
 action: {action}
 # environment: what a Gymnasium environment takes; its names are action_0, action_1, ...
-# joint: positions of joints, or what else a robot of yours takes that moves no tool
+# joint: positions of joints, or anything else that your robot takes and that moves no tool
 # delta: steps of the tool in the base frame [m, rad]
-# rates: its velocity [m/s, rad/s]
-# absolute: the pose that it is to reach [m, rad]
+# rates: velocity of the tool in the base frame [m/s, rad/s]
+# absolute: the pose that the tool is to reach, in the base frame [m, rad]
 action_convention: {action_convention}
-# A tool has x, y, z, rotation_x, rotation_y, rotation_z (a rotation vector) and gripper; qx, qy,
-# qz, qw or roll, pitch, yaw become a rotation; left/x and so on of two arms; null leaves one out.
+# One name for each number of an action. A tool has x, y, z, rotation_x, rotation_y, rotation_z (a
+# rotation vector; or qx, qy, qz, qw, or roll, pitch, yaw) and gripper; with two arms left/x and so
+# on. null leaves a number out.
 action_names: {action_names}
-# What becomes -1 and 1: the bounds of the environment or joint, the largest step of the tool (as in
-# robot.limits), the open and the closed gripper. A number, or one for each name of ours.
+# The values that become -1 and 1: bounds of the environment or joint, the largest step of the tool
+# (as in robot.limits), the open and the closed gripper. One number for all, or a list with one for
+# each name; rotations count as rotation_x, rotation_y, rotation_z.
 action_low: {action_low}
 action_high: {action_high}
-reward: {reward}  # a column; success: 1 in a step that is a success, else 0
-terminated: {terminated}  # a column; success: a success ends it; never: it was cut at some time
-success: {success}  # a column, true in the last step; any COLUMN: in some step; all; terminated
+reward: {reward}  # a column; or success: 1 in each step that is a success, else 0
+terminated: {terminated}  # a column; success: it ends an episode; never: all were cut short
+# An episode is a success if COLUMN is true in its last step; any COLUMN: in any step; terminated:
+# if it terminated; all: each is one.
+success: {success}
 """
 
 
@@ -67,6 +76,7 @@ class ForeignMapping:
 
     task: str
     control_rate_hz: float
+    episodes: str
     observations: dict[str, Any]
     action: str | list[str]
     action_convention: str
@@ -88,49 +98,47 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
         dataset: The dataset, opened.
 
     Raises:
-        SchemaMismatch: There is something at `file`.
+        SchemaMismatch: There is something at `file`, or it cannot be written.
         DatasetDamaged: The dataset cannot be read.
     """
-    first, _ = next(dataset.episodes(dataset.columns))
-    told: dict[str, Any] = {
-        key: next((name for name in names if name in dataset.columns), BLANK)
-        for key, names in _CALLED.items()
-    }
-    for key in ("task", "action_convention", "action_names", "action_low", "action_high"):
-        told[key] = BLANK
-    if told["action"] != BLANK:
-        width = first[told["action"]][0].size
-        names = dataset.columns[told["action"]] or (f"action_{i}" for i in range(width))
-        told["action_names"] = list(names)
-    observations = {}
-    for name in dataset.columns:
+    choice = next(iter(dataset.counts))
+    first, _ = next(dataset.episodes(dataset.columns, choice))
+    told: dict[str, Any] = {key.name: BLANK for key in fields(ForeignMapping)}
+    for key, names in _CALLED.items():
+        told[key] = next((name for name in names if name in dataset.columns), BLANK)
+    if (action := told["action"]) != BLANK:
+        numbered = (f"action_{i}" for i in range(first[action][0].size))
+        told["action_names"] = list(dataset.columns[action] or numbered)
+    told["control_rate_hz"] = dataset.rate or BLANK
+    told["episodes"] = ALL if ALL in dataset.counts else BLANK
+    seen = []
+    for name, column in first.items():
         if called := _OBSERVED.fullmatch(name):
-            kind = "images" if first[name].dtype == np.uint8 and first[name].ndim == 4 else "state"
+            kind = "images" if column.dtype == np.uint8 and column.ndim == 4 else "state"
             own = re.sub(r"[^\w-]+", "_", called[1] or "observation")
-            observations[f"{kind}/{own}"] = name
-    lines = [f"  {_flow(ours)}: {_flow(name)}" for ours, name in observations.items()]
-    columns, steps = _columns(dataset, [name for name in first if first[name].ndim < 3])
-    pictures = [f"#   {n}  {a.dtype} {a.shape[1:]}" for n, a in first.items() if a.ndim > 2]
+            seen.append(f"  {_flow(f'{kind}/{own}')}: {_flow(name)}")
+    columns, steps = _columns(dataset, first)
     text = _TEXT.format(
         kind=dataset.kind,
-        count=dataset.count,
+        count=dataset.counts[choice],
+        choices=", ".join(f"{name} ({count})" for name, count in dataset.counts.items()),
         steps=steps,
         blank=BLANK,
         path=path,
         out=out,
         file=file,
-        columns="\n".join([*columns, *pictures]),
-        rate=dataset.rate or BLANK,
-        observations="\n".join(lines) or f"  state/observation: {BLANK}",
+        columns="\n".join(columns),
+        seen="\n".join(seen) or f"  state/observation: {BLANK}",
         **{key: _flow(value) for key, value in {**told, **dataset.answers}.items()},
     )
     try:
         with file.open("x", encoding="utf-8") as opened:
             opened.write(text)
-    except FileExistsError as error:
+    except OSError as error:
         raise SchemaMismatch(
-            f"there is a mapping file {file} already",
-            hint=f"fill it in and give map={file}, or remove it for a new proposal",
+            f"the mapping file {file} cannot be written",
+            got=error.strerror,
+            hint=f"if it is there, fill it in and give map={file}, or remove it",
         ) from error
 
 
@@ -153,14 +161,12 @@ def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
             expected=", ".join(keys),
             hint=None if key in keys else did_you_mean(str(key), keys),
         )
-    for key, kinds in keys.items():
-        given = "list" if isinstance(told[key], list) else type(told[key]).__name__
-        if BLANK not in str(told[key]) and given.replace("int", "float") not in kinds:
-            raise SchemaMismatch(f"{file}: {key} is not right", got=repr(told[key]), expected=kinds)
     blanks = [key for key in keys if told[key] in (None, {}, []) or BLANK in str(told[key])]
     if blanks:
-        hint = "the comments there say what may stand"
-        raise SchemaMismatch(f"fill in {', '.join(blanks)} in {file}", hint=hint)
+        raise SchemaMismatch(f"fill in {', '.join(blanks)} in {file}", hint="its comments help")
+    for key, kinds in keys.items():
+        if type(told[key]).__name__.replace("int", "float") not in kinds:
+            raise SchemaMismatch(f"{file}: {key} is not right", got=repr(told[key]), expected=kinds)
     mapping = ForeignMapping(**told)
     _check(file, mapping, dataset)
     return mapping
@@ -179,48 +185,46 @@ def parts(named: Any) -> list[tuple[str, slice]]:
 def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None:
     """Check what the dataset itself can contradict."""
     rate = mapping.control_rate_hz
-    if not 0.0 < rate < math.inf:
-        raise SchemaMismatch(f"{file}: control_rate_hz is not right", got=rate, expected="above 0")
-    if dataset.rate is not None and abs(rate / dataset.rate - 1.0) > 1e-3:
+    if not 0.0 < rate < math.inf or abs(rate / (dataset.rate or rate) - 1.0) > 1e-3:
         raise SchemaMismatch(
             f"{file}: the demonstrations were recorded at another rate than control_rate_hz",
             got=rate,
-            expected=dataset.rate,
+            expected=dataset.rate or "above 0",
             hint="import them at their own rate, and train with control_rate_hz= of that",
         )
-    if (mapping.success, mapping.terminated) == (TERMINATED, SUCCESS):
-        raise SchemaMismatch(
-            f"{file}: success and terminated refer to each other", hint="name a column in one"
-        )
-    words = {"reward": {SUCCESS}, "terminated": {SUCCESS, NEVER}, "success": {ALL, TERMINATED}}
-    told: dict[str, Any] = {**vars(mapping), "success": str(mapping.success).removeprefix(ANY)}
-    named = {key: told[key] for key in (*words, "action")}
-    for key, value in {**named, **dict(mapping.observations)}.items():
-        allowed = {*dataset.columns, *words.get(key, ())}
+    columns = {*dataset.columns}
+    allowed = {
+        "episodes": {*dataset.counts},
+        "action": columns,
+        "action_convention": {*CONVENTIONS},
+        "reward": {*columns, SUCCESS},
+        "terminated": {*columns, SUCCESS, NEVER},
+        "success": {*columns, ALL, TERMINATED},
+    }
+    told: dict[str, Any] = {**vars(mapping), "success": mapping.success.removeprefix(ANY)}
+    for key, value in {**{key: told[key] for key in allowed}, **mapping.observations}.items():
+        known = allowed.get(key, columns)
         for name, _ in parts(value):
-            if name not in allowed:
-                raise SchemaMismatch(
-                    f"{file}: {key} names a column that the dataset does not have",
-                    got=name,
-                    expected=f"one of {', '.join(sorted(allowed))}",
-                )
+            if name not in known:
+                valid = f"one of {', '.join(sorted(known))}"
+                raise SchemaMismatch(f"{file}: {key} is not right", got=name, expected=valid)
 
 
-def _columns(dataset: ForeignDataset, names: Collection[str]) -> tuple[list[str], int]:
-    """A line for each of these columns, with its range, and the number of steps."""
-    spans = dict.fromkeys(names, (math.inf, -math.inf))
-    lines, steps = {}, 0
-    for values, _ in dataset.episodes(names):
-        steps += min((len(values[name]) for name in names), default=0)
-        for name, (low, high) in spans.items():
-            column = values[name]
-            spans[name] = min(low, float(column.min())), max(high, float(column.max()))
-            called = " ".join(dataset.columns[name])
-            span = "{:.4g} to {:.4g}".format(*spans[name])
-            lines[name] = (
-                f"#   {name}  {column.dtype} {column.shape[1:]}  {span}  {called}".rstrip()
-            )
-    return list(lines.values()), steps
+def _columns(dataset: ForeignDataset, first: Mapping[str, Array]) -> tuple[list[str], int]:
+    """A line for each column, with its range where it is no picture, and the number of steps."""
+    spans = {name: (np.inf, -np.inf) for name, column in first.items() if column.ndim < 3}
+    steps = 0
+    for values, _ in dataset.episodes(spans, next(iter(dataset.counts))):
+        steps += min(map(len, values.values()), default=0)
+        for name, column in values.items():
+            low, high = spans[name]
+            spans[name] = np.minimum(low, column.min()), np.maximum(high, column.max())
+    ranges = {name: "  {:.4g} to {:.4g}".format(*span) for name, span in spans.items()}
+    return [
+        f"#   {name}  {column.dtype} {column.shape[1:]}{ranges.get(name, '')}"
+        f"  {' '.join(dataset.columns[name])}".rstrip()
+        for name, column in first.items()
+    ], steps
 
 
 def _flow(value: Any) -> str:
