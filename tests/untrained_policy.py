@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import torch
 
@@ -9,14 +11,14 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 
 
-def untrained(schema, largest=1.0):
+def untrained(schema, largest=1.0, keys=MappingProxyType({"state/relative_pose": 6})):
     """A behaviour for an environment's schema, with chunks of 4 actions of up to `largest`."""
-    source, keys = np.random.default_rng(0), {"state/relative_pose": 6}
+    source = np.random.default_rng(0)
     columns = {name: source.uniform(-1, 1, (9, n)).astype("f4") for name, n in keys.items()}
     actions = source.uniform(-largest, largest, (9, len(schema.action_names)))
     policy = DiffusionPolicy.create(
         {**columns, "action": actions.astype("f4")},
-        keys,
+        dict(keys),
         generator=torch.Generator().manual_seed(0),
         denoiser={"hidden": [8]},
     )

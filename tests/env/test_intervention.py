@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from scenes import assert_identical, configuration, environment
 from scripted_device import HandheldDevice
-from untrained_policy import untrained
 
 from drivers.teleop.base import Shaping
-from policies.runner import PolicyRunner
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertDecision
@@ -276,25 +274,6 @@ def test_ending_an_episode_is_no_demonstration_of_standing_still(operated, inbox
     assert (held["policy_action"] == WANTED).all()
     assert (held["intervened"], held["source"]) == (False, SOURCE_POLICY)
     assert (result.intervened_steps, result.take_overs, policy.overridden) == (0, 0, [])
-
-
-def test_a_chunk_is_planned_anew_after_every_step_of_the_operator(operated, inbox):
-    schema = operated.schema
-    runner = PolicyRunner(untrained(schema))
-    positions = []
-
-    def listen(row, result):
-        positions.append(int(row["chunk_index"]))
-        if result.steps == 1:
-            inbox.jog(UP)
-        if result.steps == 3:
-            inbox.post("hand_back")
-            inbox.jog((0.0,) * 6)
-
-    recorder = RowBuilder(schema, SOURCE_POLICY)
-    next(rollout([operated], runner, iter([3]), recorder=recorder, on_row=listen))
-    # Steps 2 and 3 are the operator's: the queue is dropped, and step 4 begins a new chunk.
-    assert positions[:9] == [0, 1, 2, 0, 0, 1, 2, 3, 0]
 
 
 def test_a_robot_with_other_columns_is_not_moved_but_can_be_halted(inbox):

@@ -66,21 +66,6 @@ def test_a_killed_actors_episode_is_closed_by_its_next_session(server, schema, m
     sampler.close()
 
 
-def test_windows_bootstrap_from_the_last_row_and_never_start_at_it(writer, schema, make_episode):
-    rows = make_episode(5)[:4]
-    first = Recording(writer, schema)
-    first.put(rows)
-    Recording(writer, schema).put(make_episode(5)[:1])
-    sampler = sampler_of(writer.path)
-    a, b, c, d = (int(row["reward"]) for row in rows)
-    assert windows_of(sampler) == {
-        a: (3, round(a + 0.9 * b + 0.81 * c, 3), 0.729, d),
-        b: (2, round(b + 0.9 * c, 3), 0.81, d),
-        c: (1, float(c), 0.9, d),
-    }
-    sampler.close()
-
-
 @pytest.mark.parametrize("terminated", [True, False])
 def test_an_end_without_its_last_observation(writer, schema, make_episode, terminated):
     """Nothing bootstraps from where an episode terminated; from a truncated row windows do."""

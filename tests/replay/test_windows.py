@@ -11,7 +11,7 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.replay import NotEnoughData, ReplayError, ReplaySampler, SampleSpec
 from robot_rl.replay.episode_rows import EpisodeRows
-from robot_rl.replay.windows import SCALARS, WindowIndex, make_windows
+from robot_rl.replay.windows import SCALARS, WindowIndex
 
 DISCOUNT = 0.9
 TAKE_OVER = (SOURCE_POLICY, SOURCE_INTERVENTION)
@@ -133,20 +133,6 @@ def test_windows_agree_with_the_definition_however_rows_arrive(plan, spec, limit
         )
 
 
-def test_a_return_goes_to_the_end_of_the_episode_or_to_a_take_over():
-    #       reward, terminated, truncated, is_last, source, version
-    rows = [(1, 0, 0, 0, 1, 0), (2, 0, 0, 0, 2, 0), (4, 0, 0, 0, 1, 0), (8, 1, 0, 0, 1, 0)]
-    scalars = np.array([*rows, (0, 0, 0, 1, 1, 0)], SCALARS)
-    spec = SampleSpec((), discount=0.5, returns=True)
-    windows, done = make_windows(scalars, np.arange(5), spec)
-    assert done == 5
-    # Row 0 is the policy's and the operator takes over at row 1, who goes on to the end.
-    assert windows["return"].tolist() == [1, 2 + 0.5 * 4 + 0.25 * 8, 4 + 0.5 * 8, 8]
-    assert windows["ended"].tolist() == [False, True, True, True]
-    scalars["terminated"], scalars["truncated"][3] = False, True
-    assert not make_windows(scalars, np.arange(5), spec)[0]["ended"].any()
-
-
 def numbered(rows=9):
     """Columns whose values are row numbers, so that a window shows where it was cut."""
     row = np.arange(rows)
@@ -175,43 +161,11 @@ def windows_of(rows, history, horizon, **changes):
     return {name: column[batch["drawn"]] for name, column in batch.items()}
 
 
-def test_every_row_with_an_action_has_one_window():
-    rows = EpisodeRows(numbered(), ENDS)
-    assert rows.indices.tolist() == [0, 1, 2, 4, 5, 6, 7]
-    batch = windows_of(rows, 1, 1)
-    assert batch["state/tcp_pose"][:, 0, 0].tolist() == rows.indices.tolist()
-    np.testing.assert_array_equal(batch["chunk/action"][:, 0], rows.arrays["action"][rows.indices])
-    assert batch["chunk/valid"].all()
-
-
-def test_history_repeats_the_first_row_and_stays_in_the_episode():
+def test_a_history_is_of_every_kind_of_field():
     batch = windows_of(EpisodeRows(numbered(), ENDS), 3, 1)
-    assert batch["state/tcp_pose"][[0, 1, 3, 4, 6], :, 0].tolist() == [
-        [0, 0, 0], [0, 0, 1], [4, 4, 4], [4, 4, 5], [5, 6, 7],
-    ]  # fmt: skip
     assert batch["images/wrist"].shape == (7, 3, 2, 2, 3)
     assert batch["images/wrist"].dtype == np.uint8
     assert batch["instruction"][4].tolist() == ["do 4", "do 4", "do 5"]
-
-
-def test_chunks_repeat_the_last_action_and_mark_it():
-    batch = windows_of(EpisodeRows(numbered(), ENDS), 1, 3)
-    assert batch["chunk/action"][[0, 1, 2, 6], :, 0].tolist() == [
-        [0, 1, 2], [1, 2, 2], [2, 2, 2], [7, 7, 7],
-    ]  # fmt: skip
-    assert batch["chunk/valid"][[0, 1, 2, 6]].tolist() == [
-        [True, True, True], [True, True, False], [True, False, False], [True, False, False],
-    ]  # fmt: skip
-
-
-def test_no_window_shows_another_episode_or_an_action_of_a_final_row():
-    rows = EpisodeRows(numbered(), ENDS)
-    batch = windows_of(rows, 4, 8)
-    episode = np.searchsorted(ENDS, rows.indices, side="right")
-    for name in ("state/tcp_pose", "chunk/action"):
-        numbers = batch[name][..., 0].astype(int)
-        assert (np.searchsorted(ENDS, numbers, side="right") == episode[:, None]).all()
-    assert not np.isin(batch["chunk/action"][..., 0], ENDS - 1).any()
 
 
 def test_random_draws_are_those_of_a_choice_of_rows():
