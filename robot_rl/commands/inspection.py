@@ -251,9 +251,8 @@ def _print_counts(console: Console, table: Facts) -> None:
         )
     else:
         console.print("no row is missing")
-    for name, field in table["annotations"].items():
-        values = f"{field['dtype']} {field['shape']}, {field['values']} values"
-        console.print(f"annotation {name}: {values}")
+    for name, values in table["annotations"].items():
+        console.print(f"annotation {name}: {values} values")
     if table["evicted_rows"]:
         console.print(f"{table['evicted_rows']} rows were evicted")
     if table["first_stamp"] is not None and table["last_stamp"] is not None:

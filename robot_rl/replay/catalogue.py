@@ -3,9 +3,9 @@
 It knows tables, sessions, episodes and annotations. All of it but the annotations is in the row
 files too, and can be made anew from them. Readers use it while the server writes (WAL).
 
-An annotation is a value under a row's place, a name (for example of a relabelled reward) and the
-version of the model that made it. Each name has one dtype and shape per table, declared by its
-first use. A stored version never changes; a newer version is another value beside it.
+An annotation is a float32 under a row's place, a name (for example of a relabelled reward) and the
+version of the model that made it. A stored version never changes; a newer version is another value
+beside it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,20 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import RowSchema, SchemaMismatch
+from robot_rl.data.schema import RowSchema
 from robot_rl.replay.errors import AnnotationRefused, StoreError
-from robot_rl.replay.records import (
-    AnnotationField,
-    Annotations,
-    EpisodeRecord,
-    SessionKey,
-    TableInfo,
-)
+from robot_rl.replay.records import Annotations, EpisodeRecord, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error
 
 FILE = "catalogue.sqlite"
-VERSION = 1
+VERSION = 2
 _OLD_FILE = "data.mdb"  # of a robot_rl before there were row files
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
@@ -52,10 +45,10 @@ CREATE TABLE episodes (identifier INTEGER PRIMARY KEY AUTOINCREMENT, "table" INT
     actor INTEGER, session INTEGER, first_sequence INTEGER, rows INTEGER, steps STEPS, sealed FLAG,
     cut FLAG, source TEXT, success FLAG, metadata JSON);
 CREATE INDEX episodes_of_session ON episodes ("table", actor, session, first_sequence);
-CREATE TABLE annotation_fields (identifier INTEGER PRIMARY KEY, "table" INTEGER, name TEXT,
-    dtype TEXT, shape JSON, written INTEGER, UNIQUE ("table", name));
-CREATE TABLE annotations (field INTEGER, actor INTEGER, session INTEGER, sequence INTEGER,
-    version INTEGER, value BLOB, PRIMARY KEY (field, actor, session, sequence, version))
+CREATE TABLE annotation_names (identifier INTEGER PRIMARY KEY, "table" INTEGER, name TEXT,
+    written INTEGER DEFAULT 0, UNIQUE ("table", name));
+CREATE TABLE annotations (name INTEGER, actor INTEGER, session INTEGER, sequence INTEGER,
+    version INTEGER, value REAL, PRIMARY KEY (name, actor, session, sequence, version))
     WITHOUT ROWID;
 """
 _SESSION = '"table" = ? AND actor = ? AND session = ?'
@@ -66,6 +59,14 @@ for _kind in (dict, tuple, Counter):
 sqlite3.register_converter("JSON", json.loads)
 sqlite3.register_converter("STEPS", lambda text: tuple(json.loads(text)))
 sqlite3.register_converter("FLAG", lambda text: text == b"1")
+
+
+class NewestValues(NamedTuple):
+    """Which of n rows have an annotation, bool (n,); its version, int64; its value, float32."""
+
+    valid: npt.NDArray[np.bool_]
+    versions: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
 
 
 class Catalogue:
@@ -165,19 +166,6 @@ class Catalogue:
             for number, name, schema, metadata in rows
         }
 
-    def table(self, name: str) -> TableInfo:
-        """Return one table.
-
-        Raises:
-            StoreError: There is none of this name.
-        """
-        tables = self.tables()
-        if name not in tables:
-            raise StoreError(
-                f"the store {self.path.parent} has no such table", got=name, expected=sorted(tables)
-            )
-        return tables[name]
-
     def add_table(self, info: TableInfo, evicted: Counter[str]) -> None:
         """Put a table, and the totals of what was evicted from it."""
         values = (info.identifier, info.name, info.schema.to_json(), dict(info.metadata), evicted)
@@ -243,56 +231,44 @@ class Catalogue:
         with self.transaction() as execute:
             execute(f"DELETE FROM episodes WHERE {_STRETCH}", (*key, first, end))
             execute(
-                "DELETE FROM annotations WHERE field IN"
-                ' (SELECT identifier FROM annotation_fields WHERE "table" = ?)'
+                "DELETE FROM annotations WHERE name IN"
+                ' (SELECT identifier FROM annotation_names WHERE "table" = ?)'
                 " AND actor = ? AND session = ? AND sequence >= ? AND sequence < ?",
                 (*key, first, end),
             )
             execute(f"UPDATE sessions SET evicted = max(evicted, ?) WHERE {_SESSION}", (end, *key))
             execute("UPDATE tables SET evicted = ? WHERE identifier = ?", (total, key[0]))
 
-    def annotation_fields(self, table: int) -> dict[str, AnnotationField]:
-        """Return the annotations that were ever used in a table, by name."""
-        rows = self.read('SELECT * FROM annotation_fields WHERE "table" = ?', table)
-        return {
-            name: AnnotationField(number, table, name, dtype, tuple(shape), written)
-            for number, _, name, dtype, shape, written in rows
-        }
+    def annotation_counts(self, table: int) -> dict[str, int]:
+        """Return the values ever written of each annotation of a table, by its name."""
+        where = '"table" = ?'
+        return dict(self.read(f"SELECT name, written FROM annotation_names WHERE {where}", table))
 
-    def newest_values(
-        self, field: AnnotationField, key: SessionKey, first: int, rows: int
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Read the newest version of an annotation of so many rows from a sequence on.
-
-        Returns:
-            Whether each row has one, bool (rows,); its version, int64 (rows,); its value,
-            (rows, *shape) with the declared dtype, zero where there is none.
-        """
+    def newest_values(self, name: str, key: SessionKey, first: int, rows: int) -> NewestValues:
+        """Read the newest version of an annotation of so many rows from a sequence on."""
         valid, versions = np.zeros(rows, np.bool_), np.zeros(rows, np.int64)
-        values = np.zeros((rows, *field.shape), field.dtype)
+        values = np.zeros(rows, np.float32)
         for at, version, value in self.read(
-            "SELECT sequence - ?, max(version), value FROM annotations WHERE field = ?"
-            " AND actor = ? AND session = ? AND sequence >= ? AND sequence < ? GROUP BY sequence",
-            *(first, field.identifier, *key[1:], first, first + rows),
+            "SELECT sequence - ?, max(version), value FROM annotations JOIN annotation_names AS n"
+            ' ON annotations.name = n.identifier WHERE n.name = ? AND "table" = ? AND actor = ?'
+            " AND session = ? AND sequence >= ? AND sequence < ? GROUP BY sequence",
+            *(first, name, *key, first, first + rows),
         ):
-            valid[at], versions[at] = True, version
-            values[at] = np.frombuffer(value, field.dtype).reshape(field.shape)
-        return valid, versions, values
+            valid[at], versions[at], values[at] = True, version, value
+        return NewestValues(valid, versions, values)
 
-    def annotate(self, info: TableInfo, new: Annotations) -> int:
+    def annotate(self, table: int, new: Annotations) -> int:
         """Put annotations of rows that are there; see `StoreWriter.annotate`."""
-        field = _declared(self.annotation_fields(info.identifier), info, new)
-        _check_values(field, new)
-        data = np.frombuffer(new.values, f"V{field.size}")
         places = new.keys[["actor", "session", "sequence"]].tolist()
-        rows = [
-            (field.identifier, *place, new.version, value.tobytes())
-            for place, value in zip(places, data, strict=True)
-        ]
-        where = "field = ? AND actor = ? AND session = ? AND sequence = ? AND version = ?"
-        count = 0
+        where = "name = ? AND actor = ? AND session = ? AND sequence = ? AND version = ?"
+        name, count = (table, new.name), 0
         with self.transaction() as execute:
-            for row in rows:
+            execute('INSERT OR IGNORE INTO annotation_names ("table", name) VALUES (?,?)', name)
+            ((number,),) = execute(
+                'SELECT identifier FROM annotation_names WHERE "table" = ? AND name = ?', name
+            )
+            for place, value in zip(places, new.values.tolist(), strict=True):
+                row = (number, *place, new.version, value)
                 if execute("INSERT OR IGNORE INTO annotations VALUES (?,?,?,?,?,?)", row).rowcount:
                     count += 1
                 elif not execute(
@@ -300,13 +276,12 @@ class Catalogue:
                 ).fetchone():
                     raise AnnotationRefused(
                         f"version {new.version} of the annotation {new.name!r} has another value",
-                        got=row[1:4],
+                        got=place,
                         hint="a version never changes: store corrected values under a newer one",
                     )
-            declared = vars(replace(field, written=field.written + count))
             execute(
-                "INSERT OR REPLACE INTO annotation_fields VALUES (?,?,?,?,?,?)",
-                tuple(declared.values()),
+                "UPDATE annotation_names SET written = written + ? WHERE identifier = ?",
+                (count, number),
             )
         return count
 
@@ -315,7 +290,7 @@ class Catalogue:
         with contextlib.suppress(sqlite3.Error, StoreError):  # then it says 0
             self._connection.execute("ATTACH ? AS old", (str(old),))
             with self.transaction() as execute:
-                execute("INSERT INTO annotation_fields SELECT * FROM old.annotation_fields")
+                execute("INSERT INTO annotation_names SELECT * FROM old.annotation_names")
                 return int(
                     execute("INSERT INTO annotations SELECT * FROM old.annotations").rowcount
                 )
@@ -378,35 +353,3 @@ def _absent(store: Path) -> StoreError:
         expected=f"a folder with {FILE}",
         hint="start the replay server on this folder first",
     )
-
-
-def _declared(
-    fields: dict[str, AnnotationField], info: TableInfo, new: Annotations
-) -> AnnotationField:
-    known = fields.get(new.name)
-    if known is None:
-        number = (info.identifier << 16) + len(fields)
-        return AnnotationField(number, info.identifier, new.name, new.dtype, new.shape)
-    if (known.dtype, known.shape) != (new.dtype, new.shape):
-        raise SchemaMismatch(
-            f"the annotation {new.name!r} of table {info.name!r} was declared differently",
-            got=f"{new.dtype} {new.shape}",
-            expected=f"{known.dtype} {known.shape}",
-            hint="convert the values, or use another name",
-        )
-    return known
-
-
-def _check_values(field: AnnotationField, new: Annotations) -> None:
-    problem = None
-    if new.values.nbytes != len(new.keys) * field.size:
-        problem = f"not {len(new.keys)} values of {field.size} bytes"
-    elif field.dtype == "bool" and (np.frombuffer(new.values, np.uint8) > 1).any():
-        problem = "not boolean"
-    elif not np.isfinite(np.frombuffer(new.values, field.dtype)).all():
-        problem = "not finite"
-    if problem is not None:
-        raise AnnotationRefused(
-            f"the annotation {new.name!r} cannot be stored: the values are {problem}",
-            got=f"{new.values.nbytes} bytes of {field.dtype}",
-        )

@@ -261,10 +261,10 @@ class ReplayClient:
 
         Args:
             table: Name of the table.
-            name: Of the annotation; its first use declares dtype and shape in this table.
+            name: Of the annotation.
             version: Of the model that made the values; readers use the newest.
             keys: Shape (n,), of stored rows, from `row_keys(episode)`.
-            values: Shape (n, *shape), booleans, integers or floats.
+            values: float32 (n,).
 
         Raises:
             ReplayError: A row is absent, or the version or name is stored otherwise; no answer.

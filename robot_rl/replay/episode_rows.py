@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
+from robot_rl.replay.catalogue import NewestValues
 from robot_rl.replay.errors import NotEnoughData
 from robot_rl.replay.reader import News
-from robot_rl.replay.records import AnnotationField
 from robot_rl.replay.windows import SCALARS, Integers, Ranges
 
 
@@ -111,12 +111,11 @@ class EpisodeRows:
         for name, array in out.items():
             self.arrays[name].take(addresses, axis=0, out=array, mode="clip")
 
-    def annotation_field(self, name: str) -> AnnotationField | None:
+    def annotation_count(self, name: str) -> int:
         """There are none."""
+        return 0
 
-    def annotated(
-        self, field: AnnotationField, address: int, rows: int
-    ) -> tuple[npt.NDArray[np.bool_], Array]:
+    def annotated(self, name: str, address: int, rows: int) -> NewestValues:
         """There are none to ask for."""
         raise NotImplementedError
 

@@ -5,7 +5,6 @@ The server answers each request with the kind that stands behind it here, or wit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, cast
 
@@ -17,7 +16,6 @@ from robot_rl.data.schema import DTYPES, Array, RowSchema
 from robot_rl.replay.errors import AnnotationRefused
 from robot_rl.replay.records import (
     ACTOR_LIMIT,
-    MAXIMUM_ANNOTATION_BYTES,
     ROW_KEY_DTYPE,
     TABLE_LIMIT,
     Annotations,
@@ -41,14 +39,10 @@ from robot_rl.wire.messages import (
 MAXIMUM_SCHEMA_BYTES = 1 << 16
 MAXIMUM_WAIT_SECONDS = 60.0
 MAXIMUM_ANNOTATED_ROWS = 4096
-MAXIMUM_ANNOTATION_AXES = 8
-_ROWS_PER_REQUEST = 1024
-_BYTES_PER_REQUEST = 4 << 20
 
 TableNumber = Annotated[int, Meta(ge=0, lt=TABLE_LIMIT)]
 ActorNumber = Annotated[int, Meta(ge=0, lt=ACTOR_LIMIT)]
 Seconds = Annotated[float, Meta(ge=0, le=MAXIMUM_WAIT_SECONDS)]
-Axis = Annotated[int, Meta(ge=1, le=MAXIMUM_ANNOTATION_BYTES)]
 Dtype = Annotated[str, Meta(pattern=rf"\A({'|'.join(sorted(DTYPES))})\Z")]
 
 
@@ -147,14 +141,12 @@ class Statistics(Numbered):
 
 
 class Annotate(Numbered):
-    """Values beside rows: two frames, the rows' keys and the values."""
+    """Values beside rows: two frames, the rows' keys and the values, float32."""
 
     payload_frames: ClassVar[tuple[int, int]] = (2, 2)
     table: Name
     name: Name
     version: Natural
-    dtype: Dtype
-    shape: Annotated[tuple[Axis, ...], Meta(max_length=MAXIMUM_ANNOTATION_AXES)]
 
 
 class Sample(Numbered):
@@ -237,32 +229,24 @@ def annotate_requests(
     Raises:
         AnnotationRefused: The keys are no row keys, or there are not as many values.
     """
-    values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
-    if keys.dtype != ROW_KEY_DTYPE or keys.ndim != 1 or values.shape[:1] != keys.shape:
+    if keys.dtype != ROW_KEY_DTYPE or (values.dtype, values.shape) != (np.float32, keys.shape):
         raise AnnotationRefused(
-            f"the annotation {name!r} needs one value for each row key",
+            f"the annotation {name!r} needs one float32 for each row key",
             got=f"keys {keys.dtype} {keys.shape}, values {values.dtype} {values.shape}",
-            expected="keys from row_keys(episode), and values of shape (len(keys), *shape)",
+            expected="keys from row_keys(episode), and values (len(keys),)",
         )
-    message = Annotate(
-        table=table,
-        name=name,
-        version=int(version),
-        dtype=values.dtype.name,
-        shape=values.shape[1:],
-    )
-    size = max(values.nbytes // max(len(values), 1), 1)
-    rows = max(min(_ROWS_PER_REQUEST, _BYTES_PER_REQUEST // size), 1)
-    for at in range(0, len(keys), rows):
-        part = slice(at, at + rows)
+    message = Annotate(table=table, name=name, version=int(version))
+    for at in range(0, len(keys), MAXIMUM_ANNOTATED_ROWS):
+        part = slice(at, at + MAXIMUM_ANNOTATED_ROWS)
         yield message, [keys[part].tobytes(), values[part].tobytes()]
 
 
 def parse_annotations(message: Annotate, payload: Payload) -> Annotations:
-    """Read an annotate message, without copying the values.
+    """Read an annotate message.
 
     Raises:
-        WireError: What cannot be annotations.
+        WireError: The keys cannot be keys.
+        AnnotationRefused: The values are not as many, or not finite.
     """
     keys, values = payload
     size = ROW_KEY_DTYPE.itemsize
@@ -272,19 +256,13 @@ def parse_annotations(message: Annotate, payload: Payload) -> Annotations:
             got=f"{len(keys)} bytes",
             expected=f"a multiple of {size} bytes, at most {MAXIMUM_ANNOTATED_ROWS} keys",
         )
-    value_bytes = np.dtype(message.dtype).itemsize * math.prod(message.shape)
-    if value_bytes > MAXIMUM_ANNOTATION_BYTES:
-        raise WireError(
-            "a value of an annotation is too large",
-            got=f"{value_bytes} bytes",
-            expected=f"<= {MAXIMUM_ANNOTATION_BYTES} bytes",
+    rows = np.frombuffer(keys, ROW_KEY_DTYPE)
+    whole = len(values) == 4 * len(rows)
+    if not whole or not np.isfinite(np.frombuffer(values, np.float32)).all():
+        raise AnnotationRefused(
+            f"the annotation {message.name!r} cannot be stored: a value is not finite, or absent",
+            got=f"{len(values)} bytes for {len(rows)} rows",
         )
     return Annotations(
-        message.table,
-        message.name,
-        message.version,
-        message.dtype,
-        message.shape,
-        np.frombuffer(keys, ROW_KEY_DTYPE),
-        values,
+        message.table, message.name, message.version, rows, np.frombuffer(values, np.float32)
     )

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Array
 from robot_rl.errors import did_you_mean
-from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.replay.records import AnnotationField, EpisodeRecord, TableInfo
+from robot_rl.replay.records import EpisodeRecord, TableInfo
 from robot_rl.replay.segments import Segment, Segments
 from robot_rl.replay.sessions import RowFlags, Session
 from robot_rl.replay.windows import SCALARS, Records
@@ -110,31 +110,14 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         rows = segment.rows(self.identity, self.table(table).schema.dtype)
         return rows[episode.first_sequence - segment.first :]
 
-    def annotation_fields(self, table: str) -> dict[str, AnnotationField]:
-        """Return the annotations that rows of a table may have, by name."""
-        return self.catalogue.annotation_fields(self.table(table).identifier)
+    def annotation_counts(self, table: str) -> dict[str, int]:
+        """Return the values ever written of each annotation that rows of a table have, by name."""
+        return self.catalogue.annotation_counts(self.table(table).identifier)
 
-    def annotations(
-        self, table: str, name: str, episode: EpisodeRecord
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Read the newest version of an annotation along an episode.
-
-        Returns:
-            Whether each row has one, bool (rows,); its version, int64 (rows,); its value,
-            (rows, *shape) with the declared dtype, zero where there is none.
-
-        Raises:
-            StoreError: No row of the table was ever annotated under this name.
-        """
-        fields = self.annotation_fields(table)
-        if name not in fields:
-            raise StoreError(
-                f"no row of the table {table!r} has such an annotation",
-                got=name,
-                expected=sorted(fields),
-            )
+    def annotations(self, name: str, episode: EpisodeRecord) -> NewestValues:
+        """Read the newest version of an annotation along an episode; n is its rows."""
         place = (episode.session_key, episode.first_sequence, episode.rows)
-        return self.catalogue.newest_values(fields[name], *place)
+        return self.catalogue.newest_values(name, *place)
 
     def close(self) -> None:
         """Release the store."""
@@ -299,20 +282,18 @@ class TableRows:
             for name in small:
                 out[name][...] = heads[name]
 
-    def annotation_field(self, name: str) -> AnnotationField | None:
-        """Return an annotation that rows of the table may have, None if none ever had it."""
-        return self._catalogue.annotation_fields(self._table).get(name)
+    def annotation_count(self, name: str) -> int:
+        """Return how many values were ever written of an annotation."""
+        return self._catalogue.annotation_counts(self._table).get(name, 0)
 
-    def annotated(
-        self, field: AnnotationField, address: int, rows: int
-    ) -> tuple[npt.NDArray[np.bool_], Array]:
-        """Tell which of consecutive rows have an annotation, (rows,), and its newest values."""
+    def annotated(self, name: str, address: int, rows: int) -> NewestValues:
+        """Read the newest values of an annotation of consecutive rows."""
         number, index = divmod(address, 1 << _INDEX_BITS)
         mapped = self._mapped[number]
         assert mapped is not None
-        first = mapped.segment.first + index
-        valid, _, values = self._catalogue.newest_values(field, mapped.segment.key, first, rows)
-        return valid, values
+        return self._catalogue.newest_values(
+            name, mapped.segment.key, mapped.segment.first + index, rows
+        )
 
     def close(self) -> None:
         """Release the store."""

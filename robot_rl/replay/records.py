@@ -6,7 +6,6 @@ consecutive sequences of one session.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES, RowSchema
 TABLE_LIMIT = 2**16
 ACTOR_LIMIT = 2**32
 MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
-MAXIMUM_ANNOTATION_BYTES = 1 << 20
 
 ROW_KEY_DTYPE = np.dtype(
     [("table", ">u2"), ("actor", ">u4"), ("session", ">u8"), ("sequence", ">u8")]
@@ -162,42 +160,14 @@ def online_steps(totals: Counter[str]) -> int:
 
 
 @dataclass(frozen=True)
-class AnnotationField:
-    """An annotation of a table, as its first use declared it.
-
-    Attributes:
-        identifier: The number that stands for it in the catalogue.
-        table: Number of its table.
-        name: What clients call it.
-        dtype: NumPy's name of a value's dtype.
-        shape: Of one value.
-        written: Values ever stored: more than before where there are newer ones.
-    """
-
-    identifier: int
-    table: int
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    written: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of one value."""
-        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
-
-
-@dataclass(frozen=True)
 class Annotations:
-    """Values of one name and version for the rows with these keys, (n,) of `ROW_KEY_DTYPE`."""
+    """Values (n,) of one name and version for the rows with these keys, (n,) `ROW_KEY_DTYPE`."""
 
     table: str
     name: str
     version: int
-    dtype: str
-    shape: tuple[int, ...]
     keys: npt.NDArray[np.void]
-    values: memoryview
+    values: npt.NDArray[np.float32]
 
 
 def row_keys(episode: EpisodeRecord) -> npt.NDArray[np.void]:

@@ -18,7 +18,7 @@ from robot_rl.errors import did_you_mean
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.errors import NotEnoughData, ReplayError
 from robot_rl.replay.reader import TableRows
-from robot_rl.replay.records import AnnotationField, online_steps
+from robot_rl.replay.records import online_steps
 from robot_rl.replay.sampler import (
     Batch,
     Layout,
@@ -194,7 +194,7 @@ class ReplaySampler(Sampler):
             self.layout = self._arrays.layout
             self._spans = dict.fromkeys(DataKind, range(0))
             self._queue = np.empty(0, WINDOW)
-            self._begin_index(self._rewards_field())
+            self._begin_index(self._rewards_there())
             self.refresh(None)
             failed.pop_all()
 
@@ -209,9 +209,8 @@ class ReplaySampler(Sampler):
 
     def refresh(self, environment_steps: int | None = None) -> None:
         """See `Sampler`. Newer rewards are looked for; then the whole table is read again."""
-        field = self._rewards_field()
-        if field is not None and field.written != self._rewards_written:
-            self._begin_index(field)
+        if self._rewards_there() != self._rewards_seen:
+            self._begin_index(self._rewards_there())
         available = self.transitions_available()
         if environment_steps is not None and environment_steps > available:
             raise NotEnoughData(
@@ -230,35 +229,26 @@ class ReplaySampler(Sampler):
         """See `Sampler`."""
         self._rows.close()
 
-    def _rewards_field(self) -> AnnotationField | None:
-        """Return the annotation that gives the rewards, None while no row has it."""
-        if self.spec.rewards is None:
-            return None
-        field = self._rows.annotation_field(self.spec.rewards)
-        if field is not None and (field.shape != () or np.dtype(field.dtype).kind != "f"):
-            raise ReplayError(
-                f"the annotation {field.name!r} cannot stand for rewards",
-                got=f"{field.dtype} {field.shape}",
-                expected="a float without axes",
-            )
-        return field
+    def _rewards_there(self) -> int:
+        """Return how many values of the annotation that gives the rewards were written so far."""
+        return 0 if self.spec.rewards is None else self._rows.annotation_count(self.spec.rewards)
 
-    def _begin_index(self, field: AnnotationField | None) -> None:
+    def _begin_index(self, rewards: int) -> None:
         """Forget all windows; the next look reads all rows again."""
         self._rows.rewind()
-        self._rewards_written = 0 if field is None else field.written
-        only = self.spec.rewards not in (None, LABELS)
+        self._rewards_seen, name = rewards, self.spec.rewards
 
         def relabel(address: int, scalars: Records) -> None:
-            if only:
+            assert name is not None
+            if name != LABELS:
                 scalars["reward"] = UNKNOWN
-            if field is not None:
-                valid, values = self._rows.annotated(field, address, len(scalars))
+            if rewards:
+                valid, _, values = self._rows.annotated(name, address, len(scalars))
                 scalars["reward"][valid] = values[valid]
-                if not only:
+                if name == LABELS:
                     end_at_success(scalars, valid)
 
-        self._index = WindowIndex(self.spec, None if self.spec.rewards is None else relabel)
+        self._index = WindowIndex(self.spec, None if name is None else relabel)
 
     def _show(self) -> None:
         """Forget what is evicted and find the windows to draw from."""

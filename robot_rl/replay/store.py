@@ -215,9 +215,8 @@ class StoreWriter:
 
         Raises:
             StoreError: There is no such table, or it cannot be written.
-            SchemaMismatch: The name was declared with another dtype or shape.
-            AnnotationRefused: Impossible values, rows that are not there, or a version that is
-                stored with another value. Nothing was written.
+            AnnotationRefused: Rows that are not there, or a version that is stored with another
+                value. Nothing was written.
         """
         info = self.tables.get(new.table)
         if info is None:
@@ -237,7 +236,7 @@ class StoreWriter:
                 expected="table, actor, session and sequence of a stored row",
                 hint="it may have been evicted; leave it out and send the others again",
             )
-        return self._catalogue.annotate(info, new)
+        return self._catalogue.annotate(info.identifier, new)
 
     def statistics(self) -> dict[str, dict[str, object]]:
         """Return the totals of each table by its name.

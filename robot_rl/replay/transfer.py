@@ -72,9 +72,9 @@ class StoreEpisodes:
         with StoreReader(path) as reader:
             info = reader.table(table)
             records = reader.episodes(info.name)
-            fields = reader.annotation_fields(info.name)
+            names = sorted(reader.annotation_counts(info.name))
         self._path, self._table = path, info.name
-        annotations = [Field(name, f.dtype, f.shape) for name, f in sorted(fields.items())]
+        annotations = [Field(name, "float32") for name in names]
         self.schema: RowSchema = info.schema.recorded.with_annotations(annotations)
         self.metadata: Mapping[str, Any] = info.metadata
         self.open_episodes = sum(not record.sealed for record in records)
@@ -122,7 +122,7 @@ class StoreEpisodes:
         for column in self.schema.without_annotations.fields:
             rows[column.name] = stored[column.name]
         for annotation in self.schema.annotations:
-            found = reader.annotations(self._table, annotation.name, record)
+            found = reader.annotations(annotation.name, record)
             for part, values in zip(("valid", "version", "value"), found, strict=True):
                 rows[f"{ANNOTATION}{annotation.name}/{part}"] = values
         return rows
@@ -290,7 +290,6 @@ def _table(reader: StoreReader, name: str) -> dict[str, Any]:
             missing[record.identifier] = record.rows - len(rows)
         stamps += rows["stamp_observation"][[0, -1]].tolist() if len(rows) else []
     real = [stamp for stamp in stamps if stamp >= _WALL_CLOCK]
-    fields = reader.annotation_fields(name).items()
     return {
         "schema": json.loads(info.schema.to_json()),
         "metadata": dict(info.metadata),
@@ -304,9 +303,7 @@ def _table(reader: StoreReader, name: str) -> dict[str, Any]:
         "evicted_rows": reader.catalogue.evicted(info.identifier)["rows"],
         "first_stamp": min(real, default=None),
         "last_stamp": max(real, default=None),
-        "annotations": {
-            field: {"dtype": f.dtype, "shape": f.shape, "values": f.written} for field, f in fields
-        },
+        "annotations": reader.annotation_counts(name),
     }
 
 

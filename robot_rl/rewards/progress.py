@@ -320,7 +320,7 @@ def annotate_progress(
         waiting = [
             record
             for record in reader.episodes(name)
-            if record.sealed and record.rows > 1 and not _judged(reader, name, record, model)
+            if record.sealed and record.rows > 1 and not _judged(reader, record, model)
         ]
         for count, record in enumerate(waiting):
             if stop.is_set():
@@ -379,9 +379,7 @@ def _cameras(reader: StoreReader, table: str) -> list[str]:
     return cameras
 
 
-def _judged(reader: StoreReader, table: str, record: EpisodeRecord, model: ProgressModel) -> bool:
+def _judged(reader: StoreReader, record: EpisodeRecord, model: ProgressModel) -> bool:
     """Whether all of an episode has been judged by this version, or by a newer one."""
-    if DONE_PROBABILITY not in reader.annotation_fields(table):
-        return False
-    valid, versions, _ = reader.annotations(table, DONE_PROBABILITY, record)
+    valid, versions, _ = reader.annotations(DONE_PROBABILITY, record)
     return bool(valid.all() and (versions >= model.version).all())

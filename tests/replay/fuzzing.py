@@ -91,8 +91,8 @@ class Messages:
         elif kind == "annotate":
             place = [self._honest[name] for name in ("table", "actor", "session")]
             rows = range(rng.randrange(1, 5))
-            header |= {"table": "reach", "name": f"a{rng.randrange(3)}", "shape": []}
-            header |= {"version": rng.randrange(1, 50), "dtype": "float32"}
+            header |= {"table": "reach", "name": f"a{rng.randrange(3)}"}
+            header |= {"version": rng.randrange(1, 50)}
             keys = np.array([(*place, row) for row in rows], ROW_KEY_DTYPE)
             payload = [keys.tobytes(), bytes(4 * len(rows))]
         elif kind == "put_weights":

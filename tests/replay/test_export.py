@@ -294,10 +294,10 @@ def other_store(tmp_path: Path) -> Iterator[Path]:
 def annotate(client: ReplayClient, store: Path) -> dict[str, np.ndarray]:
     """Score the second episode of the table twice, the later rows; return its columns."""
     episode = records(store)[1]
-    keys, scores = row_keys(episode), np.zeros((episode.rows, 2), np.float32)
+    keys, scores = row_keys(episode), np.zeros(episode.rows, np.float32)
     versions, valid = np.zeros(episode.rows, np.int64), np.zeros(episode.rows, np.bool_)
     for version, start in ((3, 1), (8, 3)):
-        values = np.random.default_rng(version).uniform(size=(episode.rows - start, 2))
+        values = np.random.default_rng(version).uniform(size=episode.rows - start)
         scores[start:], versions[start:], valid[start:] = values, version, True
         client.annotate("reach", "score/a", version, keys[start:], scores[start:])
     return {"value": scores, "version": versions, "valid": valid}
@@ -358,7 +358,7 @@ def test_an_import_into_a_running_store_adds_each_row_once(
             former.read_episode("reach", old), reader.read_episode("reach", new)
         )
         assert (old.metadata, old.source, new.sealed) == (new.metadata, new.source, True)
-    found = reader.annotations("reach", "score/a", stored[1])
+    found = reader.annotations("score/a", stored[1])
     for part, values in zip(("valid", "version", "value"), found, strict=True):
         np.testing.assert_array_equal(values, columns[part], part)
     former.close()

@@ -31,8 +31,8 @@ def told(server, client, schema, make_episode):
 
 def test_the_newest_label_is_the_reward_of_the_whole_last_episode(told):
     first, last = told.episodes("reach")
-    assert not told.annotations("reach", "reward", first)[0].any()
-    valid, _, values = told.annotations("reach", "reward", last)
+    assert not told.annotations("reward", first)[0].any()
+    valid, _, values = told.annotations("reward", last)
     assert valid.all()
     assert values.tolist() == [0, 0, 0, 0, 1, 0]
     assert told.read_episode("reach", last)["reward"][0] != 0, "rows never change"

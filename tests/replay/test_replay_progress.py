@@ -63,7 +63,7 @@ def test_each_action_gets_what_the_model_says_of_it(
     for record in reader.episodes("reach"):
         level = reader.read_episode("reach", record)["images/front"].mean((1, 2, 3)) / 255
         scores = {
-            name: reader.annotations("reach", name, record)
+            name: reader.annotations(name, record)
             for name in ("progress", "progress_confidence", "done")
         }
         assert all(valid.all() and set(v) == {3} for valid, v, _ in scores.values())

@@ -52,8 +52,8 @@ def store(tmp_path, schema, make_episode):
     second.put(make_episode(2))
     second.put(make_episode(6)[:4])
     keys = row_keys(episodes(writer.path)[0][0])
-    values = memoryview(np.arange(5, dtype=np.float32)).cast("B")
-    assert writer.annotate(Annotations("reach", "reward", 1, "float32", (), keys, values)) == 5
+    values = np.arange(5, dtype=np.float32)
+    assert writer.annotate(Annotations("reach", "reward", 1, keys, values)) == 5
     writer.close()
     return writer.path
 
@@ -103,11 +103,11 @@ def test_a_catalogue_is_made_anew_from_the_rows(store, lost):
 def test_annotations_are_taken_over_where_the_old_catalogue_tells_them(store):
     with StoreReader(store) as reader:
         identity = reader.identity
-        known = reader.annotations("reach", "reward", reader.episodes("reach")[0])
+        known = reader.annotations("reward", reader.episodes("reach")[0])
     assert "5 annotations" in rebuild_catalogue(store)
     with StoreReader(store) as reader:
         assert reader.identity == identity
-        again = reader.annotations("reach", "reward", reader.episodes("reach")[0])
+        again = reader.annotations("reward", reader.episodes("reach")[0])
     for one, other in zip(known, again, strict=True):
         np.testing.assert_array_equal(one, other)
 
