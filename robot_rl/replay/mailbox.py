@@ -1,4 +1,4 @@
-"""The mailbox of weights: the latest ones under each name, in a store, and who waits for newer.
+"""The mailbox of weights: the latest ones under each name, in a store.
 
 STORE/weights/NAME-VERSION.safetensors     the tensors
 STORE/weights/NAME.json                    version, metadata and the name of that file
@@ -7,100 +7,16 @@ STORE/weights/NAME.json                    version, metadata and the name of tha
 from __future__ import annotations
 
 import json
-import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from robot_rl.processes.files import replace_bytes
-from robot_rl.replay.errors import ReplayError, StoreError, WeightsRefused
-from robot_rl.replay.messages import GetWeights, PutWeights, Weights
+from robot_rl.replay.errors import StoreError, WeightsRefused
 from robot_rl.replay.records import WeightsRecord
 from robot_rl.replay.row_file import write_error
-from robot_rl.wire.messages import Frame, encode, split
 
-MAXIMUM_WAITING = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _TRIES = 8
-
-Answer = tuple[bytes, list[Frame]]
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    client: bytes
-    question: GetWeights
-    deadline: float
-
-
-class Mailbox:
-    """Answers requests for weights, at once or when newer ones arrive; it never blocks.
-
-    Args:
-        store: Folder of the store that keeps the latest weights; its server has locked it.
-        flush: Whether weights are on the disk when they count as stored.
-    """
-
-    def __init__(self, store: Path, *, flush: bool) -> None:
-        self._store, self._flush = store, flush
-        self._waiting: list[_Waiting] = []
-
-    def put(self, weights: PutWeights, tensors: bytes) -> list[Answer]:
-        """Store weights and return the answers to those who waited for them.
-
-        Raises:
-            WeightsRefused: The version is not newer than the stored one.
-            StoreFull: They do not fit.
-        """
-        record = WeightsRecord(weights.name, weights.version, tensors, weights.metadata)
-        write_weights(self._store, record, flush=self._flush)
-        served = [w for w in self._waiting if _answers(record, w.question)]
-        self._waiting = [w for w in self._waiting if w not in served]
-        return [(w.client, _answer(w.question, record)) for w in served]
-
-    def get(self, client: bytes, question: GetWeights, now: float) -> list[Frame] | None:
-        """Return the answer to a request, or None where it waits for newer weights.
-
-        Args:
-            client: Who asks.
-            question: Which weights.
-            now: Steady clock, seconds.
-
-        Raises:
-            ReplayError: Too many clients wait.
-        """
-        if _answers(read_weights(self._store, question.name, tensors=False), question):
-            return _answer(question, read_weights(self._store, question.name))
-        if question.wait == 0:
-            return _answer(question, None)
-        if len(self._waiting) >= MAXIMUM_WAITING:
-            raise ReplayError("too many clients wait for weights", got=len(self._waiting))
-        self._waiting.append(_Waiting(client, question, now + question.wait))
-        return None
-
-    def expired(self, now: float) -> list[Answer]:
-        """Return the empty answers to those who have waited long enough."""
-        over = [w for w in self._waiting if w.deadline <= now]
-        if over:
-            self._waiting = [w for w in self._waiting if w.deadline > now]
-        return [(w.client, _answer(w.question, None)) for w in over]
-
-    def next_deadline(self) -> float:
-        """Return when somebody has waited long enough, on the steady clock."""
-        return min((w.deadline for w in self._waiting), default=math.inf)
-
-
-def _answers(record: WeightsRecord | None, question: GetWeights) -> bool:
-    newer_than = -1 if question.newer_than is None else question.newer_than
-    return record is not None and record.name == question.name and record.version > newer_than
-
-
-def _answer(question: GetWeights, record: WeightsRecord | None) -> list[Frame]:
-    if record is None:
-        return encode(Weights(request=question.request))
-    metadata = dict(record.metadata)
-    answer = Weights(request=question.request, version=record.version, metadata=metadata)
-    return encode(answer, split(record.tensors))
 
 
 def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:

@@ -20,6 +20,7 @@ from robot_rl.replay.records import (
     TABLE_LIMIT,
     Annotations,
     SessionKey,
+    WeightsRecord,
 )
 from robot_rl.replay.sampler import SampleSpec, Visible
 from robot_rl.replay.sessions import OpenSession
@@ -120,6 +121,11 @@ class GetWeights(Numbered):
     name: Name
     newer_than: Natural | None = None
     wait: Seconds = 0.0
+
+    def is_answered_by(self, weights: WeightsRecord | None) -> bool:
+        """Whether these are of its name, and newer."""
+        newer_than = -1 if self.newer_than is None else self.newer_than
+        return weights is not None and weights.name == self.name and weights.version > newer_than
 
 
 class Weights(Numbered):
@@ -229,7 +235,7 @@ def annotate_requests(
     Raises:
         AnnotationRefused: The keys are no row keys, or there are not as many values.
     """
-    if keys.dtype != ROW_KEY_DTYPE or (values.dtype, values.shape) != (np.float32, keys.shape):
+    if (keys.dtype, values.dtype) != (ROW_KEY_DTYPE, "float32") or values.shape != keys.shape:
         raise AnnotationRefused(
             f"the annotation {name!r} needs one float32 for each row key",
             got=f"keys {keys.dtype} {keys.shape}, values {values.dtype} {values.shape}",

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from robot_rl.data.schema import RowSchema
@@ -22,8 +23,8 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay import messages
 from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, StoreReplaced
-from robot_rl.replay.mailbox import Mailbox
-from robot_rl.replay.records import SessionKey
+from robot_rl.replay.mailbox import read_weights, write_weights
+from robot_rl.replay.records import SessionKey, WeightsRecord
 from robot_rl.replay.segments import NO_LIMIT, Capacity
 from robot_rl.replay.server_place import Sampling
 from robot_rl.replay.sessions import RowBatch
@@ -41,6 +42,7 @@ from robot_rl.wire.messages import (
     Payload,
     encode,
     refusal,
+    split,
 )
 
 if TYPE_CHECKING:
@@ -49,10 +51,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
+MAXIMUM_WAITING = 1024  # for weights
 DRAIN_MESSAGES = 128
 # Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
 # on a virtual machine may cost five times as much as small ones that were in use before.
 DRAIN_BYTES = 1 << 20
+# What waits for the disk as well is worth more rows at a time.
+DURABLE_DRAIN_BYTES = 4 << 20
 # Of its own, maps of files aside. ZeroMQ limits what waits by messages, not by bytes: a client gone
 # mad could take all of the machine's. At this limit it is ZeroMQ that cuts its connection.
 _MEMORY_BYTES = 4 << 30
@@ -69,8 +74,6 @@ class ReplayServer:
             must have keys too; without, only clients on this machine are served.
         fsync: ``"none"``: acknowledged rows survive kill -9 of any process. ``"group"``: they
             survive a power cut too.
-        group_rows: With ``"group"``, commit after so many rows ...
-        group_seconds: ... or after so many seconds, whichever comes first.
         message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
         capacity: How much is kept before the oldest episodes are evicted.
 
@@ -93,8 +96,6 @@ class ReplayServer:
         *,
         keys: Path | None = None,
         fsync: Fsync = "none",
-        group_rows: int = 32,
-        group_seconds: float = 0.02,
         message_bytes: int = DEFAULT_PAYLOAD_BYTES,
         capacity: Capacity = NO_LIMIT,
     ) -> None:
@@ -103,8 +104,7 @@ class ReplayServer:
         own = None if keys is None else ServerKeys.load(keys)
         _keep_freed_memory()
         self.path = path
-        self._group = fsync == "group"
-        self._group_rows, self._group_seconds = group_rows, group_seconds
+        self._durable = fsync == "group"
         with ExitStack() as opened:
             self._writer = StoreWriter(path, fsync=fsync, capacity=capacity)
             opened.callback(self._writer.close)
@@ -112,14 +112,12 @@ class ReplayServer:
             opened.callback(self._sampling.close)
             self._listener = Listener(address, folder=path, keys=own)
             opened.callback(self._listener.close)
-            self._listener.poller.register(self._sampling.socket, zmq.POLLIN)
+            self._listener.poller.register(self._sampling.ready, zmq.POLLIN)
             self.address = self._listener.endpoint.address
             self._listener.announce()
             self._opened = opened.pop_all()
-        self._mailbox = Mailbox(path, flush=self._group)
+        self._waiting: list[tuple[bytes, messages.GetWeights, float]] = []
         self._pending: list[tuple[bytes, messages.Append, RowBatch]] = []
-        self._pending_rows = 0
-        self._pending_since = 0.0
         counted = "messages bad_messages internal_errors commits rows_received replies_dropped"
         self._counters = dict.fromkeys(counted.split(), 0)
         self._started = time.monotonic()
@@ -138,15 +136,12 @@ class ReplayServer:
         """Serve until `stop` is set; then commit what was received and close."""
         try:
             while not stop.is_set():
-                if self._listener.poll(self._wait_seconds()):
+                if self._listener.poll(IDLE_SECONDS):
                     self._drain()
-                while (sampled := self._sampling.answer()) is not None:
+                self._commit()
+                for sampled in self._sampling.answers():
                     self._send(*sampled)
-                if self._commit_is_due():
-                    self._commit()
-                for client, message in self._mailbox.expired(time.monotonic()):
-                    self._send(client, message)
-            self._commit()
+                self._answer_waiting(None)
             self._listener.withdraw()
         finally:
             self.close()
@@ -155,13 +150,6 @@ class ReplayServer:
         """Stop listening and release the store; `run` does it at its end."""
         self._opened.close()
 
-    def _wait_seconds(self) -> float:
-        until = time.monotonic() + IDLE_SECONDS
-        if self._pending:
-            until = min(until, self._pending_since + self._group_seconds)
-        until = min(until, self._mailbox.next_deadline())
-        return max(until - time.monotonic(), 0.0)
-
     def _drain(self) -> None:
         """Handle what waits on the socket, up to a bound that keeps commits short."""
         size = 0
@@ -169,10 +157,9 @@ class ReplayServer:
             received = self._listener.receive()
             if received is None:
                 return
-            client, frames = received
-            self._handle(client, frames)
-            size += sum(map(len, frames))
-            if size > DRAIN_BYTES or (self._group and self._pending_rows >= self._group_rows):
+            self._handle(*received)
+            size += sum(map(len, received[1]))
+            if size > (DURABLE_DRAIN_BYTES if self._durable else DRAIN_BYTES):
                 return
 
     def _handle(self, client: bytes, frames: list[Frame]) -> None:
@@ -231,22 +218,43 @@ class ReplayServer:
             messages.split_rows(payload, self._writer.schema(message.table)),
             message.episodes,
         )
-        if not self._pending:
-            self._pending_since = time.monotonic()
         self._pending.append((client, message, batch))
-        self._pending_rows += len(batch.rows)
         self._counters["rows_received"] += len(batch.rows)
 
     def _put_weights(self, client: bytes, message: messages.PutWeights, payload: Payload) -> None:
-        answers = self._mailbox.put(message, b"".join(payload))
+        tensors = b"".join(payload)
+        record = WeightsRecord(message.name, message.version, tensors, message.metadata)
+        write_weights(self.path, record, flush=self._durable)
         self._send(client, messages.Stored(request=message.request))
-        for waiting, answer in answers:
-            self._send(waiting, answer)
+        self._answer_waiting(record)
 
     def _get_weights(self, client: bytes, message: messages.GetWeights, _: Payload) -> None:
-        answer = self._mailbox.get(client, message, time.monotonic())
-        if answer is not None:
-            self._send(client, answer)
+        if message.is_answered_by(read_weights(self.path, message.name, tensors=False)):
+            self._send_weights(client, message, read_weights(self.path, message.name))
+            return
+        if len(self._waiting) >= MAXIMUM_WAITING:
+            raise ReplayError("too many clients wait for weights", got=MAXIMUM_WAITING)
+        self._waiting.append((client, message, time.monotonic() + message.wait))
+
+    def _answer_waiting(self, new: WeightsRecord | None) -> None:
+        """Answer those who asked for these weights, or have waited long enough."""
+        asked, self._waiting = self._waiting, []
+        for client, question, until in asked:
+            if question.is_answered_by(new):
+                self._send_weights(client, question, new)
+            elif until <= time.monotonic():
+                self._send_weights(client, question, None)
+            else:
+                self._waiting.append((client, question, until))
+
+    def _send_weights(
+        self, client: bytes, question: messages.GetWeights, record: WeightsRecord | None
+    ) -> None:
+        answer = messages.Weights(request=question.request)
+        if record is not None:
+            about = {"version": record.version, "metadata": dict(record.metadata)}
+            answer = msgspec.structs.replace(answer, **about)
+        self._send(client, encode(answer, [] if record is None else split(record.tensors)))
 
     def _get_statistics(self, client: bytes, message: messages.GetStatistics, _: Payload) -> None:
         admission = self._listener.admission
@@ -266,17 +274,11 @@ class ReplayServer:
     def _sample(self, client: bytes, message: messages.Sample, _: Payload) -> None:
         self._sampling.submit(client, message)
 
-    def _commit_is_due(self) -> bool:
-        if not self._pending or not self._group:
-            return bool(self._pending)
-        age = time.monotonic() - self._pending_since
-        return self._pending_rows >= self._group_rows or age >= self._group_seconds
-
     def _commit(self) -> None:
         """Commit the pending rows, then acknowledge them; on a full disk answer with the error."""
         if not self._pending:
             return
-        pending, self._pending, self._pending_rows = self._pending, [], 0
+        pending, self._pending = self._pending, []
         results = self._store([batch for _, _, batch in pending])
         self._counters["commits"] += 1
         acknowledged: dict[tuple[bytes, SessionKey], None] = {}  # in order, each once
@@ -341,8 +343,6 @@ def run(config: DictConfig) -> None:
             settings.address,
             keys=Path(settings["keys"]) if settings["keys"] else None,
             fsync=settings.fsync,
-            group_rows=int(settings.group_rows),
-            group_seconds=float(settings.group_seconds),
             message_bytes=int(settings.message_bytes),
             capacity=Capacity(settings.get("capacity_rows"), settings.get("capacity_bytes")),
         )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
-import zmq
 from omegaconf import DictConfig
 
 from robot_rl.errors import RobotRLError
@@ -36,7 +39,6 @@ _SAMPLING_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 MAXIMUM_SAMPLERS = 4
 MAXIMUM_WAITING = 64
-_ANSWERS = "inproc://sampled"
 _START_HERE = "start it with: robot-rl replay run=RUN"
 _START_THERE = (
     "on that machine start it with: robot-rl replay run=RUN replay=network replay.keys=FOLDER,"
@@ -216,24 +218,19 @@ class Sampling:
         message_bytes: Most bytes of one answer.
 
     Attributes:
-        socket: Readable when `answer` has something.
+        ready: Descriptor that is readable when `answers` has something.
         failures: Requests that failed of something else than themselves.
     """
 
     def __init__(self, store: Path, message_bytes: int) -> None:
-        """Start the thread."""
         self._store, self._message_bytes = store, message_bytes
         self.failures = 0
-        self._context = zmq.Context(0)  # no connections, so no thread for them
-        self.socket = self._context.socket(zmq.PAIR)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.bind(_ANSWERS)
-        self._condition = threading.Condition()
+        self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
         self._waiting: dict[bytes, Sample] = {}
-        self._stopped = False
+        self._answers: deque[tuple[bytes, list[Frame]]] = deque()
         self._samplers: OrderedDict[tuple[str, SampleSpec], ReplaySampler] = OrderedDict()
-        self._thread = threading.Thread(target=self._run, name="replay-sampling", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "replay-sampling")
 
     def submit(self, client: bytes, message: Sample) -> None:
         """Queue a request.
@@ -241,45 +238,32 @@ class Sampling:
         Raises:
             ReplayError: Too many clients wait.
         """
-        with self._condition:
-            if len(self._waiting) >= MAXIMUM_WAITING and client not in self._waiting:
-                raise ReplayError("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
+        with self._lock:
+            if client not in self._waiting:
+                if len(self._waiting) >= MAXIMUM_WAITING:
+                    raise ReplayError("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
+                self._thread.submit(self._serve, client)
             self._waiting[client] = message
-            self._condition.notify()
 
-    def answer(self) -> tuple[bytes, list[Frame]] | None:
-        """Return a client and the answer to it, or None where there is none yet."""
-        try:
-            client, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        return client.bytes, [frame.buffer for frame in frames]
+    def answers(self) -> Iterator[tuple[bytes, list[Frame]]]:
+        """Yield clients and the answers to them, as far as there are some."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.ready)
+        while self._answers:
+            yield self._answers.popleft()
 
     def close(self) -> None:
         """End the thread; what it has not answered is dropped."""
-        with self._condition:
-            self._stopped = True
-            self._condition.notify()
-        self._thread.join()
-        self.socket.close(linger=0)
-        self._context.term()
-
-    def _run(self) -> None:
-        socket = self._context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(_ANSWERS)
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._waiting or self._stopped)
-                if self._stopped:
-                    break
-                client = next(iter(self._waiting))
-                message = self._waiting.pop(client)
-            socket.send_multipart([client, *self._answered(message)], copy=False)
-        socket.close()
+        self._thread.shutdown(cancel_futures=True)
         for sampler in self._samplers.values():
             sampler.close()
+        os.close(self.ready)
+
+    def _serve(self, client: bytes) -> None:
+        with self._lock:
+            message = self._waiting.pop(client)
+        self._answers.append((client, self._answered(message)))
+        os.eventfd_write(self.ready, 1)
 
     def _answered(self, message: Sample) -> list[Frame]:
         try:

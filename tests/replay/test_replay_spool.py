@@ -223,7 +223,7 @@ def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, s
     server = start_server(fsync="group")
     number = left_behind(server, spool, rows=60)
     server.start()
-    slow = LinkOptions(credit_rows=1, batch_rows=1)  # a group's time, 20 ms, for each row
+    slow = LinkOptions(credit_rows=1, batch_rows=1)  # a look of the link, 5 ms, for each row
     with ReplayClient(
         server.store,
         spool_path=spool,
