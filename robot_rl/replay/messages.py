@@ -235,7 +235,8 @@ def annotate_requests(
     Raises:
         AnnotationRefused: The keys are no row keys, or there are not as many values.
     """
-    if (keys.dtype, values.dtype) != (ROW_KEY_DTYPE, "float32") or values.shape != keys.shape:
+    fits = keys.dtype == ROW_KEY_DTYPE and values.dtype == np.float32
+    if not fits or values.shape != keys.shape:
         raise AnnotationRefused(
             f"the annotation {name!r} needs one float32 for each row key",
             got=f"keys {keys.dtype} {keys.shape}, values {values.dtype} {values.shape}",
