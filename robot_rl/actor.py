@@ -36,11 +36,11 @@ from robot_rl.learning.weights import (
 )
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
+from robot_rl.replay import StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import StoreFull
-from robot_rl.replay.replayed_episode import PlayedDifferently, ReplayedEpisode
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
+from robot_rl.replay.transfer import PlayedDifferently, ReplayedEpisode
 from robot_rl.rewards.wrapper import (
     LateLabels,
     RewardWrapper,

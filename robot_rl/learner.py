@@ -32,7 +32,7 @@ from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
-from robot_rl.replay.errors import ReplayError
+from robot_rl.replay import ReplayError
 from robot_rl.replay.windows import LABELS
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, RunDirectory, learned_steps
 

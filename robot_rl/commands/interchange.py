@@ -23,11 +23,13 @@ from robot_rl.data.transfer import (
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
-from robot_rl.replay import ReplayClient, StoreReader, wait_for_endpoint
 from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.transfer import StoreEpisodes, import_episodes
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
+from robot_rl.wire.endpoint import wait_for_endpoint
 
 _SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
 _OUTCOMES = {"true": True, "false": False, "all": None}

@@ -16,8 +16,8 @@ from policies.checkpoint import StoredBase
 from robot_rl.processes.files import replace_bytes
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import QuietWait
+from robot_rl.replay import WeightsRefused
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import WeightsRefused
 from robot_rl.replay.records import WeightsRecord
 from robot_rl.run import CLONED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable

@@ -1,44 +1,90 @@
-"""Replay: the server that keeps every transition, its clients, and the learner's sampler."""
+"""Replay: the server that keeps every transition, its clients, and the learner's sampler.
 
-from robot_rl.replay.client import ReplayClient as ReplayClient
-from robot_rl.replay.errors import AnnotationRefused as AnnotationRefused
-from robot_rl.replay.errors import NotEnoughData as NotEnoughData
-from robot_rl.replay.errors import ReplayError as ReplayError
-from robot_rl.replay.errors import RowRefused as RowRefused
-from robot_rl.replay.errors import SessionTaken as SessionTaken
-from robot_rl.replay.errors import SpoolDamaged as SpoolDamaged
-from robot_rl.replay.errors import SpoolError as SpoolError
-from robot_rl.replay.errors import SpoolFull as SpoolFull
-from robot_rl.replay.errors import SpoolInUse as SpoolInUse
-from robot_rl.replay.errors import SpoolTooSmall as SpoolTooSmall
-from robot_rl.replay.errors import StoreError as StoreError
-from robot_rl.replay.errors import StoreFull as StoreFull
-from robot_rl.replay.errors import StoreInUse as StoreInUse
-from robot_rl.replay.errors import StoreReplaced as StoreReplaced
-from robot_rl.replay.errors import WeightsRefused as WeightsRefused
-from robot_rl.replay.link import LinkOptions as LinkOptions
-from robot_rl.replay.reader import StoreReader as StoreReader
-from robot_rl.replay.reader import TableRows as TableRows
-from robot_rl.replay.records import EpisodeRecord as EpisodeRecord
-from robot_rl.replay.records import WeightsRecord as WeightsRecord
-from robot_rl.replay.records import row_keys as row_keys
-from robot_rl.replay.replay_sampler import ReplaySampler as ReplaySampler
-from robot_rl.replay.sampler import Batch as Batch
-from robot_rl.replay.sampler import Prefetcher as Prefetcher
-from robot_rl.replay.sampler import Sampler as Sampler
-from robot_rl.replay.sampler import SampleSpec as SampleSpec
-from robot_rl.replay.segments import Capacity as Capacity
-from robot_rl.replay.server import ReplayServer as ReplayServer
-from robot_rl.replay.server import serve as serve
-from robot_rl.replay.server_place import RemoteSampler as RemoteSampler
-from robot_rl.replay.sessions import OpenSession as OpenSession
-from robot_rl.replay.store import StoreWriter as StoreWriter
-from robot_rl.wire import AddressInUse as AddressInUse
-from robot_rl.wire import AddressRefused as AddressRefused
-from robot_rl.wire import KeysError as KeysError
-from robot_rl.wire import KeysRefused as KeysRefused
-from robot_rl.wire import ServerUnreachable as ServerUnreachable
+Here is what can go wrong between them.
+"""
+
+from __future__ import annotations
+
+from robot_rl.data.schema import SchemaMismatch as SchemaMismatch
+from robot_rl.errors import RobotRLError
 from robot_rl.wire import WireError as WireError
-from robot_rl.wire.endpoint import Endpoint as Endpoint
-from robot_rl.wire.endpoint import read_endpoint as read_endpoint
-from robot_rl.wire.endpoint import wait_for_endpoint as wait_for_endpoint
+
+
+class ReplayError(RobotRLError):
+    """Base of what goes wrong with rows, weights and mini-batches; `robot_rl.wire` has its own."""
+
+
+class StoreError(ReplayError):
+    """The store cannot be opened, read or written."""
+
+
+class StoreInUse(StoreError):
+    """Another replay server has this store open."""
+
+
+class StoreFull(StoreError):
+    """The disk is full, or the capacity with demonstrations; nothing acknowledged is lost."""
+
+
+class StoreReplaced(StoreError):
+    """Another store is in the place of the one that a session was begun in."""
+
+
+class FileDamaged(StoreError):
+    """A file of the store that is not as it was written, or none of its files."""
+
+
+class AnnotationRefused(ReplayError):
+    """Annotations of absent rows, of impossible values, or other than what is stored already."""
+
+
+class SequenceGap(ReplayError):
+    """Rows arrived that do not continue their session; the sender goes back and sends again."""
+
+
+class SessionTaken(ReplayError):
+    """The session belongs to another writer."""
+
+
+class RowRefused(ReplayError):
+    """A row that breaks the order of an episode, or has an impossible flag."""
+
+
+class WeightsRefused(ReplayError):
+    """Weights whose version is not newer than the stored one."""
+
+
+class SpoolFull(ReplayError):
+    """The client holds as many unacknowledged rows as it may; wait between episodes."""
+
+
+class SpoolError(ReplayError):
+    """The file in which rows wait for the server cannot be made, read or written."""
+
+
+class SpoolInUse(SpoolError):
+    """Another process has the spool's file open."""
+
+
+class SpoolDamaged(SpoolError):
+    """The file is no spool, or not as it was written; it is left as it is."""
+
+
+class SpoolTooSmall(SpoolError):
+    """The spool cannot hold one whole episode."""
+
+
+class ClientFailed(ReplayError):
+    """The client's background thread died; its cause is attached."""
+
+
+class NotEnoughData(ReplayError):
+    """The store does not hold what was asked for yet."""
+
+
+def error_from_wire(name: str, text: str) -> RobotRLError:
+    """Rebuild the error that a server answered; an unknown name becomes a `ReplayError`."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, RobotRLError):
+        return kind(text)
+    return ReplayError(text)

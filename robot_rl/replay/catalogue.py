@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import RowSchema
-from robot_rl.replay.errors import AnnotationRefused, StoreError
+from robot_rl.replay import AnnotationRefused, StoreError
 from robot_rl.replay.records import Annotations, EpisodeRecord, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error
 

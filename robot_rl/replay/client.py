@@ -19,11 +19,9 @@ import msgspec
 from robot_rl.data.schema import Array, Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay import messages
-from robot_rl.replay.errors import ClientFailed, ReplayError, RowRefused, SpoolFull
+from robot_rl.replay import ClientFailed, ReplayError, RowRefused, SpoolFull, messages
 from robot_rl.replay.link import Link, LinkOptions, Request
-from robot_rl.replay.records import RowFacts, WeightsRecord
-from robot_rl.replay.sessions import OpenSession, RowFlags, check_order
+from robot_rl.replay.records import OpenSession, RowFacts, RowFlags, WeightsRecord, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import check_protected

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
+from robot_rl.replay import NotEnoughData
 from robot_rl.replay.catalogue import NewestValues
-from robot_rl.replay.errors import NotEnoughData
 from robot_rl.replay.reader import News
 from robot_rl.replay.windows import SCALARS, Integers, Ranges
 

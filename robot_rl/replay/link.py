@@ -17,15 +17,15 @@ import msgspec
 import zmq
 
 from robot_rl.errors import RobotRLError
-from robot_rl.replay import messages
-from robot_rl.replay.errors import (
+from robot_rl.replay import (
     SequenceGap,
     SessionTaken,
     StoreError,
     StoreReplaced,
     error_from_wire,
+    messages,
 )
-from robot_rl.replay.sessions import OpenSession
+from robot_rl.replay.records import OpenSession
 from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from robot_rl.processes.files import replace_bytes
-from robot_rl.replay.errors import StoreError, WeightsRefused
+from robot_rl.replay import StoreError, WeightsRefused
 from robot_rl.replay.records import WeightsRecord
 from robot_rl.replay.row_file import write_error
 

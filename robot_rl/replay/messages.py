@@ -13,17 +13,17 @@ import numpy as np
 from msgspec import Meta
 
 from robot_rl.data.schema import DTYPES, Array, RowSchema
-from robot_rl.replay.errors import AnnotationRefused
+from robot_rl.replay import AnnotationRefused
 from robot_rl.replay.records import (
     ACTOR_LIMIT,
     ROW_KEY_DTYPE,
     TABLE_LIMIT,
     Annotations,
+    OpenSession,
     SessionKey,
     WeightsRecord,
 )
 from robot_rl.replay.sampler import SampleSpec, Visible
-from robot_rl.replay.sessions import OpenSession
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import (
     MAXIMUM_PAYLOAD_FRAMES,

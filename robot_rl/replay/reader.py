@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Array
 from robot_rl.errors import did_you_mean
+from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
-from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.replay.records import EpisodeRecord, TableInfo
+from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
 from robot_rl.replay.segments import Segment, Segments
-from robot_rl.replay.sessions import RowFlags, Session
 from robot_rl.replay.windows import SCALARS, Records
 
 Addresses = npt.NDArray[np.int64]

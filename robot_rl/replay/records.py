@@ -6,16 +6,18 @@ consecutive sequences of one session.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES, RowSchema
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES, RowSchema, SchemaMismatch
+from robot_rl.replay import RowRefused, SequenceGap, SessionTaken
 
 TABLE_LIMIT = 2**16
 ACTOR_LIMIT = 2**32
@@ -198,3 +200,218 @@ class WeightsRecord:
     version: int
     tensors: bytes
     metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
+
+
+@dataclass(frozen=True)
+class RowFlags:
+    """Where a packed row keeps the bytes that give an episode its shape, and where they end."""
+
+    end: int
+    is_last: int
+    terminated: int
+    truncated: int
+    success: int
+    source: int
+
+    @classmethod
+    def of(cls, schema: RowSchema) -> RowFlags:
+        """Find the offsets in the schema's packed rows.
+
+        Raises:
+            SchemaMismatch: A field is no plain number, too large, or a flag is absent.
+        """
+        for column in schema.fields:
+            if np.dtype(column.dtype).kind not in "biuf" or min(column.shape, default=1) < 1:
+                raise SchemaMismatch(
+                    f"field {column.name!r} cannot be stored",
+                    got=f"{column.dtype} {column.shape}",
+                    expected="booleans, integers or floats, no empty axis",
+                )
+        sizes = [np.dtype(c.dtype).itemsize * math.prod(c.shape) for c in schema.fields]
+        if sum(sizes) > MAXIMUM_ROW_BYTES:
+            raise SchemaMismatch(
+                "a row is too large",
+                got=f"{sum(sizes)} bytes",
+                expected=f"<= {MAXIMUM_ROW_BYTES} bytes",
+            )
+        columns = schema.dtype.fields
+        assert columns is not None
+        offsets = []
+        for name in ("is_last", "terminated", "truncated", "success", "source"):
+            dtype, offset = columns.get(name, (None, 0))[:2]
+            if dtype is None or dtype.itemsize != 1 or dtype.shape != ():
+                raise SchemaMismatch(
+                    f"replay needs the field {name!r}", got=dtype, expected="one byte a row"
+                )
+            offsets.append(offset)
+        return cls(max(offsets) + 1, *offsets)
+
+    def read(self, row: memoryview | bytes) -> RowFacts:
+        """Check and read the bytes of a packed row, or of its begin, that the store relies on.
+
+        Raises:
+            RowRefused: A boolean is neither 0 nor 1, or the source is unknown.
+        """
+        is_last, success, source = row[self.is_last], row[self.success], row[self.source]
+        terminated, truncated = row[self.terminated], row[self.truncated]
+        if max(is_last, terminated, truncated, success) > 1 or source >= len(SOURCE_NAMES):
+            raise RowRefused(
+                "a row has an impossible flag",
+                got={"booleans": (is_last, terminated, truncated, success), "source": source},
+                expected="booleans 0 or 1, source 0 (demo), 1 (policy) or 2 (intervention)",
+            )
+        ended = not is_last and bool(terminated or truncated)
+        return RowFacts(bool(is_last), ended, bool(terminated), bool(success), source)
+
+    def read_all(self, rows: npt.NDArray[np.void]) -> list[RowFacts]:
+        """Read those of mapped rows; raises what `read` raises."""
+        heads = rows.view(np.uint8).reshape(len(rows), -1)[:, : self.end] if len(rows) else ()
+        return [self.read(bytes(head)) for head in heads]
+
+
+def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
+    """Check that a row may begin an episode, or follow a row that ended its episode or not.
+
+    Raises:
+        RowRefused: It may not.
+    """
+    if begins and row.is_last:
+        raise RowRefused(
+            "an episode cannot begin with its last row",
+            expected="at least one row with an action before the row with is_last",
+        )
+    if ended and not row.is_last:
+        raise RowRefused(
+            "a row follows the end of its episode",
+            expected="after a terminated or truncated row, one row with is_last",
+        )
+
+
+@dataclass
+class Session:
+    """Where a session stands: what its next row must be.
+
+    Attributes:
+        owner: Token of the one writer that may add rows.
+        next_sequence: Sequence of the next row; the rows before it are all stored.
+        episode: The open episode, or None between episodes.
+        ended_by: Source of the last row where it ended the episode, so that ``is_last`` follows.
+        closed: Whether the actor has begun a later session, so that nothing may be added.
+    """
+
+    owner: str
+    next_sequence: int = 0
+    episode: EpisodeRecord | None = None
+    ended_by: int | None = None
+    closed: bool = False
+
+    def rows_to_skip(self, batch: RowBatch) -> int:
+        """Return how many leading rows of a batch are stored already.
+
+        Raises:
+            SessionTaken: The batch carries another owner token, or adds to a closed session.
+            SequenceGap: The batch begins after the next row.
+        """
+        if batch.owner != self.owner:
+            raise SessionTaken("the session belongs to another writer", got=batch.session)
+        skip = self.next_sequence - batch.first_sequence
+        if skip < 0:
+            raise SequenceGap(
+                "rows are missing before these",
+                got=batch.first_sequence,
+                expected=self.next_sequence,
+            )
+        if self.closed and skip < len(batch.rows):
+            raise SessionTaken(
+                "the session is closed: its actor has begun a later one",
+                got=batch.session,
+                hint="let only one process write as this actor",
+            )
+        return skip
+
+    def after(
+        self,
+        key: SessionKey,
+        rows: Iterable[RowFacts],
+        metadata: Mapping[int, Mapping[str, object]],
+        next_episode: int,
+    ) -> tuple[Session, dict[int, EpisodeRecord]]:
+        """Work out where the session `key` stands after further rows.
+
+        Args:
+            key: Table, actor and session.
+            rows: What the rows say of themselves.
+            metadata: Of the episodes that begin here, by sequence.
+            next_episode: Identifier of the next episode that begins.
+
+        Returns:
+            The session then, and the episodes that are touched, by identifier.
+
+        Raises:
+            RowRefused: A row breaks the order of an episode.
+        """
+        state = replace(self)
+        episodes: dict[int, EpisodeRecord] = {}
+        for row in rows:
+            episode, at = state.episode, state.next_sequence
+            check_order(row, begins=episode is None, ended=state.ended_by is not None)
+            if episode is None:
+                facts = metadata.get(at, {})
+                episode = EpisodeRecord(next_episode, *key, at, metadata=facts)
+                next_episode += 1
+            step = None if row.ended else row.source
+            episode = episode.with_row(row, state.ended_by if row.is_last else step)
+            episodes[episode.identifier] = episode
+            state.episode = None if row.is_last else episode
+            state.ended_by = row.source if row.ended else None
+            state.next_sequence = at + 1
+        return state, episodes
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """The session that a client writes.
+
+    Attributes:
+        table: Number of its table.
+        actor: Number of the actor.
+        number: Number of the session.
+        owner: Token with which it can be gone on with.
+        next_sequence: Rows that it had when it was opened.
+        in_episode: Whether an episode was open then.
+        ended: Whether only that episode's row with ``is_last`` was missing.
+        header: What opens it again after a break.
+        store: Identity of the store that it is in.
+    """
+
+    table: int
+    actor: int
+    number: int
+    owner: str
+    next_sequence: int
+    in_episode: bool
+    ended: bool
+    header: Mapping[str, object]
+    store: str = ""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one of its rows."""
+        return RowSchema.from_json(str(self.header["schema"])).dtype.itemsize
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Packed rows that one client sends together, with its session's token.
+
+    The metadata of the episodes that begin here are given by sequence.
+    """
+
+    session: SessionKey
+    owner: str
+    first_sequence: int
+    rows: Sequence[memoryview]
+    episodes: Mapping[int, Mapping[str, object]] = field(default_factory=dict)

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.processes.files import locked
-from robot_rl.replay.errors import FileDamaged, ReplayError, StoreError, StoreFull
+from robot_rl.replay import FileDamaged, ReplayError, StoreError, StoreFull
 
 VERSION = 2
 COUNTERS = slice(32, 64)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from robot_rl.data.schema import LAST_COMMAND, Array
-from robot_rl.replay.errors import ReplayError, StoreReplaced
+from robot_rl.replay import ReplayError, StoreReplaced
 
 Batch = dict[str, Array]
 # For each array its dtype and the shape of one item.

@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy.typing as npt
 
 from robot_rl.processes.files import flush_to_disk, locked
-from robot_rl.replay.errors import (
+from robot_rl.replay import (
     NotEnoughData,
     ReplayError,
     StoreError,

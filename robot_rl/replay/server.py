@@ -21,13 +21,11 @@ import zmq
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.replay import messages
-from robot_rl.replay.errors import ReplayError, StoreError, StoreFull, StoreReplaced
+from robot_rl.replay import ReplayError, StoreError, StoreFull, StoreReplaced, messages
 from robot_rl.replay.mailbox import read_weights, write_weights
-from robot_rl.replay.records import SessionKey, WeightsRecord
+from robot_rl.replay.records import RowBatch, SessionKey, WeightsRecord
 from robot_rl.replay.segments import NO_LIMIT, Capacity
 from robot_rl.replay.server_place import Sampling
-from robot_rl.replay.sessions import RowBatch
 from robot_rl.replay.store import Fsync, StoreWriter
 from robot_rl.run import RunDirectory
 from robot_rl.wire import WireError

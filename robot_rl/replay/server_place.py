@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
+from robot_rl.replay import ReplayError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.errors import ReplayError
 from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.replay.reader import TableRows
 from robot_rl.replay.replay_sampler import ReplaySampler

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.schema import SchemaMismatch
-from robot_rl.replay.errors import (
+from robot_rl.replay import (
     FileDamaged,
     RowRefused,
     SpoolDamaged,
@@ -30,9 +30,8 @@ from robot_rl.replay.errors import (
     SpoolInUse,
     SpoolTooSmall,
 )
-from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
+from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA, OpenSession
 from robot_rl.replay.row_file import COUNTERS, RowFile, disk_is_full, is_blank, no_room
-from robot_rl.replay.sessions import OpenSession
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import Frame, json_text
 

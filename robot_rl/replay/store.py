@@ -24,8 +24,7 @@ import numpy as np
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.catalogue import Catalogue
-from robot_rl.replay.errors import (
+from robot_rl.replay import (
     AnnotationRefused,
     RowRefused,
     SequenceGap,
@@ -33,9 +32,12 @@ from robot_rl.replay.errors import (
     StoreError,
     StoreFull,
 )
+from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.records import (
     Annotations,
     EpisodeRecord,
+    RowBatch,
+    Session,
     SessionKey,
     TableInfo,
 )
@@ -47,7 +49,6 @@ from robot_rl.replay.segments import (
     WrittenSegment,
     lock_store,
 )
-from robot_rl.replay.sessions import RowBatch, Session
 from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]

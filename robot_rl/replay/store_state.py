@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
+from robot_rl.replay import FileDamaged, RowRefused, StoreError, StoreFull
 from robot_rl.replay.catalogue import Catalogue
-from robot_rl.replay.errors import FileDamaged, RowRefused, StoreError, StoreFull
-from robot_rl.replay.records import EpisodeRecord, SessionKey, TableInfo
+from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import is_blank
 from robot_rl.replay.segments import NO_LIMIT, Capacity, Segment, Segments, WrittenSegment
-from robot_rl.replay.sessions import RowFlags, Session
 
 
 @dataclass

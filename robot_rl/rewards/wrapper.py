@@ -23,10 +23,9 @@ from robot_rl.env.robot import Action
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.errors import AnnotationRefused, StoreFull
-from robot_rl.replay.records import ROW_KEY_DTYPE
+from robot_rl.replay import AnnotationRefused, StoreFull
+from robot_rl.replay.records import ROW_KEY_DTYPE, OpenSession
 from robot_rl.replay.server_place import ServerPlace
-from robot_rl.replay.sessions import OpenSession
 from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardSource, check_observed
 from robot_rl.wire import ServerUnreachable

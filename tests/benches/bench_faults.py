@@ -28,18 +28,13 @@ from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schem
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay import (
-    ReplayClient,
-    ReplaySampler,
-    SampleSpec,
-    StoreReader,
-    TableRows,
-    read_endpoint,
-    serve,
-    wait_for_endpoint,
-)
-from robot_rl.replay.errors import NotEnoughData, StoreError
-from robot_rl.wire.endpoint import parse_address
+from robot_rl.replay import NotEnoughData, StoreError
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader, TableRows
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.server import serve
+from robot_rl.wire.endpoint import parse_address, read_endpoint, wait_for_endpoint
 
 TABLE = "faults"
 EPISODE_STEPS = 40

@@ -17,7 +17,7 @@ from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
-from robot_rl.replay import SampleSpec
+from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import make_windows
 
 

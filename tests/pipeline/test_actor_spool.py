@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command, ServerProcess, lines, publish_cloned, starting
 
-from robot_rl.replay import StoreReader
+from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.spool import size_for
 
 pytestmark = pytest.mark.faults

@@ -17,7 +17,7 @@ from tiny_runs import TINY
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.replay import StoreWriter
+from robot_rl.replay.store import StoreWriter
 from robot_rl.safety import ActionRefused
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tiny_runs import TINY, WAIT_SECONDS, Train, lines, processes_of
 
-from robot_rl.replay import StoreReader
+from robot_rl.replay.reader import StoreReader
 
 pytestmark = pytest.mark.faults
 
@@ -142,7 +142,8 @@ def test_an_actor_killed_between_the_last_step_and_its_observation(folder, start
     """The step that ended an episode is not counted until its last observation is there."""
     from robot_rl.commands.runs import load_resolved
     from robot_rl.data.schema import RowSchema
-    from robot_rl.replay import ReplayClient, wait_for_endpoint
+    from robot_rl.replay.client import ReplayClient
+    from robot_rl.wire.endpoint import wait_for_endpoint
 
     run = (folder / "runs/latest").resolve()
     train = start_train(folder, "resume=latest", STEPS)
@@ -210,7 +211,8 @@ def test_a_taken_port_ends_train_with_one_error(folder, start_train):
 def test_an_actor_refuses_weights_that_are_not_numbers(folder):
     from policies import checkpoint
     from robot_rl.learning.weights import publish
-    from robot_rl.replay import ReplayClient, wait_for_endpoint
+    from robot_rl.replay.client import ReplayClient
+    from robot_rl.wire.endpoint import wait_for_endpoint
 
     run = (folder / "runs/latest").resolve()
     behaviour = checkpoint.load(run / "checkpoints/bc/policy")

@@ -16,7 +16,7 @@ from robot_rl.learner import Learner, LearningDiverged
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import ReplayClient
+from robot_rl.replay.client import ReplayClient
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 
 STEPS = 100

@@ -17,7 +17,8 @@ from robot_rl.processes import waiting
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay import ReplayClient, client
+from robot_rl.replay import client
+from robot_rl.replay.client import ReplayClient
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 
 pytestmark = pytest.mark.faults

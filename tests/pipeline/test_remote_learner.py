@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import WAIT_SECONDS, lines, without
 
-from robot_rl.replay import wait_for_endpoint
+from robot_rl.wire.endpoint import wait_for_endpoint
 from robot_rl.wire.keys import add_client, create_keys
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,9 @@ from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import ReplayClient, StoreReader, row_keys
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import row_keys
 from robot_rl.rewards.classifier import TrainedClassifier
 from robot_rl.run import RunDirectory
 

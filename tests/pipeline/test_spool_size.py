@@ -20,8 +20,9 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.learning.weights import publish
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import ReplayClient, ReplayServer
-from robot_rl.replay.errors import SpoolTooSmall
+from robot_rl.replay import SpoolTooSmall
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
 
 OPTIONS = "_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24"

@@ -20,7 +20,8 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import insert_demonstrations, value_range
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay import ReplayClient, StoreReader
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.spool import size_for
 from robot_rl.run import RunDirectory
 

@@ -16,7 +16,7 @@ from robot_rl import cli
 from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay import StoreReader
+from robot_rl.replay.reader import StoreReader
 from robot_rl.run import RunDirectory
 
 SUMMARY_KEYS = {

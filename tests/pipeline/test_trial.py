@@ -17,7 +17,7 @@ from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.learning.trial import Trial, chance_of_more
 from robot_rl.learning.workbench import Workbench
-from robot_rl.replay import ReplayClient
+from robot_rl.replay.client import ReplayClient
 from robot_rl.run import RunDirectory
 
 

@@ -19,8 +19,9 @@ from robot_rl.config import compose
 from robot_rl.learning.weights import publish
 from robot_rl.processes.signals import StopEvent
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay import ReplayClient, wait_for_endpoint
+from robot_rl.replay.client import ReplayClient
 from robot_rl.run import RunDirectory
+from robot_rl.wire.endpoint import wait_for_endpoint
 
 TINY = (
     "task=reach",

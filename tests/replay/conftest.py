@@ -9,7 +9,7 @@ import pytest
 from store_server import ServerProcess
 
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
-from robot_rl.replay import ReplayClient
+from robot_rl.replay.client import ReplayClient
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
-from robot_rl.replay import LinkOptions, ReplayClient
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
 
 STEPS = 12
 ROWS = STEPS + 1

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay import wait_for_endpoint
+from robot_rl.wire.endpoint import wait_for_endpoint
 
 START_SECONDS = 120  # a busy machine may take long to import everything
 SERVE = """
 import json, sys
 from pathlib import Path
-from robot_rl.replay import Capacity, serve
+from robot_rl.replay.segments import Capacity
+from robot_rl.replay.server import serve
 path, address, options = sys.argv[1:]
 options = json.loads(options)
 if options["keys"]:

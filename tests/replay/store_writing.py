@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data.schema import Row, RowSchema
-from robot_rl.replay import ReplaySampler, SampleSpec, StoreWriter, TableRows
-from robot_rl.replay.sessions import RowBatch
+from robot_rl.replay.reader import TableRows
+from robot_rl.replay.records import RowBatch
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.store import StoreWriter
 
 
 class Recording:

@@ -9,7 +9,7 @@ import pytest
 
 from robot_rl.learning.blocks import Blocks
 from robot_rl.learning.weights import RealtimeWeights, WeightsReceiver
-from robot_rl.replay import ReplayClient
+from robot_rl.replay.client import ReplayClient
 from robot_rl.run import RunDirectory
 
 

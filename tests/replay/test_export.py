@@ -18,15 +18,12 @@ from robot_rl.data.episodes import Episode, EpisodeDataset
 from robot_rl.data.schema import Field, RowSchema, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import (
-    ReplayClient,
-    ReplayServer,
-    StoreError,
-    StoreReader,
-    StoreWriter,
-    row_keys,
-)
-from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay import StoreError
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import EpisodeRecord, row_keys
+from robot_rl.replay.server import ReplayServer
+from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.transfer import StoreEpisodes, import_episodes
 
 

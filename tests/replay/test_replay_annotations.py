@@ -6,18 +6,14 @@ import zmq
 from fuzzing import build
 from store_writing import Recording, sampler_of
 
-from robot_rl.replay import (
-    AnnotationRefused,
-    Capacity,
-    StoreError,
-    StoreReader,
-    StoreWriter,
-    WireError,
-    read_endpoint,
-    row_keys,
-)
-from robot_rl.replay.errors import NotEnoughData
+from robot_rl.replay import AnnotationRefused, NotEnoughData, StoreError
 from robot_rl.replay.messages import ANSWERS, Stored
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import row_keys
+from robot_rl.replay.segments import Capacity
+from robot_rl.replay.store import StoreWriter
+from robot_rl.wire import WireError
+from robot_rl.wire.endpoint import read_endpoint
 from robot_rl.wire.messages import Decoder, Refused
 
 

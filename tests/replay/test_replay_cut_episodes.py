@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from store_writing import Recording, sampler_of
 
-from robot_rl.replay import (
-    ReplayClient,
-    SessionTaken,
-    StoreReader,
-    StoreWriter,
-)
+from robot_rl.replay import SessionTaken
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store import StoreWriter
 
 DISCOUNT = 0.9
 

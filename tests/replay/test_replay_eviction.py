@@ -7,18 +7,14 @@ import pytest
 from store_writing import Recording, numbers, sampler_of
 
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.replay import (
-    Capacity,
-    LinkOptions,
-    ReplayClient,
-    ReplayError,
-    StoreFull,
-    StoreReader,
-    StoreWriter,
-    TableRows,
-)
-from robot_rl.replay.sessions import RowBatch
+from robot_rl.replay import ReplayError, StoreFull
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
+from robot_rl.replay.reader import StoreReader, TableRows
+from robot_rl.replay.records import RowBatch
+from robot_rl.replay.segments import Capacity
 from robot_rl.replay.spool import size_for
+from robot_rl.replay.store import StoreWriter
 
 
 @pytest.fixture

@@ -20,15 +20,13 @@ import pytest
 import zmq
 from fuzzing import GREETING, READY
 
-from robot_rl.replay import (
-    RemoteSampler,
-    ReplayClient,
-    SampleSpec,
-    StoreError,
-    StoreReader,
-    read_endpoint,
-)
+from robot_rl.replay import StoreError
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.server_place import RemoteSampler
 from robot_rl.replay.store import MAXIMUM_TABLES
+from robot_rl.wire.endpoint import read_endpoint
 from robot_rl.wire.keys import add_client, create_keys
 
 SEED = int(os.environ.get("ROBOT_RL_FUZZ_SEED", "1"))

@@ -10,17 +10,12 @@ import pytest
 
 from robot_rl import cli
 from robot_rl.config import compose
-from robot_rl.replay import (
-    AddressRefused,
-    KeysError,
-    KeysRefused,
-    LinkOptions,
-    ReplayClient,
-    ReplayServer,
-    ServerUnreachable,
-    StoreReader,
-    read_endpoint,
-)
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.server import ReplayServer
+from robot_rl.wire import AddressRefused, KeysError, KeysRefused, ServerUnreachable
+from robot_rl.wire.endpoint import read_endpoint
 from robot_rl.wire.keys import CLIENTS, ClientKeys, ServerKeys, add_client, create_keys
 
 FAST = LinkOptions(resend_seconds=0.1)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from store_writing import sampler_of
 
-from robot_rl.replay import StoreReader, row_keys
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import row_keys
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.rewards.wrapper import LateLabels
 

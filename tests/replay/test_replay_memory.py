@@ -11,7 +11,8 @@ import pytest
 from store_writing import sampler_of
 
 from robot_rl.bench.replay import camera_schema, episode_rows, state_schema
-from robot_rl.replay import LinkOptions, ReplayClient
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
 
 MIB = 1 << 20
 

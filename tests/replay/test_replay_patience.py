@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from robot_rl.replay import LinkOptions, ReplayClient, ServerUnreachable
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
+from robot_rl.wire import ServerUnreachable
 
 REQUEST_SECONDS = 0.5
 OPTIONS = LinkOptions(resend_seconds=0.1)

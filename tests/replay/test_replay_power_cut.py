@@ -16,8 +16,11 @@ from spool_writer import ACTOR, camera_schema, metadata, numbered_row, open_clie
 from store_writing import Recording
 
 from robot_rl.data.schema import Row, RowSchema
-from robot_rl.replay import Capacity, ReplayClient, StoreError, StoreReader, StoreWriter
-from robot_rl.replay.segments import Segments
+from robot_rl.replay import StoreError
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.segments import Capacity, Segments
+from robot_rl.replay.store import StoreWriter
 
 SCHEMA = camera_schema()
 

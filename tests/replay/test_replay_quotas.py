@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_writing import Recording, sampler_of
 
-from robot_rl.replay import NotEnoughData, ReplayError, StoreWriter
+from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.replay_sampler import DataKind, Quotas
+from robot_rl.replay.store import StoreWriter
 
 SHARES = st.integers(0, 20).flatmap(lambda d: st.tuples(st.just(d), st.integers(0, 20 - d)))
 

@@ -9,25 +9,18 @@ import numpy as np
 import pytest
 
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import (
-    LinkOptions,
-    NotEnoughData,
-    Prefetcher,
-    RemoteSampler,
-    ReplayClient,
-    ReplayError,
-    ReplaySampler,
-    ReplayServer,
-    SampleSpec,
-    StoreError,
-    StoreReader,
-    StoreReplaced,
-    StoreWriter,
-    TableRows,
-    WireError,
-    row_keys,
-)
+from robot_rl.replay import NotEnoughData, ReplayError, StoreError, StoreReplaced
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.messages import Sample, Sampled
+from robot_rl.replay.reader import StoreReader, TableRows
+from robot_rl.replay.records import row_keys
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sampler import Prefetcher, SampleSpec
+from robot_rl.replay.server import ReplayServer
+from robot_rl.replay.server_place import RemoteSampler
+from robot_rl.replay.store import StoreWriter
+from robot_rl.wire import WireError
 from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
 
 FIELDS = ("state/x", "images/front", "action", "base_action")

@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 from store_writing import Recording
 
-from robot_rl.replay import (
-    NotEnoughData,
-    Prefetcher,
-    ReplayError,
-    ReplaySampler,
-    SampleSpec,
-    StoreError,
-    StoreWriter,
-    TableRows,
-)
+from robot_rl.replay import NotEnoughData, ReplayError, StoreError
+from robot_rl.replay.reader import TableRows
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sampler import Prefetcher, SampleSpec
+from robot_rl.replay.store import StoreWriter
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 DISCOUNT = 0.9

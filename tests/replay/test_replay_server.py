@@ -14,23 +14,21 @@ import pytest
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
-    AddressInUse,
-    AddressRefused,
-    LinkOptions,
-    ReplayClient,
-    ReplayServer,
     RowRefused,
-    ServerUnreachable,
     SessionTaken,
     SpoolFull,
     StoreError,
     StoreFull,
     StoreInUse,
-    StoreReader,
     WeightsRefused,
-    read_endpoint,
 )
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.spool import size_for
+from robot_rl.wire import AddressInUse, AddressRefused, ServerUnreachable
+from robot_rl.wire.endpoint import read_endpoint
 
 FAST = LinkOptions(resend_seconds=0.1)
 

@@ -26,20 +26,14 @@ from spool_writer import (
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import (
-    LinkOptions,
-    ReplayClient,
-    ReplayServer,
-    ServerUnreachable,
-    SessionTaken,
-    SpoolDamaged,
-    SpoolFull,
-    SpoolInUse,
-    StoreReader,
-    StoreReplaced,
-)
+from robot_rl.replay import SessionTaken, SpoolDamaged, SpoolFull, SpoolInUse, StoreReplaced
 from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.spool import size_for
+from robot_rl.wire import ServerUnreachable
 
 HERE = Path(__file__).parent
 SCHEMA = camera_schema()

@@ -8,7 +8,9 @@ import pytest
 from store_writing import sampler_of
 
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.replay import LinkOptions, ReplayClient, StoreReader
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.link import LinkOptions
+from robot_rl.replay.reader import StoreReader
 
 EPISODES = 15
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from store_writing import Recording, sampler_of
 
-from robot_rl.replay import NotEnoughData, ReplayError, StoreReplaced, StoreWriter
+from robot_rl.replay import NotEnoughData, ReplayError, StoreReplaced
+from robot_rl.replay.store import StoreWriter
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.replay import OpenSession, SpoolDamaged, SpoolError, SpoolInUse, SpoolTooSmall
+from robot_rl.replay import SpoolDamaged, SpoolError, SpoolInUse, SpoolTooSmall
+from robot_rl.replay.records import OpenSession
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.spool import EPISODES, Spool, check_size, size_for
 

@@ -8,21 +8,13 @@ import numpy as np
 import pytest
 from store_writing import Recording, numbers, sampler_of
 
-from robot_rl.replay import (
-    Capacity,
-    SessionTaken,
-    StoreError,
-    StoreInUse,
-    StoreReader,
-    StoreWriter,
-    WeightsRecord,
-    row_keys,
-)
+from robot_rl.replay import SessionTaken, StoreError, StoreInUse
 from robot_rl.replay.mailbox import read_weights, write_weights
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import Annotations, RowBatch, WeightsRecord, row_keys
 from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.segments import Segments
-from robot_rl.replay.sessions import RowBatch
+from robot_rl.replay.segments import Capacity, Segments
+from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.transfer import rebuild_catalogue
 
 

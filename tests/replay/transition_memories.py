@@ -29,8 +29,11 @@ from robot_rl.data.schema import (
 from robot_rl.env.controllers import ExpertDecision
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
-from robot_rl.replay import ReplayClient, ReplaySampler, SampleSpec, TableRows
+from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.episode_rows import EpisodeRows
+from robot_rl.replay.reader import TableRows
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sampler import SampleSpec
 
 STATE, IMAGE = "state/x", "images/front"
 SHAPES = {STATE: (1,), IMAGE: (2, 2, 3), "action": (1,), "base_action": (1,)}
