@@ -165,7 +165,7 @@ def _act(
         device = compute_device(config)
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
-        stream = SeedStream.ACTING + opened.number + (number - 1) * _SESSIONS
+        stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
         link = ConsoleLink(run, inbox, number)
         shown = TelemetryEnv(env, operated, link, _episodes_before(run, number))
         seeds = _seeds(int(config.seed), stream, client, shown, stop, finished)
@@ -200,7 +200,7 @@ def _act(
                     if result.interrupted is not None:
                         controller.step -= 1  # the last action has no row, so does not count
                         _note(f"the episode is cut: {result.interrupted}")
-                    result.facts |= {"session": opened.number, **env.episode_facts}
+                    result.facts |= {"session": opened.session, **env.episode_facts}
                     yield controller.run_steps, result
         client.flush(stop=stop)
 

@@ -112,7 +112,7 @@ def test_missing_resource_says_where_it_was_searched(checkout: Path):
         "robot_rl.env",
         "robot_rl.safety",
         "robot_rl.data",
-        "robot_rl.replay",
+        "robot_rl.replay.client, robot_rl.replay.server",
         "policies.registry",
         "robot_rl.run",
         "robot_rl.cli",

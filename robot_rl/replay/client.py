@@ -21,7 +21,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ClientFailed, ReplayError, RowRefused, SpoolFull, messages
 from robot_rl.replay.link import Link, LinkOptions, Request
-from robot_rl.replay.records import OpenSession, RowFacts, RowFlags, WeightsRecord, check_order
+from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import check_protected
@@ -88,7 +88,7 @@ class ReplayClient:
         *,
         owner: str | None = None,
         metadata: Mapping[str, object] | None = None,
-    ) -> OpenSession:
+    ) -> messages.Opened:
         """Begin a session in a table, which is created where absent.
 
         Rows of the session before, also of an earlier process, are sent first.
@@ -99,7 +99,7 @@ class ReplayClient:
             actor: Number of this writer.
             session: Number of the session; None takes the actor's next one. Later sessions of
                 an actor have larger numbers.
-            owner: Token of a session that is to go on, as `OpenSession.owner` gave it.
+            owner: Token of a session that is to go on, as `Opened.owner` gave it.
             metadata: Facts about the recording, kept when the table is created.
 
         Raises:
@@ -112,7 +112,7 @@ class ReplayClient:
         """
         flags = RowFlags.of(schema)
         self.flush(self._request_seconds)
-        before = self._link.session
+        before = self._spool.opened
         opening = messages.Open(
             table=table,
             schema=schema.to_json(),
@@ -120,12 +120,10 @@ class ReplayClient:
             session=session,
             owner=owner or secrets.token_hex(16),
             metadata=_facts(metadata),
-            store=before.store or None if before else None,
+            store=None if before is None else before.store,
         )
-        self.ask(opening, messages.Opened)
+        opened, _ = self.ask(opening, messages.Opened)
         self._schema, self._flags = schema, flags
-        opened = self._link.session
-        assert opened is not None
         self._in_episode, self._ended = opened.in_episode, opened.ended
         return opened
 

@@ -25,7 +25,6 @@ from robot_rl.replay import (
     error_from_wire,
     messages,
 )
-from robot_rl.replay.records import OpenSession
 from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint
@@ -101,7 +100,6 @@ class Link:
     Attributes:
         condition: Guards what callers and thread share; notified on every change that a caller may
             wait for.
-        session: Whose rows these are; None before the first session.
         failure: What ended the thread.
         problem: Why rows are not getting through at the moment.
         closing: Whether the thread is to end.
@@ -114,7 +112,7 @@ class Link:
         self._address, self._options, self._keys = address, options, keys
         self.condition = threading.Condition()
         self.spool = spool
-        self.session = self._left_over = spool.left
+        self._left_over = spool.left
         self.failure: BaseException | None = None
         self.problem: RobotRLError | None = None
         self.closing = False
@@ -271,7 +269,7 @@ class Link:
             if isinstance(message, Refused):
                 self._on_refused(message)
             elif isinstance(message, messages.Acknowledged):
-                if self.session is not None and _is_about(message, self.session):
+                if self.spool.opened is not None and message.place == self.spool.opened.place:
                     self._acknowledge(message.next)
             elif message.request == RESYNC:
                 self._on_resync(message)
@@ -305,27 +303,16 @@ class Link:
 
     def _adopt(self, message: messages.Opened, opening: Message) -> None:
         """Make a session that a caller has opened the current one."""
-        session = OpenSession(
-            message.table,
-            message.actor,
-            message.session,
-            message.owner,
-            message.next,
-            message.in_episode,
-            message.ended,
-            msgspec.structs.asdict(opening),
-            message.store,
-        )
-        self.spool.begin(session)
-        self.session = session
-        self._sent = session.next_sequence
+        assert isinstance(opening, messages.Open)
+        self.spool.begin(opening, message)
+        self._sent = message.next_sequence
         self._synced, self._resync_sent_at = True, None
 
     def _on_resync(self, message: messages.Opened) -> None:
-        following, session = message.next, self.session
+        following, session = message.next_sequence, self.spool.opened
         if session is None or message.owner != session.owner:
             return  # about the session before, which was the current one when this was asked
-        if not _is_about(message, session):
+        if message.place != session.place:
             raise StoreError(
                 "the server keeps the session under another key: it serves another store",
                 hint="start the server on the store that it served before",
@@ -384,22 +371,20 @@ class Link:
                 self._settle(number, error)
 
     def _send_rows(self) -> None:
-        session, now = self.session, time.monotonic()
-        if session is None or self._context is None or now < self._pause_until:
+        opening, opened, now = self.spool.opening, self.spool.opened, time.monotonic()
+        if opening is None or opened is None or self._context is None or now < self._pause_until:
             return
         if self._synced:
-            while self._sent_batch(session):
+            while self._sent_batch(opened):
                 pass
         elif self._resync_sent_at is None:
             self._resync_sent_at = now
-            opening = msgspec.convert(session.header, messages.Open)
-            store = session.store or None
             again = msgspec.structs.replace(
-                opening, request=RESYNC, session=session.number, store=store
+                opening, request=RESYNC, session=opened.session, store=opened.store
             )
             self._send(encode(again))
 
-    def _sent_batch(self, session: OpenSession) -> bool:
+    def _sent_batch(self, session: messages.Opened) -> bool:
         options, spool = self._options, self.spool
         with self.condition:
             on_their_way = self._sent - spool.first
@@ -432,10 +417,6 @@ class Link:
                 return True
             outstanding = self._synced and self._sent > self.spool.first
         return outstanding and now > self._heard_at + self._patience
-
-
-def _is_about(message: messages.InSession, session: OpenSession) -> bool:
-    return message.place == (session.table, session.actor, session.number)
 
 
 def _why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | None:

@@ -19,7 +19,6 @@ from robot_rl.replay.records import (
     ROW_KEY_DTYPE,
     TABLE_LIMIT,
     Annotations,
-    OpenSession,
     SessionKey,
     WeightsRecord,
 )
@@ -73,11 +72,19 @@ class InSession(Numbered):
 
 
 class Opened(InSession):
-    """Where the session stands."""
+    """Where the session that a client writes stands.
+
+    Attributes:
+        owner: Token with which it can be gone on with.
+        store: Identity of the store that it is in.
+        next_sequence: Rows that it had when it was opened.
+        in_episode: Whether an episode was open then.
+        ended: Whether only that episode's row with ``is_last`` was missing.
+    """
 
     owner: Name
     store: Name
-    next: Natural
+    next_sequence: Natural
     in_episode: bool
     ended: bool
 
@@ -183,7 +190,7 @@ ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
 
 
 def encode_rows(
-    session: OpenSession, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
+    session: Opened, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
 ) -> list[Frame]:
     """Build an append message from rows that lie one after the other in each of some frames.
 
@@ -197,7 +204,7 @@ def encode_rows(
     message = Append(
         table=session.table,
         actor=session.actor,
-        session=session.number,
+        session=session.session,
         owner=session.owner,
         first=first,
         episodes=cast("dict[int, Facts]", raw),

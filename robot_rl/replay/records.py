@@ -372,38 +372,6 @@ class Session:
 
 
 @dataclass(frozen=True)
-class OpenSession:
-    """The session that a client writes.
-
-    Attributes:
-        table: Number of its table.
-        actor: Number of the actor.
-        number: Number of the session.
-        owner: Token with which it can be gone on with.
-        next_sequence: Rows that it had when it was opened.
-        in_episode: Whether an episode was open then.
-        ended: Whether only that episode's row with ``is_last`` was missing.
-        header: What opens it again after a break.
-        store: Identity of the store that it is in.
-    """
-
-    table: int
-    actor: int
-    number: int
-    owner: str
-    next_sequence: int
-    in_episode: bool
-    ended: bool
-    header: Mapping[str, object]
-    store: str = ""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one of its rows."""
-        return RowSchema.from_json(str(self.header["schema"])).dtype.itemsize
-
-
-@dataclass(frozen=True)
 class RowBatch:
     """Packed rows that one client sends together, with its session's token.
 

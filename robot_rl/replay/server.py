@@ -202,7 +202,7 @@ class ReplayServer:
             session=key[2],
             owner=message.owner,
             store=self._writer.identity,
-            next=state.next_sequence,
+            next_sequence=state.next_sequence,
             in_episode=state.episode is not None,
             ended=state.ended_by is not None,
         )

@@ -15,13 +15,14 @@ import mmap
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
-from robot_rl.data.schema import SchemaMismatch
+from robot_rl.data.schema import RowSchema, SchemaMismatch
 from robot_rl.replay import (
     FileDamaged,
     RowRefused,
@@ -30,7 +31,8 @@ from robot_rl.replay import (
     SpoolInUse,
     SpoolTooSmall,
 )
-from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA, OpenSession
+from robot_rl.replay.messages import Open, Opened
+from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
 from robot_rl.replay.row_file import COUNTERS, RowFile, disk_is_full, is_blank, no_room
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import Frame, json_text
@@ -65,6 +67,8 @@ class Spool:
 
     Attributes:
         place: Where the rows are, for messages.
+        opening: What has opened the session, and opens it again after a break.
+        opened: The session, None before the first one.
         left: The session whose rows an earlier process left here; None without any.
         first: Sequence of the oldest row.
         end: Sequence of the next row.
@@ -79,7 +83,9 @@ class Spool:
     def __init__(self, path: Path | None, size_bytes: int) -> None:
         """Open or make the file, and find what an earlier process left in it."""
         self.place = "memory" if path is None else f"the spool {path}"
-        self.left: OpenSession | None = None
+        self.opening: Open | None = None
+        self.opened: Opened | None = None
+        self.left: Opened | None = None
         self.first = self.end = 0
         self._path, self._size_bytes = path, size_bytes
         self._unmap()
@@ -93,7 +99,7 @@ class Spool:
             self._release()
             raise
 
-    def begin(self, session: OpenSession) -> None:
+    def begin(self, opening: Open, opened: Opened) -> None:
         """Begin another session; the spool must be empty.
 
         Raises:
@@ -102,10 +108,10 @@ class Spool:
         """
         assert self.first == self.end
         self.left = None
-        row_bytes = session.row_bytes
+        row_bytes = _row_bytes(opening)
         check_size(self._size_bytes, rows=1, row_bytes=row_bytes)
         slots = (self._size_bytes - size_for(0, row_bytes)) // (row_bytes + 4)
-        about = {"spool": asdict(session)}
+        about = {"opening": asdict(opening), "opened": asdict(opened)}
         room = _EPISODE.itemsize * EPISODES + 4 * slots
         self._unmap()
         if self._file is None:
@@ -119,7 +125,8 @@ class Spool:
                 raise self._not_made(error) from error
             header = self._file.header_bytes
             self._take(data, header, header - room, row_bytes, slots)
-        self.first = self.end = session.next_sequence
+        self.opening, self.opened = opening, opened
+        self.first = self.end = opened.next_sequence
         self._counters[_FIRST] = self._counters[_END] = self._counters[_BASE] = self.first
 
     def has_room(self, rows: int, *, begins: bool) -> bool:
@@ -229,9 +236,10 @@ class Spool:
         except FileDamaged as error:
             raise self._damaged(str(error)) from error
         try:
-            session = OpenSession(**self._file.about["spool"])
-            row_bytes = session.row_bytes
-        except (KeyError, TypeError, SchemaMismatch) as error:
+            opening = msgspec.convert(self._file.about["opening"], Open)
+            opened = msgspec.convert(self._file.about["opened"], Opened)
+            row_bytes = _row_bytes(opening)
+        except (KeyError, msgspec.ValidationError, SchemaMismatch) as error:
             raise self._damaged(error) from error
         size = os.fstat(self._file.fileno()).st_size
         slots, rest = divmod(size - self._file.header_bytes, row_bytes)
@@ -259,7 +267,9 @@ class Spool:
                 if _checksum([text]) != entry["checksum"]:
                     raise self._damaged(f"the metadata of the episode at row {entry['sequence']}")
                 self._facts[int(entry["sequence"])] = text
-        self.left = session if self.end > self.first else None
+        if self.end > self.first:
+            self.opening = opening
+            self.left = self.opened = opened
 
     def _damaged(self, what: object) -> SpoolDamaged:
         return SpoolDamaged(
@@ -291,6 +301,10 @@ class Spool:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _row_bytes(opening: Open) -> int:
+    return RowSchema.from_json(opening.schema).dtype.itemsize
 
 
 def size_for(rows: int, row_bytes: int) -> int:

@@ -31,8 +31,9 @@ from robot_rl.replay import NotEnoughData, ReplayError, StoreError, catalogue
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.mailbox import weights_versions
+from robot_rl.replay.messages import Opened
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord, OpenSession, session_keys
+from robot_rl.replay.records import EpisodeRecord, session_keys
 from robot_rl.replay.segments import Segments, lock_store
 from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import ServerUnreachable
@@ -173,7 +174,7 @@ def import_episodes(
     done = Imported()
     schema = source.schema.without_annotations
     following = 0
-    opened: OpenSession | None = None
+    opened: Opened | None = None
     for episode in source.episodes():
         if opened is None:
             token = _token(source, episode)
@@ -188,8 +189,7 @@ def import_episodes(
         done.episodes += 1
         done.new_episodes += there == 0
         done.new_rows += len(episode.rows) - there
-        key = (opened.table, opened.actor, opened.number)
-        keys = session_keys(key, following, len(episode.rows))
+        keys = session_keys(opened.place, following, len(episode.rows))
         for column in source.schema.annotations:
             name = f"{ANNOTATION}{column.name}"
             valid, versions = episode.rows[f"{name}/valid"], episode.rows[f"{name}/version"]
@@ -256,15 +256,15 @@ class ReplayedEpisode:
         self,
         client: ReplayClient,
         store: Path,
-        opened: OpenSession,
+        opened: Opened,
         schema: RowSchema,
         records: Sequence[Mapping[str, Any]],
     ) -> None:
         self._client, self._schema = client, schema
-        lengths = [int(r["length"]) for r in records if r["session"] == opened.number]
+        lengths = [int(r["length"]) for r in records if r["session"] == opened.session]
         self.finished = len(lengths)
         self._next = sum(length + 1 for length in lengths if length)
-        place, expected = (opened.table, opened.actor, opened.number), opened.next_sequence
+        place, expected = opened.place, opened.next_sequence
         with StoreReader(store) as reader:
             found = [
                 episode

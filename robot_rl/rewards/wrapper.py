@@ -24,7 +24,8 @@ from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import AnnotationRefused, StoreFull
-from robot_rl.replay.records import ROW_KEY_DTYPE, OpenSession
+from robot_rl.replay.messages import Opened
+from robot_rl.replay.records import session_keys
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardSource, check_observed
@@ -181,7 +182,7 @@ class LateLabels:
     """
 
     def __init__(
-        self, place: ServerPlace, table: str, session: OpenSession, note: Callable[[str], None]
+        self, place: ServerPlace, table: str, session: Opened, note: Callable[[str], None]
     ) -> None:
         self._place, self._table, self._session, self._note = place, table, session, note
         self._first = self._last = session.next_sequence
@@ -194,10 +195,7 @@ class LateLabels:
 
     def tell(self, success: bool) -> None:
         """Take what somebody says of the last episode; never waits."""
-        keys = np.empty(self._last + 1 - self._first, ROW_KEY_DTYPE)
-        keys["table"], keys["actor"] = self._session.table, self._session.actor
-        keys["session"] = self._session.number
-        keys["sequence"] = np.arange(self._first, self._last + 1)
+        keys = session_keys(self._session.place, self._first, self._last + 1 - self._first)
         thread = threading.Thread(
             target=self._store, args=(keys, success), name="late-label", daemon=True
         )

@@ -224,7 +224,7 @@ def _opened(client: ReplayClient, schema: RowSchema, actor: int) -> int:
     """Open a session, waiting for a server that is being killed all the time."""
     while True:
         with contextlib.suppress(RobotRLError):
-            return client.open_session(TABLE, schema, actor).number
+            return client.open_session(TABLE, schema, actor).session
 
 
 def _read(folder: Path, store: Path) -> None:

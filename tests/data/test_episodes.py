@@ -248,7 +248,8 @@ def test_lost_episode_ends_are_not_taken_for_an_empty_dataset(path):
 
 
 def test_the_module_loads_no_torch():
-    code = "import sys, robot_rl.data.episodes, robot_rl.replay.replay_sampler; print('torch' in sys.modules)"
+    modules = "sys, robot_rl.data.episodes, robot_rl.replay.replay_sampler"
+    code = f"import {modules}; print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -44,7 +44,7 @@ def attack(address, seed, seconds, schema, session, rows, keys):
     place = {name: getattr(session, name) for name in ("table", "actor", "owner")}
     facts = {
         "schema": schema.to_json(),
-        "honest": {**place, "session": session.number},
+        "honest": {**place, "session": session.session},
         "rows": rows,
         "keys": None if keys is None else str(keys),
     }
@@ -189,7 +189,7 @@ def test_tables_are_limited(client, schema):
         client.open_session(f"table{number}", schema)
     with pytest.raises(StoreError, match="as many tables as it may"):
         client.open_session("one more", schema)
-    assert client.open_session("table0", schema).number == 1
+    assert client.open_session("table0", schema).session == 1
 
 
 def test_the_log_does_not_grow_with_what_is_wrong(tmp_path, start_server, schema, capfd):

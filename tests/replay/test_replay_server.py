@@ -141,7 +141,7 @@ def test_an_actor_restarted_in_the_middle_of_an_episode_begins_a_new_session(
     sessions = []
     for _ in range(3):
         with ReplayClient(server.store) as client:
-            sessions.append(client.open_session("reach", schema, actor=7).number)
+            sessions.append(client.open_session("reach", schema, actor=7).session)
             for row in make_episode(5)[:4]:
                 client.append(row)
                 sent.append(schema.pack(row))
@@ -157,9 +157,9 @@ def test_a_session_goes_on_only_for_its_owner(server, schema, make_episode):
             client.append(row)
     with ReplayClient(server.store) as client:
         with pytest.raises(SessionTaken, match="another writer"):
-            client.open_session("reach", schema, actor=1, session=opened.number)
+            client.open_session("reach", schema, actor=1, session=opened.session)
         again = client.open_session(
-            "reach", schema, actor=1, session=opened.number, owner=opened.owner
+            "reach", schema, actor=1, session=opened.session, owner=opened.owner
         )
         assert (again.next_sequence, again.in_episode) == (4, False)
         assert client.append(make_episode(1)[0]) == 4

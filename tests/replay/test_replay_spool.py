@@ -152,20 +152,20 @@ def test_rows_of_an_actor_whose_server_was_dead_are_sent_by_the_next_one(start_s
     starting.start()
     opened = client.open_session("reach", SCHEMA, ACTOR)
     starting.join()
-    assert opened.number == first.session + 1
+    assert opened.session == first.session + 1
     for sequence in range(ROWS):
         client.append(
-            numbered_row(SCHEMA, opened.number, sequence), metadata(opened.number, sequence)
+            numbered_row(SCHEMA, opened.session, sequence), metadata(opened.session, sequence)
         )
     client.close()
-    check_rows(server.store, {first.session: first.rows, opened.number: ROWS})
+    check_rows(server.store, {first.session: first.rows, opened.session: ROWS})
 
 
 def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool):
     server = start_server()
     size = size_for(3 * ROWS + 1, SCHEMA.dtype.itemsize)
     client = ReplayClient(server.store, spool_path=spool, spool_bytes=size, options=OPTIONS)
-    session = client.open_session("reach", SCHEMA, ACTOR).number
+    session = client.open_session("reach", SCHEMA, ACTOR).session
     server.kill()
     for count in range(3 * ROWS):
         assert client.has_room(ROWS - count % ROWS)
@@ -210,7 +210,7 @@ def left_behind(server, spool, before=0, rows=4):
         client.append(numbered_row(SCHEMA, 0, sequence), metadata(0, sequence))
     with pytest.raises(ServerUnreachable):
         client.close(0.1)
-    return opened.number
+    return opened.session
 
 
 def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, spool):
@@ -225,7 +225,7 @@ def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, s
         request_seconds=1.0,
         options=slow,
     ) as client:
-        assert client.open_session("reach", SCHEMA, ACTOR).number == number + 1
+        assert client.open_session("reach", SCHEMA, ACTOR).session == number + 1
     check_rows(server.store, {number: 60})
 
 
@@ -273,7 +273,7 @@ def test_an_empty_store_in_place_of_another_gets_nothing_and_the_rows_wait_for_t
     server = start_server()
     identity, former = identity_of(server.store), tmp_path / "former"
     client = open_client(server.store, spool)
-    number = client.open_session("reach", SCHEMA, ACTOR).number
+    number = client.open_session("reach", SCHEMA, ACTOR).session
     server.kill()
     for sequence in range(4):  # the server knows of none of them
         client.append(numbered_row(SCHEMA, number, sequence), metadata(number, sequence))

@@ -22,7 +22,7 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     server, client, schema, make_episode
 ):
     session = client.open_session("reach", schema)
-    place = {"table": session.table, "actor": 0, "session": session.number, "owner": session.owner}
+    place = {"table": session.table, "actor": 0, "session": session.session, "owner": session.owner}
     row = schema.pack(make_episode(1)[0])
     at = schema.dtype.fields["is_last"][1]
     not_a_bool = row[:at] + b"\2" + row[at + 1 :]
@@ -105,7 +105,7 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
 
 def test_random_bytes_do_not_stop_the_server(server, client, schema, make_episode):
     session = client.open_session("reach", schema)
-    place = {"table": session.table, "actor": 0, "session": session.number, "owner": "nobody"}
+    place = {"table": session.table, "actor": 0, "session": session.session, "owner": "nobody"}
     row = schema.pack(make_episode(1)[0])
     good = build("append", {**place, "first": 0, "episodes": {"0": {}}}, row)
     random_bytes = random.Random(0)

@@ -13,18 +13,27 @@ from hypothesis import strategies as st
 
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import SpoolDamaged, SpoolError, SpoolInUse, SpoolTooSmall
-from robot_rl.replay.records import OpenSession
+from robot_rl.replay.messages import Open, Opened
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.spool import EPISODES, Spool, check_size, size_for
 
 SCHEMA = row_schema("reach", [Field("state/x", "float32", (200,))], ["dx"], 10.0)
 ROW = SCHEMA.dtype.itemsize
 SIZE = size_for(4, ROW)
+OPENING = Open(table="reach", schema=SCHEMA.to_json(), actor=2, owner="token")
 
 
 def session(number=3, next_sequence=0):
-    header = {"table": "reach", "schema": SCHEMA.to_json(), "metadata": {"simulated": True}}
-    return OpenSession(1, 2, number, "token", next_sequence, False, False, header)
+    return Opened(
+        table=1,
+        actor=2,
+        session=number,
+        owner="token",
+        store="store",
+        next_sequence=next_sequence,
+        in_episode=False,
+        ended=False,
+    )
 
 
 def row():
@@ -54,7 +63,7 @@ def open_spool():
     def make(path, size=SIZE, begin=None):
         opened.append(Spool(path, size))
         if begin:
-            opened[-1].begin(begin)
+            opened[-1].begin(OPENING, begin)
         return opened[-1]
 
     yield make
@@ -80,7 +89,7 @@ def test_a_spool_behaves_as_a_list(tmp_path, operations, on_disk, begin):
     path, copy = tmp_path / "model.rows", tmp_path / "copy.rows"
     path.unlink(missing_ok=True)
     spool = Spool(path if on_disk else None, SIZE)
-    spool.begin(session(next_sequence=begin))
+    spool.begin(OPENING, session(next_sequence=begin))
     slots = 0
     while spool.has_room(slots + 1, begins=True):
         slots += 1
@@ -105,7 +114,7 @@ def test_a_spool_behaves_as_a_list(tmp_path, operations, on_disk, begin):
             spool = Spool(path, SIZE)
             assert spool.left == (session(next_sequence=begin) if model else None)
             if not model:
-                spool.begin(session(next_sequence=first))
+                spool.begin(OPENING, session(next_sequence=first))
                 begin = first
         assert (spool.first, spool.end) == (first, first + len(model))
         assert contents(spool) == model
@@ -184,7 +193,7 @@ def test_a_kill_while_a_session_begins_leaves_an_empty_spool(path, open_spool, t
     spool.push([row()], b"")
     spool.acknowledge(1)
     before = path.read_bytes()
-    spool.begin(session(4))
+    spool.begin(OPENING, session(4))
     after = path.read_bytes()
     # The magic goes first and comes last, so that what is between is a file to be made.
     for left in (bytes(8) + before[8:], bytes(8) + after[8:], bytes(8) + after[8:99] + bytes(SIZE)):
@@ -256,7 +265,7 @@ def test_another_size_counts_once_the_rows_are_gone(path, open_spool):
     smaller = open_spool(path, size=SIZE)
     assert contents(smaller) == [(content, b"")]
     smaller.acknowledge(1)
-    smaller.begin(session())
+    smaller.begin(OPENING, session())
     assert path.stat().st_size < large
 
 
@@ -316,10 +325,10 @@ def test_a_full_disk_is_found_at_the_start_and_not_in_the_loop(small_disk):
     path = disk / "actor-1.rows"
     large = Spool(path, 16 << 20)
     with pytest.raises(SpoolError, match=r"disk is full.*actor-1\.rows.*got: \d+ bytes.*16777216"):
-        large.begin(session())
+        large.begin(OPENING, session())
     large.close()
     spool = Spool(path, 4 << 20)
-    spool.begin(session())
+    spool.begin(OPENING, session())
     with (disk / "filling").open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
