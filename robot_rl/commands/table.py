@@ -142,7 +142,7 @@ COMMANDS: dict[str, Command] = {
         run_key="run",
         default_run="latest",
         keys="replay replay.address replay.keys replay.fsync"
-        " replay.capacity_rows replay.capacity_bytes run runs_directory",
+        " replay.capacity_rows run runs_directory",
     ),
     "actor": Command(
         "robot_rl.actor:run",

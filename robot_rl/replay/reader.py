@@ -220,7 +220,7 @@ class TableRows:
         raise StoreError(
             "rows are evicted faster than they can be read",
             got=f"eviction during each of {_TRIES} looks",
-            hint="let more rows stay: a larger replay.capacity_rows or replay.capacity_bytes",
+            hint="let more rows stay: a larger replay.capacity_rows",
         )
 
     def gone(self) -> list[tuple[int, int]]:

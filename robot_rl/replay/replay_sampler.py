@@ -157,7 +157,7 @@ class Quotas:
                     "there is nothing to sample from",
                     got={k.name.lower(): count for k, count in available.items()},
                     expected=f"data of kind {kind.name.lower()}, or of one that replaces it",
-                    hint="if it was evicted, raise replay.capacity_rows or capacity_bytes",
+                    hint="if it was evicted, raise replay.capacity_rows",
                 )
             kinds = np.where(wanted, np.uint8(usable[0]), kinds)
         return kinds

@@ -23,12 +23,7 @@ from typing import IO, Any
 import numpy.typing as npt
 
 from robot_rl.processes.files import flush_to_disk, locked
-from robot_rl.replay import (
-    NotEnoughData,
-    ReplayError,
-    StoreError,
-    StoreInUse,
-)
+from robot_rl.replay import NotEnoughData, StoreError, StoreInUse
 from robot_rl.replay.records import EpisodeRecord, SessionKey
 from robot_rl.replay.row_file import RowFile
 
@@ -36,35 +31,6 @@ SEGMENT_BYTES = 256 << 20
 # A segment takes at most so much of the capacity: by so much less may be kept.
 _CAPACITY_PARTS = 16
 _NAME = re.compile(r"t(\d+)-a(\d+)-s(\d+)-(\d+)\.rows")
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """How much a store keeps; None stands for no limit.
-
-    When it holds more, its oldest segments go, whole; those of demonstrations never, nor one in
-    which an episode is open.
-
-    Attributes:
-        rows: Most rows, of all tables together.
-        bytes: Most bytes of them.
-
-    Raises:
-        ReplayError: A number is out of range.
-    """
-
-    rows: int | None = None
-    bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("capacity_rows", self.rows), ("capacity_bytes", self.bytes)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ReplayError(
-                    f"{name} is out of range", got=value, expected="a whole number >= 1, or null"
-                )
-
-
-NO_LIMIT = Capacity()
 
 
 @dataclass(frozen=True, order=True)
@@ -181,7 +147,7 @@ def _not_there(path: Path) -> NotEnoughData:
     return NotEnoughData(
         "rows that were asked for are not in the store any more",
         got=f"no {path.name}",
-        hint="they were evicted, and a larger replay.capacity_rows or capacity_bytes keeps more; or"
+        hint="they were evicted, and a larger replay.capacity_rows keeps more; or"
         " they are damaged: robot-rl inspect STORE counts both",
     )
 
@@ -215,13 +181,12 @@ class WrittenSegment:
         """Sequence behind its last row."""
         return self.segment.first + self.rows
 
-    def is_full(self, begins: EpisodeRecord, capacity: Capacity) -> bool:
+    def is_full(self, begins: EpisodeRecord, capacity_rows: int) -> bool:
         """Whether an episode must begin a further segment."""
-        most_bytes = min(SEGMENT_BYTES, (capacity.bytes or 1 << 62) // _CAPACITY_PARTS)
         return (
             self.of_demonstrations != begins.is_demonstration
-            or self.rows * self.row_bytes >= most_bytes
-            or self.rows >= (capacity.rows or 1 << 62) // _CAPACITY_PARTS
+            or self.rows * self.row_bytes >= SEGMENT_BYTES
+            or self.rows >= capacity_rows // _CAPACITY_PARTS
         )
 
     def append(

@@ -24,7 +24,6 @@ from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay import ReplayError, StoreError, StoreFull, StoreReplaced, messages
 from robot_rl.replay.mailbox import read_weights, write_weights
 from robot_rl.replay.records import RowBatch, SessionKey, WeightsRecord
-from robot_rl.replay.segments import NO_LIMIT, Capacity
 from robot_rl.replay.server_place import Sampling
 from robot_rl.replay.store import Fsync, StoreWriter
 from robot_rl.run import RunDirectory
@@ -73,7 +72,7 @@ class ReplayServer:
         fsync: ``"none"``: acknowledged rows survive kill -9 of any process. ``"group"``: they
             survive a power cut too.
         message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
-        capacity: How much is kept before the oldest episodes are evicted.
+        capacity_rows: See `StoreWriter`.
 
     Attributes:
         address: Where a client on this machine reaches it, with the port it really got.
@@ -95,7 +94,7 @@ class ReplayServer:
         keys: Path | None = None,
         fsync: Fsync = "none",
         message_bytes: int = DEFAULT_PAYLOAD_BYTES,
-        capacity: Capacity = NO_LIMIT,
+        capacity_rows: int | None = None,
     ) -> None:
         """Open the store and listen; see the class."""
         check_protected(address, keys=keys is not None)
@@ -104,7 +103,7 @@ class ReplayServer:
         self.path = path
         self._durable = fsync == "group"
         with ExitStack() as opened:
-            self._writer = StoreWriter(path, fsync=fsync, capacity=capacity)
+            self._writer = StoreWriter(path, fsync=fsync, capacity_rows=capacity_rows)
             opened.callback(self._writer.close)
             self._sampling = Sampling(path, message_bytes)
             opened.callback(self._sampling.close)
@@ -342,7 +341,7 @@ def run(config: DictConfig) -> None:
             keys=Path(settings["keys"]) if settings["keys"] else None,
             fsync=settings.fsync,
             message_bytes=int(settings.message_bytes),
-            capacity=Capacity(settings.get("capacity_rows"), settings.get("capacity_bytes")),
+            capacity_rows=settings.get("capacity_rows"),
         )
         protection = "whoever has a key" if settings["keys"] else "this machine only"
         print(f"replay: serving {directory.store} at {server.address} to {protection}", flush=True)

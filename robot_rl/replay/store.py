@@ -26,6 +26,7 @@ from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import (
     AnnotationRefused,
+    ReplayError,
     RowRefused,
     SequenceGap,
     SessionTaken,
@@ -43,8 +44,6 @@ from robot_rl.replay.records import (
 )
 from robot_rl.replay.row_file import write_error
 from robot_rl.replay.segments import (
-    NO_LIMIT,
-    Capacity,
     Segment,
     WrittenSegment,
     lock_store,
@@ -53,6 +52,7 @@ from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
 MAXIMUM_TABLES = 256
+NO_LIMIT = 1 << 62
 
 
 class StoreWriter:
@@ -61,18 +61,27 @@ class StoreWriter:
     Args:
         path: Folder; created where absent.
         fsync: ``"none"`` does not wait for the disk, ``"group"`` does.
-        capacity: How much is kept before the oldest segments are evicted.
+        capacity_rows: Most rows, of all tables together; beyond it the oldest segments are evicted.
+            Those of demonstrations never are, nor one in which an episode is open.
 
     Attributes:
         identity: Name of this store and its copies, made up when it was created.
 
     Raises:
+        ReplayError: The capacity is out of range.
         StoreInUse: Another process writes this store.
         StoreError: The folder cannot be opened; says what is wrong.
     """
 
-    def __init__(self, path: Path, *, fsync: Fsync = "none", capacity: Capacity = NO_LIMIT) -> None:
-        self.path, self._capacity, self._durable = path, capacity, fsync == "group"
+    def __init__(
+        self, path: Path, *, fsync: Fsync = "none", capacity_rows: int | None = None
+    ) -> None:
+        if capacity_rows is not None and (type(capacity_rows) is not int or capacity_rows < 1):
+            raise ReplayError(
+                "capacity_rows is out of range", got=capacity_rows, expected="a whole number >= 1"
+            )
+        self._capacity = capacity_rows or NO_LIMIT
+        self.path, self._durable = path, fsync == "group"
         self._failure: StoreError | None = None
         self._unsynced: list[WrittenSegment] = []
         with ExitStack() as opened:
@@ -268,7 +277,7 @@ class StoreWriter:
         table = state.tables[key[0]]
         facts = [table.flags.read(row) for row in rows]
         after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
-        state.check_capacity(self._capacity, next(iter(episodes.values())), len(rows))
+        self._check_capacity(next(iter(episodes.values())), len(rows))
         at = before.next_sequence
         begins = {e.first_sequence - at: e for e in episodes.values() if e.first_sequence >= at}
         done, failure = self._put(key, rows, begins)
@@ -284,6 +293,17 @@ class StoreWriter:
         state.next_episode = max([state.next_episode - 1, *episodes]) + 1
         if failure is not None:
             raise write_error(failure, self.path) from failure
+
+    def _check_capacity(self, first: EpisodeRecord, rows: int) -> None:
+        """Check that eviction can make room for rows, the first of which are of an episode."""
+        new, there = rows if first.is_demonstration else 0, self._state.rows("demonstration_rows")
+        if there + new > self._capacity or (not new and there >= self._capacity):
+            raise StoreFull(
+                "demonstrations alone fill the store's capacity, and they are never evicted",
+                got=there + new,
+                expected=f"fewer than replay.capacity_rows={self._capacity}",
+                hint="restart the replay server with a larger one",
+            )
 
     def _put(
         self, key: SessionKey, rows: Sequence[memoryview], begins: Mapping[int, EpisodeRecord]

@@ -17,7 +17,7 @@ from robot_rl.replay import FileDamaged, RowRefused, StoreError, StoreFull
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import is_blank
-from robot_rl.replay.segments import NO_LIMIT, Capacity, Segment, Segments, WrittenSegment
+from robot_rl.replay.segments import Segment, Segments, WrittenSegment
 
 
 @dataclass
@@ -101,49 +101,16 @@ class StoreState:
             },
         }
 
-    def _size(self, kind: str) -> tuple[int, int]:
-        """Return how many rows of a kind there are in all tables, and their bytes."""
-        rows = {number: self.stored(number)[kind] for number in self.tables}
-        return sum(rows.values()), sum(n * self.tables[t].row_bytes for t, n in rows.items())
+    def rows(self, kind: str) -> int:
+        """Return how many rows of a kind there are in all tables."""
+        return sum(self.stored(number)[kind] for number in self.tables)
 
-    def check_capacity(self, capacity: Capacity, first: EpisodeRecord, rows: int) -> None:
-        """Check that eviction can make room for rows, the first of which are of an episode.
+    def evict(self, capacity_rows: int, touched: Sequence[EpisodeRecord]) -> None:
+        """Let the oldest segments go until there are no more rows than there may be.
 
-        Raises:
-            StoreFull: Demonstrations alone fill the capacity.
+        Those of demonstrations stay, and those with an open episode or one that was just touched.
         """
-        if capacity == NO_LIMIT:
-            return
-        new = rows if first.is_demonstration else 0
-        there_rows, there_bytes = self._size("demonstration_rows")
-        for name, limit, there, more in (
-            ("capacity_rows", capacity.rows, there_rows, new),
-            (
-                "capacity_bytes",
-                capacity.bytes,
-                there_bytes,
-                new * self.tables[first.table].row_bytes,
-            ),
-        ):
-            if limit is not None and (there + more > limit or (not more and there >= limit)):
-                raise StoreFull(
-                    "demonstrations alone fill the store's capacity, and they are never evicted",
-                    got=there + more,
-                    expected=f"fewer than replay.{name}={limit}",
-                    hint=f"restart the replay server with a larger {name}",
-                )
-
-    def evict(self, capacity: Capacity, touched: Sequence[EpisodeRecord]) -> None:
-        """Let the oldest segments go until the store holds no more than it may.
-
-        Args:
-            capacity: What it may hold.
-            touched: Episodes that stay, like those that are open.
-        """
-        while capacity != NO_LIMIT:
-            rows, size = self._size("rows")
-            if rows <= (capacity.rows or rows) and size <= (capacity.bytes or size):
-                return
+        while self.rows("rows") > capacity_rows:
             still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
             kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
             candidates = [

@@ -184,8 +184,8 @@ def test_a_port_in_use(capsys):
 
 
 def test_a_capacity_that_is_none(capsys):
-    assert cli.main(["replay", "replay.capacity_bytes=0"]) == 2
-    assert "capacity_bytes is out of range" in capsys.readouterr().err
+    assert cli.main(["replay", "replay.capacity_rows=0"]) == 2
+    assert "capacity_rows is out of range" in capsys.readouterr().err
 
 
 def test_cloning_again_under_a_policy_that_learned_is_refused(capsys):

@@ -14,13 +14,11 @@ START_SECONDS = 120  # a busy machine may take long to import everything
 SERVE = """
 import json, sys
 from pathlib import Path
-from robot_rl.replay.segments import Capacity
 from robot_rl.replay.server import serve
 path, address, options = sys.argv[1:]
 options = json.loads(options)
 if options["keys"]:
     options["keys"] = Path(options["keys"])
-options["capacity"] = Capacity(**options["capacity"])
 serve(Path(path), address, **options)
 """
 
@@ -34,18 +32,15 @@ class ServerProcess:
         fsync: str = "none",
         address: str = "tcp://127.0.0.1:0",
         keys: Path | None = None,
-        capacity: dict[str, int] | None = None,
         **options: object,
     ) -> None:
         self.store, self.fsync = store, fsync
         self.address, self.keys, self.options = address, keys, options
-        self.capacity = capacity or {}
         self.start()
 
     def start(self, wait: bool = True) -> None:
         options = {"fsync": self.fsync, **self.options}
         options["keys"] = None if self.keys is None else str(self.keys)
-        options["capacity"] = self.capacity
         command = [sys.executable, "-c", SERVE, str(self.store), self.address, json.dumps(options)]
         self.process = subprocess.Popen(command)
         if wait:

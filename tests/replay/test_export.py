@@ -163,7 +163,7 @@ def test_a_cut_episode_ends_at_its_last_stored_observation(
 
 
 def test_an_episode_that_is_evicted_meanwhile_is_left_out(start_server, schema, make_episode):
-    server = start_server(capacity={"rows": 12})
+    server = start_server(capacity_rows=12)
     with ReplayClient(server.store) as client:
         client.open_session("reach", schema)
         for seed in range(3):
@@ -238,7 +238,7 @@ def test_inspect_says_what_a_live_store_holds(client, server, schema, make_episo
 
 
 def test_inspect_tells_damage_from_eviction(start_server, schema, make_episode, capsys):
-    server = start_server(capacity={"rows": 15})
+    server = start_server(capacity_rows=15)
     with ReplayClient(server.store) as client:
         client.open_session("reach", schema)
         for seed in range(4):

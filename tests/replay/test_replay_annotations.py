@@ -10,7 +10,6 @@ from robot_rl.replay import AnnotationRefused, NotEnoughData, StoreError
 from robot_rl.replay.messages import ANSWERS, Stored
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import row_keys
-from robot_rl.replay.segments import Capacity
 from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import read_endpoint
@@ -149,7 +148,7 @@ def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
 
 @pytest.fixture
 def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "direct", capacity=Capacity(rows=30))
+    writer = StoreWriter(tmp_path / "direct", capacity_rows=30)
     yield writer
     writer.close()
 

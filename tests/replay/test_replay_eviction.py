@@ -12,7 +12,6 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader, TableRows
 from robot_rl.replay.records import RowBatch
-from robot_rl.replay.segments import Capacity
 from robot_rl.replay.spool import size_for
 from robot_rl.replay.store import StoreWriter
 
@@ -27,10 +26,10 @@ def open_writer(tmp_path):
     """Return a function that opens the store, closing the writer before."""
     writers = []
 
-    def start(rows=None, size=None):
+    def start(rows=None):
         if writers:
             writers.pop().close()
-        writers.append(StoreWriter(tmp_path / "store", capacity=Capacity(rows, size)))
+        writers.append(StoreWriter(tmp_path / "store", capacity_rows=rows))
         return writers[-1]
 
     yield start
@@ -173,10 +172,10 @@ def test_identifiers_are_not_given_twice_though_the_newest_episode_is_gone(
     reader.close()
 
 
-def test_the_files_stay_within_a_capacity_in_bytes(open_writer, make_episode):
+def test_the_files_stay_within_the_capacity(open_writer, make_episode):
     images = row_schema("reach", [Field("images/front", "uint8", (40, 40, 3))], ["dx"], 10.0)
-    size = 3_000_000
-    writer = open_writer(size=size)
+    capacity = 600
+    writer = open_writer(rows=capacity)
     recording = Recording(writer, images)
     for number in range(600):
         row = {f.name: np.zeros(f.shape, f.dtype) for f in images.fields}
@@ -185,26 +184,21 @@ def test_the_files_stay_within_a_capacity_in_bytes(open_writer, make_episode):
         recording.put(rows[: number % 20 + 2])
     totals = writer.statistics()["reach"]
     assert totals["evicted"]["rows"] > 5 * totals["rows"]
-    assert size * 7 / 8 < totals["bytes"] <= size
+    assert capacity * 7 / 8 < totals["rows"] <= capacity
     on_disk = sum(file.stat().st_size for file in (writer.path / "rows").iterdir())
-    assert on_disk < 1.1 * size
+    assert on_disk < 1.1 * totals["bytes"]
 
 
-def test_impossible_capacities_are_refused():
-    for capacity, message in (
-        ({"rows": 0}, "capacity_rows is out of range"),
-        ({"bytes": -1}, "capacity_bytes is out of range"),
-        ({"rows": 1e6}, r"got: 1000000\.0; expected: a whole number"),
-    ):
-        with pytest.raises(ReplayError, match=message):
-            Capacity(**capacity)
+@pytest.mark.parametrize("capacity", [0, -1, 1e6])
+def test_impossible_capacities_are_refused(tmp_path, capacity):
+    with pytest.raises(ReplayError, match=rf"capacity_rows is out of range.*got: {capacity}; exp"):
+        StoreWriter(tmp_path / "store", capacity_rows=capacity)
 
 
-@pytest.mark.parametrize("limit", ["rows", "size"])
 def test_demonstrations_that_fill_the_capacity_are_an_error_that_says_so(
-    open_writer, schema, make_episode, limit
+    open_writer, schema, make_episode
 ):
-    writer = open_writer(**{limit: 50 if limit == "rows" else 50 * schema.dtype.itemsize})
+    writer = open_writer(rows=50)
     demonstrations, online = Recording(writer, schema, 0), Recording(writer, schema, 1)
     refused = None
     while refused is None:
@@ -352,7 +346,7 @@ def test_a_file_that_goes_while_it_is_looked_at(
 def test_kills_during_eviction_leave_whole_episodes_in_order(
     start_server, schema, make_episode, tmp_path
 ):
-    server = start_server(capacity={"rows": 200})
+    server = start_server(capacity_rows=200)
     sent = []
     with ReplayClient(
         server.store,
@@ -381,6 +375,6 @@ def test_kills_during_eviction_leave_whole_episodes_in_order(
     assert held == sent[-len(held) :]
     assert 200 - 45 <= totals["rows"] == sum(length for _, length in held) <= 200
     server.stop()
-    writer = StoreWriter(server.store, capacity=Capacity(rows=200))
+    writer = StoreWriter(server.store, capacity_rows=200)
     assert stored_rows(writer) == totals["rows"]
     writer.close()

@@ -47,7 +47,7 @@ def learn(store, fields, capacity, orders, answers):
 )
 def test_memory_is_flat(start_server, kind, rows, capacity):
     schema = state_schema() if kind == "state" else camera_schema()
-    server = start_server(capacity={"rows": capacity})
+    server = start_server(capacity_rows=capacity)
     context = multiprocessing.get_context("spawn")
     orders, answers = context.Queue(), context.Queue()
     fields = [*schema.observation_names, "action"]

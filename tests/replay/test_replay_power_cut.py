@@ -19,7 +19,7 @@ from robot_rl.data.schema import Row, RowSchema
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.segments import Capacity, Segments
+from robot_rl.replay.segments import Segments
 from robot_rl.replay.store import StoreWriter
 
 SCHEMA = camera_schema()
@@ -76,7 +76,7 @@ def test_all_segments_of_a_commit_are_on_the_disk_when_it_is_acknowledged(
     make_episode: Callable[..., list[Row]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    writer = StoreWriter(tmp_path / "store", fsync="group", capacity=Capacity(rows=80))
+    writer = StoreWriter(tmp_path / "store", fsync="group", capacity_rows=80)
     recording = Recording(writer, schema)
     wait = os.fdatasync
     on_disk: dict[int, int] = {}
@@ -99,7 +99,7 @@ def test_nothing_is_accepted_once_the_disk_failed_on_a_full_segment(
     make_episode: Callable[..., list[Row]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    writer = StoreWriter(tmp_path / "store", fsync="group", capacity=Capacity(rows=80))
+    writer = StoreWriter(tmp_path / "store", fsync="group", capacity_rows=80)
     recording = Recording(writer, schema)
     rows = [row for steps in (4, 4) for row in make_episode(steps)]
     wait = os.fdatasync

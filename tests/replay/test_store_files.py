@@ -13,7 +13,7 @@ from robot_rl.replay.mailbox import read_weights, write_weights
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, RowBatch, WeightsRecord, row_keys
 from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.segments import Capacity, Segments
+from robot_rl.replay.segments import Segments
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.transfer import rebuild_catalogue
 
@@ -149,7 +149,7 @@ def test_rows_that_are_lost_are_said_and_never_a_crash(store, schema):
 def test_rows_that_are_lost_before_another_file_are_said(
     tmp_path, schema, make_episode, heard, kept
 ):
-    writer = StoreWriter(tmp_path / "store", capacity=Capacity(rows=96))
+    writer = StoreWriter(tmp_path / "store", capacity_rows=96)
     recording = Recording(writer, schema)
     rows = [row for _ in range(3) for row in make_episode(2)]
     recording.put(rows[: kept + 1])
