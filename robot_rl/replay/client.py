@@ -55,6 +55,7 @@ class ReplayClient:
         AddressRefused: No address, or one beyond this machine and no keys.
         KeysError: The keys cannot be read.
         SpoolError: The file cannot be used; see `Spool`.
+        ServerUnreachable: From all calls that wait for an answer, if none comes in time.
     """
 
     def __init__(
@@ -241,9 +242,6 @@ class ReplayClient:
             name: Whose weights.
             newer_than: Version that the caller has.
             wait_seconds: How long to wait for newer ones, at most 60.
-
-        Raises:
-            ServerUnreachable: No answer.
         """
         question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait_seconds)
         held_back = wait_seconds + LARGE_SECONDS
@@ -271,11 +269,7 @@ class ReplayClient:
         )
 
     def statistics(self) -> dict[str, object]:
-        """Return the server's counters and the totals of its tables.
-
-        Raises:
-            ServerUnreachable: No answer.
-        """
+        """Return the server's counters and the totals of its tables."""
         return self.ask(messages.GetStatistics(), messages.Statistics)[0].statistics
 
     def ask(
@@ -361,11 +355,7 @@ class ReplayClient:
             ) from failure
 
     def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
-        """Wait until something is so, the client is closed or time is over; return whether it is.
-
-        Raises:
-            RobotRLError: What ended the link.
-        """
+        """Wait until something is so, or closing or time ends that; return whether it is."""
         link = self._link
         with link.condition:
             if not done():
@@ -427,10 +417,6 @@ class ReplayClient:
 
 
 def _facts(metadata: Mapping[str, object] | None) -> Facts:
-    """Return what the server will read of metadata.
-
-    Raises:
-        WireError: They cannot be sent.
-    """
+    """Return what the server will read of metadata."""
     facts: Facts = msgspec.json.decode(json_text(metadata or {}))
     return facts

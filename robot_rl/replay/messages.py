@@ -192,14 +192,7 @@ ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
 def encode_rows(
     session: Opened, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
 ) -> list[Frame]:
-    """Build an append message from rows that lie one after the other in each of some frames.
-
-    Args:
-        session: Whose rows.
-        first: Sequence of the first.
-        rows: Their bytes.
-        episodes: JSON of the metadata of the episodes that begin, by sequence.
-    """
+    """Build an append message from rows that lie one after the other in each of some frames."""
     raw = {sequence: msgspec.Raw(text) for sequence, text in episodes.items()}
     message = Append(
         table=session.table,
@@ -237,11 +230,7 @@ def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
 def annotate_requests(
     table: str, name: str, version: int, keys: Array, values: Array
 ) -> Iterator[tuple[Annotate, list[Frame]]]:
-    """Yield the requests, of a bounded size, that store annotations; see `ReplayClient.annotate`.
-
-    Raises:
-        AnnotationRefused: The keys are no row keys, or there are not as many values.
-    """
+    """Yield requests of a bounded size that store annotations; see `ReplayClient.annotate`."""
     fits = keys.dtype == ROW_KEY_DTYPE and values.dtype == np.float32
     if not fits or values.shape != keys.shape:
         raise AnnotationRefused(

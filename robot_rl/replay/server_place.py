@@ -69,22 +69,11 @@ class ServerPlace:
         return cls(run.store, settings.connect, keys)
 
     def client(self, **options: Any) -> ReplayClient:
-        """Make a client of the server, with further arguments of `ReplayClient`.
-
-        Raises:
-            AddressRefused: The address is none, or beyond this machine and there are no keys.
-            KeysError: The keys cannot be read.
-        """
+        """Make a client of the server, with further arguments of `ReplayClient`."""
         return ReplayClient(self.address or self.store, keys=self.keys, **options)
 
     def sampler(self, table: str, spec: SampleSpec, rng: np.random.Generator) -> Sampler:
-        """Make a sampler: from the memory map, or over the network.
-
-        Raises:
-            StoreError: No such store or table.
-            ReplayError: Unknown field, or a number out of range.
-            ServerUnreachable: The server on another machine does not answer.
-        """
+        """Make a sampler: from the memory map, or over the network."""
         if self.address is None:
             return ReplaySampler(TableRows(self.store, table), spec, rng)
         client = self.client(request_seconds=_SAMPLING_SECONDS)
@@ -187,11 +176,7 @@ class RemoteSampler(Sampler):
 
 
 def _unpack(payload: Payload, batch: Batch, names: list[str]) -> None:
-    """Copy the payload into arrays that follow one another; an array may span several frames.
-
-    Raises:
-        WireError: The payload has another size.
-    """
+    """Copy the payload into arrays that follow one another; an array may span several frames."""
     frames = iter(payload)
     for name in names:
         target = batch[name].reshape(-1).view(np.uint8).data
@@ -213,10 +198,6 @@ class Sampling:
 
     Of each client the newest request counts.
 
-    Args:
-        store: Folder of the store.
-        message_bytes: Most bytes of one answer.
-
     Attributes:
         ready: Descriptor that is readable when `answers` has something.
         failures: Requests that failed of something else than themselves.
@@ -233,11 +214,7 @@ class Sampling:
         self._thread = ThreadPoolExecutor(1, "replay-sampling")
 
     def submit(self, client: bytes, message: Sample) -> None:
-        """Queue a request.
-
-        Raises:
-            ReplayError: Too many clients wait.
-        """
+        """Queue a request."""
         with self._lock:
             if client not in self._waiting:
                 if len(self._waiting) >= MAXIMUM_WAITING:

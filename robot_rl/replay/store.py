@@ -122,11 +122,7 @@ class StoreWriter:
         return table.info
 
     def schema(self, table: int) -> RowSchema:
-        """Return the schema of a table's rows.
-
-        Raises:
-            StoreError: There is no such table.
-        """
+        """Return the schema of a table's rows."""
         if table not in self._state.tables:
             raise StoreError(
                 "there is no such table", got=table, expected=sorted(self._state.tables)
@@ -176,11 +172,7 @@ class StoreWriter:
         return key
 
     def session(self, key: SessionKey) -> Session:
-        """Return where a begun session stands.
-
-        Raises:
-            SessionTaken: Nobody has begun it.
-        """
+        """Return where a begun session stands."""
         session = self._state.sessions.get(key) or self._closed(key)
         if session is None:
             raise SessionTaken("the session was never opened", got=key)
