@@ -178,8 +178,7 @@ class Catalogue:
 
     def session(self, key: SessionKey) -> list[tuple[str, int]]:
         """Return a session's owner and the sequence behind what was evicted; nothing for none."""
-        where = '"table" = ? AND actor = ? AND session = ?'
-        return self.read(f"SELECT owner, evicted FROM sessions WHERE {where}", *key)
+        return self.read(f"SELECT owner, evicted FROM sessions WHERE {_SESSION}", *key)
 
     def add_session(self, key: SessionKey, owner: str) -> None:
         """Put a session."""
@@ -197,14 +196,11 @@ class Catalogue:
         """Return one episode, None if it is not there any more."""
         return next(iter(self._episodes("identifier = ?", identifier)), None)
 
-    def episodes_of_session(self, key: SessionKey, first: int, end: int) -> list[EpisodeRecord]:
+    def episodes_of_session(
+        self, key: SessionKey, first: int = 0, end: int = 2**63 - 1
+    ) -> list[EpisodeRecord]:
         """Return the episodes of a session that begin in a range of sequences, in order."""
         return self._episodes(f"{_STRETCH} ORDER BY first_sequence", *key, first, end)
-
-    def last_episode(self, key: SessionKey) -> EpisodeRecord | None:
-        """Return the newest episode of a session."""
-        newest = self._episodes(f"{_SESSION} ORDER BY first_sequence DESC LIMIT 1", *key)
-        return newest[0] if newest else None
 
     def next_episode(self) -> int:
         """Return an identifier above those of all episodes that there ever were."""
@@ -241,8 +237,9 @@ class Catalogue:
 
     def annotation_counts(self, table: int) -> dict[str, int]:
         """Return the values ever written of each annotation of a table, by its name."""
-        where = '"table" = ?'
-        return dict(self.read(f"SELECT name, written FROM annotation_names WHERE {where}", table))
+        return dict(
+            self.read('SELECT name, written FROM annotation_names WHERE "table" = ?', table)
+        )
 
     def newest_values(self, name: str, key: SessionKey, first: int, rows: int) -> NewestValues:
         """Read the newest version of an annotation of so many rows from a sequence on."""

@@ -119,17 +119,13 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
 
     def with_row(self, row: RowFacts, finished: int | None) -> EpisodeRecord:
         """Return the record after a further row, which completes a step of source `finished`."""
-        return EpisodeRecord(
-            self.identifier,
-            *self.session_key,
-            self.first_sequence,
-            self.rows + 1,
-            self._steps_after(finished),
-            row.is_last,
-            self.cut,
-            self.source if self.rows else SOURCE_NAMES[row.source],
-            self.success or row.success,
-            self.metadata,
+        return msgspec.structs.replace(
+            self,
+            rows=self.rows + 1,
+            steps=self._steps_after(finished),
+            sealed=row.is_last,
+            source=self.source if self.rows else SOURCE_NAMES[row.source],
+            success=self.success or row.success,
         )
 
     def cut_short(self, last: RowFacts | None) -> EpisodeRecord:

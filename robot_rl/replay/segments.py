@@ -53,11 +53,6 @@ class Segment:
         """The file with the metadata of its episodes."""
         return self.path.with_suffix(".episodes")
 
-    def about(self) -> dict[str, Any]:
-        """Return what its header says."""
-        with closing(RowFile.open(self.path)) as file:
-            return file.about
-
     def open(self, identity: str, *, write: bool = False) -> RowFile:
         """Open its row file in the store of this identity.
 

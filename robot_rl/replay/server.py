@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -322,31 +323,31 @@ def serve(
     path: Path,
     address: str = "tcp://127.0.0.1:0",
     memory_bytes: int = _MEMORY_BYTES,
+    note: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> None:
     """Run a `ReplayServer` as the whole business of this process, until SIGTERM or SIGINT."""
     with _limited_memory(memory_bytes), stop_event() as stop:
-        ReplayServer(path, address, **options).run(stop)
+        server = ReplayServer(path, address, **options)
+        protection = "whoever has a key" if options.get("keys") else "this machine only"
+        note(f"replay: serving {path} at {server.address} to {protection}")
+        server.run(stop)
+    note("replay: stopped, everything is committed")
 
 
 def run(config: DictConfig) -> None:
     """Serve the store of the run `config.run` until SIGINT or SIGTERM."""
-    directory = RunDirectory.open(config.run, config.runs_directory)
-    settings = config.replay
-    memory = max(_MEMORY_BYTES, 4 * int(settings.message_bytes))
-    with _limited_memory(memory), stop_event() as stop:
-        server = ReplayServer(
-            directory.store,
-            settings.address,
-            keys=Path(settings["keys"]) if settings["keys"] else None,
-            fsync=settings.fsync,
-            message_bytes=int(settings.message_bytes),
-            capacity_rows=settings.get("capacity_rows"),
-        )
-        protection = "whoever has a key" if settings["keys"] else "this machine only"
-        print(f"replay: serving {directory.store} at {server.address} to {protection}", flush=True)
-        server.run(stop)
-    print("replay: stopped, everything is committed", flush=True)
+    settings, message_bytes = config.replay, int(config.replay.message_bytes)
+    serve(
+        RunDirectory.open(config.run, config.runs_directory).store,
+        settings.address,
+        max(_MEMORY_BYTES, 4 * message_bytes),
+        partial(print, flush=True),
+        keys=Path(settings["keys"]) if settings["keys"] else None,
+        fsync=settings.fsync,
+        message_bytes=message_bytes,
+        capacity_rows=settings.get("capacity_rows"),
+    )
 
 
 @contextmanager

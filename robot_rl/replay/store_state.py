@@ -177,16 +177,17 @@ class StoreState:
         """Find where a session stands, and the episodes that the catalogue does not know."""
         segments, state = self.segments.get(key, []), self.sessions[key]
         end = max(segments[-1].end if segments else 0, state.next_sequence)
-        last = self._catalogue.last_episode(key)
-        if last is not None and last.sealed:
-            state.next_sequence = max(state.next_sequence, last.end)
-        elif last is not None:
-            state.next_sequence, state.episode = last.first_sequence, last.begun_anew()
+        episodes = self._catalogue.episodes_of_session(key)
+        for last in episodes[-1:]:
+            if last.sealed:
+                state.next_sequence = max(state.next_sequence, last.end)
+            else:
+                state.next_sequence, state.episode = last.first_sequence, last.begun_anew()
         if end < state.next_sequence or (state.episode and end == state.next_sequence):
             raise self._lacks_rows(f"session {key}", end, state.next_sequence)
         ends = [*(following.segment.first for following in segments[1:]), end]
         for written, behind in zip(segments, ends, strict=False):
-            known = self._catalogue.episodes_of_session(key, written.segment.first, behind)
+            known = [e for e in episodes if written.segment.first <= e.first_sequence < behind]
             if written.end > state.next_sequence:
                 state, found = self._read_on(written, state)
                 known += found

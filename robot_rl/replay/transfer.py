@@ -34,6 +34,7 @@ from robot_rl.replay.mailbox import weights_versions
 from robot_rl.replay.messages import Opened
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import EpisodeRecord, session_keys
+from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.segments import Segments, lock_store
 from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import ServerUnreachable
@@ -352,7 +353,10 @@ def rebuild_catalogue(path: Path) -> str:
         StoreInUse: A server is writing the store.
         StoreError: There are no rows, or rows of several stores, or they are damaged.
     """
-    identities = {str(segment.about()["store"]) for segment in Segments(path)}
+    identities = set[str]()
+    for segment in Segments(path):
+        with contextlib.closing(RowFile.open(segment.path)) as file:
+            identities.add(file.about["store"])
     if len(identities) != 1:
         raise StoreError(
             f"no catalogue can be made from the rows in {path}",
