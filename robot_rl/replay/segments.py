@@ -176,12 +176,12 @@ class WrittenSegment:
         """Sequence behind its last row."""
         return self.segment.first + self.rows
 
-    def is_full(self, begins: EpisodeRecord, capacity_rows: int) -> bool:
+    def is_full(self, begins: EpisodeRecord, capacity_rows: int | None) -> bool:
         """Whether an episode must begin a further segment."""
         return (
             self.of_demonstrations != begins.is_demonstration
             or self.rows * self.row_bytes >= SEGMENT_BYTES
-            or self.rows >= capacity_rows // _CAPACITY_PARTS
+            or self.rows >= (capacity_rows or 1 << 62) // _CAPACITY_PARTS
         )
 
     def append(

@@ -52,7 +52,6 @@ from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
 MAXIMUM_TABLES = 256
-NO_LIMIT = 1 << 62
 
 
 class StoreWriter:
@@ -80,8 +79,7 @@ class StoreWriter:
             raise ReplayError(
                 "capacity_rows is out of range", got=capacity_rows, expected="a whole number >= 1"
             )
-        self._capacity = capacity_rows or NO_LIMIT
-        self.path, self._durable = path, fsync == "group"
+        self.path, self._capacity, self._durable = path, capacity_rows, fsync == "group"
         self._failure: StoreError | None = None
         self._unsynced: list[WrittenSegment] = []
         with ExitStack() as opened:
@@ -206,7 +204,8 @@ class StoreWriter:
             self._write_catalogue()
         except StoreFull as full:  # no reader would see the rows: they count when sent again
             return [error or full for error in results]
-        self._state.evict(self._capacity, touched)
+        if self._capacity is not None:
+            self._state.evict(self._capacity, touched)
         return results
 
     def annotate(self, new: Annotations) -> int:
@@ -269,7 +268,8 @@ class StoreWriter:
         table = state.tables[key[0]]
         facts = [table.flags.read(row) for row in rows]
         after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
-        self._check_capacity(next(iter(episodes.values())), len(rows))
+        if self._capacity is not None:
+            self._check_capacity(self._capacity, next(iter(episodes.values())), len(rows))
         at = before.next_sequence
         begins = {e.first_sequence - at: e for e in episodes.values() if e.first_sequence >= at}
         done, failure = self._put(key, rows, begins)
@@ -286,14 +286,14 @@ class StoreWriter:
         if failure is not None:
             raise write_error(failure, self.path) from failure
 
-    def _check_capacity(self, first: EpisodeRecord, rows: int) -> None:
+    def _check_capacity(self, capacity: int, first: EpisodeRecord, rows: int) -> None:
         """Check that eviction can make room for rows, the first of which are of an episode."""
         new, there = rows if first.is_demonstration else 0, self._state.rows("demonstration_rows")
-        if there + new > self._capacity or (not new and there >= self._capacity):
+        if there + new > capacity or (not new and there >= capacity):
             raise StoreFull(
                 "demonstrations alone fill the store's capacity, and they are never evicted",
                 got=there + new,
-                expected=f"fewer than replay.capacity_rows={self._capacity}",
+                expected=f"fewer than replay.capacity_rows={capacity}",
                 hint="restart the replay server with a larger one",
             )
 
