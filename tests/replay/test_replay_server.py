@@ -207,7 +207,7 @@ def test_a_session_that_was_opened_while_the_server_was_away_can_be_written(
         time.sleep(0.5)  # what the server says of the first session may come after the second's
         client.append_episode(make_episode(2))
         client.flush(30)
-    assert second.number == first.number + 1
+    assert second.session == first.session + 1
     assert len(stored_rows(server.store)) == 6
 
 
