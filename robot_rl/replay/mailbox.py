@@ -16,7 +16,6 @@ from robot_rl.replay.records import WeightsRecord
 from robot_rl.replay.row_file import write_error
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_TRIES = 8
 
 
 def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
@@ -64,18 +63,15 @@ def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsReco
         name: Whose weights.
         tensors: Whether to read them too, or only what is said of them.
     """
-    folder = store / "weights"
-    for _ in range(_TRIES):
-        try:
-            about = json.loads((folder / f"{name}.json").read_bytes())
-            data = (folder / about["tensors"]).read_bytes() if tensors else b""
-            return WeightsRecord(name, int(about["version"]), data, about["metadata"])
-        except FileNotFoundError:
-            if not (folder / f"{name}.json").exists():
-                return None
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise StoreError(f"the stored weights {name!r} cannot be read", got=error) from error
-    raise StoreError(f"the stored weights {name!r} lack their tensors", got=f"{folder}")
+    file = store / "weights" / f"{name}.json"
+    if not file.exists():
+        return None
+    try:
+        about = json.loads(file.read_bytes())
+        data = file.with_name(about["tensors"]).read_bytes() if tensors else b""
+        return WeightsRecord(name, int(about["version"]), data, about["metadata"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise StoreError(f"the stored weights {name!r} cannot be read", got=error) from error
 
 
 def weights_versions(store: Path) -> dict[str, int]:

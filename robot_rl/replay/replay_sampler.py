@@ -94,11 +94,7 @@ class DataKind(IntEnum):
 
 
 # What stands in for a kind that has no data yet, if it has a share itself.
-_REPLACEMENTS = {
-    DataKind.DEMONSTRATION: (DataKind.ONLINE,),
-    DataKind.INTERVENTION: (DataKind.DEMONSTRATION, DataKind.ONLINE),
-    DataKind.ONLINE: (DataKind.DEMONSTRATION,),
-}
+_REPLACEMENTS = DataKind.DEMONSTRATION, DataKind.ONLINE
 
 
 class Quotas:
@@ -142,7 +138,7 @@ class Quotas:
             wanted = self._kinds == kind
             if available[kind] or not wanted.any():
                 continue
-            usable = [k for k in _REPLACEMENTS[kind] if self._shares[k] > 0 and available[k]]
+            usable = [k for k in _REPLACEMENTS if self._shares[k] > 0 and available[k]]
             if not usable:
                 raise NotEnoughData(
                     "there is nothing to sample from",

@@ -89,11 +89,7 @@ def local_address(bound: str) -> str:
 def client_socket(
     context: zmq.Context[Any], endpoint: Endpoint, keys: ClientKeys | None = None
 ) -> Any:
-    """Make a client's socket for a server, not yet connected.
-
-    Raises:
-        AddressRefused: Not an address, or one beyond this machine and no keys.
-    """
+    """Make a client's socket for a server, not yet connected."""
     check_protected(endpoint.address, keys=keys is not None)
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -111,11 +107,7 @@ def client_socket(
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:
-    """Tell where a server listens; readers see the old file or the new one.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """Tell where a server listens; readers see the old file or the new one."""
     text = msgspec.json.encode(endpoint).decode()
     replace_text(folder / ENDPOINT_FILE, text, 0o666 if endpoint.secret is None else 0o600)
 

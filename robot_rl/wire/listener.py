@@ -101,11 +101,7 @@ class Listener:
         return Endpoint(local_address(self.address), os.getpid(), self._secret)
 
     def announce(self) -> None:
-        """Say in its folder where it listens.
-
-        Raises:
-            OSError: The folder cannot be written.
-        """
+        """Say in its folder where it listens."""
         assert self._folder is not None
         write_endpoint(self._folder, self.endpoint)
 

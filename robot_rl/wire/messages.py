@@ -82,12 +82,7 @@ class Refused(Numbered):
 
 
 class Decoder:
-    """Reads messages of some kinds.
-
-    Args:
-        kinds: Classes of messages.
-        payload_bytes: Most bytes of a message's payload in all.
-    """
+    """Reads messages of some kinds."""
 
     def __init__(self, *kinds: type[Message], payload_bytes: int = DEFAULT_PAYLOAD_BYTES) -> None:
         """Prepare for these kinds."""
