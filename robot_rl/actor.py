@@ -169,7 +169,7 @@ def _act(
         link = ConsoleLink(run, inbox, number)
         shown = TelemetryEnv(env, operated, link, _episodes_before(run, number))
         seeds = _seeds(int(config.seed), stream, client, shown, stop, finished)
-        labels = LateLabels(place, schema.task, opened, _note)
+        labels = LateLabels(place, opened, _note)
         env.on_late_label = labels.tell
 
         def send(row: Row, episode: EpisodeResult) -> None:

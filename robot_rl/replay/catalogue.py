@@ -254,18 +254,18 @@ class Catalogue:
             valid[at], versions[at], values[at] = True, version, value
         return NewestValues(valid, versions, values)
 
-    def annotate(self, table: int, new: Annotations) -> int:
+    def annotate(self, new: Annotations) -> int:
         """Put annotations of rows that are there; see `StoreWriter.annotate`."""
-        places = new.keys[["actor", "session", "sequence"]].tolist()
         where = "name = ? AND actor = ? AND session = ? AND sequence = ? AND version = ?"
-        name, count = (table, new.name), 0
+        (table, *place), count = new.session, 0
+        name = (table, new.name)
         with self.transaction() as execute:
             execute('INSERT OR IGNORE INTO annotation_names ("table", name) VALUES (?,?)', name)
             ((number,),) = execute(
                 'SELECT identifier FROM annotation_names WHERE "table" = ? AND name = ?', name
             )
-            for place, value in zip(places, new.values.tolist(), strict=True):
-                row = (number, *place, new.version, value)
+            for at, value in zip(new.sequences.tolist(), new.values.tolist(), strict=True):
+                row = (number, *place, at, new.version, value)
                 if execute("INSERT OR IGNORE INTO annotations VALUES (?,?,?,?,?,?)", row).rowcount:
                     count += 1
                 elif not execute(
@@ -273,7 +273,7 @@ class Catalogue:
                 ).fetchone():
                     raise AnnotationRefused(
                         f"version {new.version} of the annotation {new.name!r} has another value",
-                        got=place,
+                        got=f"row {at}",
                         hint="a version never changes: store corrected values under a newer one",
                     )
             execute(

@@ -16,12 +16,12 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from robot_rl.data.schema import Array, Row, RowSchema
+from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ClientFailed, ReplayError, RowRefused, SpoolFull, messages
 from robot_rl.replay.link import Link, LinkOptions, Request
-from robot_rl.replay.records import RowFacts, RowFlags, WeightsRecord, check_order
+from robot_rl.replay.records import Annotations, RowFacts, RowFlags, WeightsRecord, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import check_protected
@@ -250,22 +250,17 @@ class ReplayClient:
             return None
         return WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
 
-    def annotate(self, table: str, name: str, version: int, keys: Array, values: Array) -> int:
+    def annotate(self, new: Annotations) -> int:
         """Store values beside rows, durably, and return how many were new; the same are accepted.
 
-        Args:
-            table: Name of the table.
-            name: Of the annotation.
-            version: Of the model that made the values; readers use the newest.
-            keys: Shape (n,), of stored rows, from `row_keys(episode)`.
-            values: float32 (n,).
+        Readers use the newest version of each row.
 
         Raises:
-            ReplayError: A row is absent, or the version or name is stored otherwise; no answer.
+            ReplayError: A row is absent, or the version is stored with another value; no answer.
         """
-        requests = messages.annotate_requests(table, name, version, keys, values)
         return sum(
-            self.ask(question, messages.Stored, frames)[0].new for question, frames in requests
+            self.ask(question, messages.Stored, frames)[0].new
+            for question, frames in messages.annotate_requests(new)
         )
 
     def statistics(self) -> dict[str, object]:

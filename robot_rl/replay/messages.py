@@ -12,11 +12,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from robot_rl.data.schema import DTYPES, Array, RowSchema
+from robot_rl.data.schema import DTYPES, RowSchema
 from robot_rl.replay import AnnotationRefused
 from robot_rl.replay.records import (
     ACTOR_LIMIT,
-    ROW_KEY_DTYPE,
     TABLE_LIMIT,
     Annotations,
     SessionKey,
@@ -153,11 +152,10 @@ class Statistics(Numbered):
     statistics: Facts
 
 
-class Annotate(Numbered):
-    """Values beside rows: two frames, the rows' keys and the values, float32."""
+class Annotate(InSession):
+    """Values beside rows of a session: two frames, their sequences, int64, and float32 values."""
 
     payload_frames: ClassVar[tuple[int, int]] = (2, 2)
-    table: Name
     name: Name
     version: Natural
 
@@ -227,45 +225,36 @@ def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
     return rows
 
 
-def annotate_requests(
-    table: str, name: str, version: int, keys: Array, values: Array
-) -> Iterator[tuple[Annotate, list[Frame]]]:
+def annotate_requests(new: Annotations) -> Iterator[tuple[Annotate, list[Frame]]]:
     """Yield requests of a bounded size that store annotations; see `ReplayClient.annotate`."""
-    fits = keys.dtype == ROW_KEY_DTYPE and values.dtype == np.float32
-    if not fits or values.shape != keys.shape:
+    sequences, values = np.asarray(new.sequences), np.asarray(new.values)
+    fits = sequences.dtype == np.int64 and values.dtype == np.float32
+    if not fits or sequences.ndim != 1 or values.shape != sequences.shape:
         raise AnnotationRefused(
-            f"the annotation {name!r} needs one float32 for each row key",
-            got=f"keys {keys.dtype} {keys.shape}, values {values.dtype} {values.shape}",
-            expected="keys from row_keys(episode), and values (len(keys),)",
+            f"the annotation {new.name!r} needs one float32 for each row",
+            got=f"sequences {sequences.dtype} {sequences.shape}, values {values.dtype}"
+            f" {values.shape}",
+            expected="int64 (n,), as EpisodeRecord.sequences, and float32 (n,)",
         )
-    message = Annotate(table=table, name=name, version=int(version))
-    for at in range(0, len(keys), MAXIMUM_ANNOTATED_ROWS):
+    table, actor, session = new.session
+    message = Annotate(
+        table=table, actor=actor, session=session, name=new.name, version=int(new.version)
+    )
+    for at in range(0, len(sequences), MAXIMUM_ANNOTATED_ROWS):
         part = slice(at, at + MAXIMUM_ANNOTATED_ROWS)
-        yield message, [keys[part].tobytes(), values[part].tobytes()]
+        yield message, [sequences[part].tobytes(), values[part].tobytes()]
 
 
 def parse_annotations(message: Annotate, payload: Payload) -> Annotations:
-    """Read an annotate message.
-
-    Raises:
-        WireError: The keys cannot be keys.
-        AnnotationRefused: The values are not as many, or not finite.
-    """
-    keys, values = payload
-    size = ROW_KEY_DTYPE.itemsize
-    if len(keys) % size or not 0 < len(keys) <= size * MAXIMUM_ANNOTATED_ROWS:
+    """Read an annotate message."""
+    rows, rest = divmod(len(payload[0]), 8)
+    if rest or not 0 < rows <= MAXIMUM_ANNOTATED_ROWS or len(payload[1]) != 4 * rows:
         raise WireError(
-            "the keys of annotations are none, not whole or too many",
-            got=f"{len(keys)} bytes",
-            expected=f"a multiple of {size} bytes, at most {MAXIMUM_ANNOTATED_ROWS} keys",
+            "annotations are none, not whole or too many",
+            got=f"{len(payload[0])} bytes of sequences, {len(payload[1])} of values",
+            expected=f"8 and 4 bytes a row, of at most {MAXIMUM_ANNOTATED_ROWS} rows",
         )
-    rows = np.frombuffer(keys, ROW_KEY_DTYPE)
-    whole = len(values) == 4 * len(rows)
-    if not whole or not np.isfinite(np.frombuffer(values, np.float32)).all():
-        raise AnnotationRefused(
-            f"the annotation {message.name!r} cannot be stored: a value is not finite, or absent",
-            got=f"{len(values)} bytes for {len(rows)} rows",
-        )
-    return Annotations(
-        message.table, message.name, message.version, rows, np.frombuffer(values, np.float32)
-    )
+    sequences, values = np.frombuffer(payload[0], "<i8"), np.frombuffer(payload[1], "<f4")
+    if not np.isfinite(values).all():
+        raise AnnotationRefused(f"a value of the annotation {message.name!r} is not finite")
+    return Annotations(message.place, message.name, message.version, sequences, values)

@@ -23,10 +23,6 @@ TABLE_LIMIT = 2**16
 ACTOR_LIMIT = 2**32
 MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
 
-ROW_KEY_DTYPE = np.dtype(
-    [("table", ">u2"), ("actor", ">u4"), ("session", ">u8"), ("sequence", ">u8")]
-)
-
 SessionKey = tuple[int, int, int]  # table, actor and session
 
 
@@ -107,6 +103,11 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         return self.first_sequence + self.rows
 
     @property
+    def sequences(self) -> npt.NDArray[np.int64]:
+        """Sequences of its rows, shape (rows,)."""
+        return np.arange(self.first_sequence, self.end)
+
+    @property
     def is_demonstration(self) -> bool:
         """Whether it began as a demonstration; such an episode is never evicted."""
         return self.source == SOURCE_NAMES[SOURCE_DEMONSTRATION]
@@ -159,26 +160,13 @@ def online_steps(totals: Counter[str]) -> int:
 
 @dataclass(frozen=True)
 class Annotations:
-    """Values (n,) of one name and version for the rows with these keys, (n,) `ROW_KEY_DTYPE`."""
+    """Values float32 (n,) of one name and version for rows of a session, sequences int64 (n,)."""
 
-    table: str
+    session: SessionKey
     name: str
     version: int
-    keys: npt.NDArray[np.void]
+    sequences: npt.NDArray[np.int64]
     values: npt.NDArray[np.float32]
-
-
-def row_keys(episode: EpisodeRecord) -> npt.NDArray[np.void]:
-    """Return the keys of an episode's rows, shape (rows,), dtype `ROW_KEY_DTYPE`."""
-    return session_keys(episode.session_key, episode.first_sequence, episode.rows)
-
-
-def session_keys(session: SessionKey, first: int, rows: int) -> npt.NDArray[np.void]:
-    """Return the keys of so many rows of a session from a sequence on."""
-    keys = np.empty(rows, ROW_KEY_DTYPE)
-    keys["table"], keys["actor"], keys["session"] = session
-    keys["sequence"] = first + np.arange(rows)
-    return keys
 
 
 @dataclass(frozen=True)

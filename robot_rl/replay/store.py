@@ -215,29 +215,21 @@ class StoreWriter:
             How many were new.
 
         Raises:
-            StoreError: There is no such table, or it cannot be written.
+            StoreError: They cannot be written.
             AnnotationRefused: Rows that are not there, or a version that is stored with another
                 value. Nothing was written.
         """
-        info = self.tables.get(new.table)
-        if info is None:
-            raise StoreError("there is no such table", got=new.table, expected=sorted(self.tables))
-        sequences = new.keys["sequence"].astype(np.int64)
-        there = np.zeros(len(sequences), np.bool_)
-        sessions, which = np.unique(new.keys[["table", "actor", "session"]], return_inverse=True)
-        for number, key in enumerate(sessions.tolist()):
-            if key[0] == info.identifier:
-                for segment in self._state.segments.get(key, []):
-                    inside = (sequences >= segment.segment.first) & (sequences < segment.end)
-                    there |= (which == number) & inside
+        there = np.zeros(len(new.sequences), np.bool_)
+        for segment in self._state.segments.get(new.session, []):
+            there |= (new.sequences >= segment.segment.first) & (new.sequences < segment.end)
         if not there.all():
             raise AnnotationRefused(
-                f"a row to annotate is not in the table {info.name!r}",
-                got=new.keys[np.argmin(there)].item(),
+                f"a row to annotate is not in the store {self.path}",
+                got=(*new.session, int(new.sequences[np.argmin(there)])),
                 expected="table, actor, session and sequence of a stored row",
                 hint="it may have been evicted; leave it out and send the others again",
             )
-        return self._catalogue.annotate(info.identifier, new)
+        return self._catalogue.annotate(new)
 
     def statistics(self) -> dict[str, dict[str, object]]:
         """Return the totals of each table by its name.

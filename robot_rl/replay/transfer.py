@@ -33,7 +33,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.mailbox import weights_versions
 from robot_rl.replay.messages import Opened
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord, session_keys
+from robot_rl.replay.records import Annotations, EpisodeRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.segments import Segments, lock_store
 from robot_rl.replay.store import StoreWriter
@@ -179,7 +179,7 @@ def import_episodes(
         done.episodes += 1
         done.new_episodes += there == 0
         done.new_rows += len(episode.rows) - there
-        keys = session_keys(opened.place, following, len(episode.rows))
+        sequences = np.arange(following, following + len(episode.rows))
         for column in source.schema.annotations:
             name = f"{ANNOTATION}{column.name}"
             valid, versions = episode.rows[f"{name}/valid"], episode.rows[f"{name}/version"]
@@ -187,8 +187,8 @@ def import_episodes(
                 at = valid & (versions == version)
                 client.flush(_ROOM_SECONDS)  # only stored rows can be annotated
                 values = episode.rows[f"{name}/value"][at]
-                new = client.annotate(table, column.name, version, keys[at], values)
-                done.new_annotations += new
+                new = Annotations(opened.place, column.name, version, sequences[at], values)
+                done.new_annotations += client.annotate(new)
         following += len(episode.rows)
         on_episode(episode)
     client.flush(_ROOM_SECONDS)

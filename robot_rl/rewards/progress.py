@@ -24,7 +24,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord, row_keys
+from robot_rl.replay.records import Annotations, EpisodeRecord
 from robot_rl.wire import AddressRefused, WireError
 from robot_rl.wire.endpoint import Endpoint, check_protected, client_socket
 from robot_rl.wire.messages import Decoder, Message, Numbered, Payload, Refused, encode
@@ -334,7 +334,8 @@ def annotate_progress(
                 batch,
             )
             for annotation, values in scores.items():
-                client.annotate(name, annotation, model.version, row_keys(record), values)
+                place, at = record.session_key, record.sequences
+                client.annotate(Annotations(place, annotation, model.version, at, values))
     finally:
         reader.close()
     return len(waiting)

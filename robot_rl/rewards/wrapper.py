@@ -25,7 +25,7 @@ from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import AnnotationRefused, StoreFull
 from robot_rl.replay.messages import Opened
-from robot_rl.replay.records import session_keys
+from robot_rl.replay.records import Annotations
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardSource, check_observed
@@ -176,15 +176,12 @@ class LateLabels:
 
     Args:
         place: Where the server is; each label has a connection of its own.
-        table: Name of the table.
         session: The actor's.
         note: Told of a label that is lost.
     """
 
-    def __init__(
-        self, place: ServerPlace, table: str, session: Opened, note: Callable[[str], None]
-    ) -> None:
-        self._place, self._table, self._session, self._note = place, table, session, note
+    def __init__(self, place: ServerPlace, session: Opened, note: Callable[[str], None]) -> None:
+        self._place, self._session, self._note = place, session, note
         self._first = self._last = session.next_sequence
         self._threads: list[threading.Thread] = []
 
@@ -195,9 +192,9 @@ class LateLabels:
 
     def tell(self, success: bool) -> None:
         """Take what somebody says of the last episode; never waits."""
-        keys = session_keys(self._session.place, self._first, self._last + 1 - self._first)
+        rows = np.arange(self._first, self._last + 1)
         thread = threading.Thread(
-            target=self._store, args=(keys, success), name="late-label", daemon=True
+            target=self._store, args=(rows, success), name="late-label", daemon=True
         )
         self._threads.append(thread)
         thread.start()
@@ -207,15 +204,16 @@ class LateLabels:
         for thread in self._threads:
             thread.join()
 
-    def _store(self, keys: npt.NDArray[np.void], success: bool) -> None:
-        rewards = np.zeros(len(keys), np.float32)
+    def _store(self, rows: npt.NDArray[np.int64], success: bool) -> None:
+        rewards = np.zeros(len(rows), np.float32)
         rewards[-2:-1] = float(success)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
                 with self._place.client() as client:
                     # A later label has a larger version, whoever gives it.
-                    client.annotate(self._table, LABELS, time.time_ns(), keys, rewards)
+                    place, now = self._session.place, time.time_ns()
+                    client.annotate(Annotations(place, LABELS, now, rows, rewards))
                 return None
             except (AnnotationRefused, ServerUnreachable, StoreFull) as problem:
                 # The rows may still be on their way.

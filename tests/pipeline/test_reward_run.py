@@ -20,7 +20,7 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import row_keys
+from robot_rl.replay.records import Annotations
 from robot_rl.rewards.classifier import TrainedClassifier
 from robot_rl.run import RunDirectory
 
@@ -150,8 +150,8 @@ def test_learning_from_annotations_waits_for_them(folder, server, monkeypatch, c
             said += capsys.readouterr().out
         assert learner.updates == 0
         for episode in reader.episodes("reach"):
-            keys = row_keys(episode)
-            client.annotate("reach", "progress", 1, keys, np.full(len(keys), 0.5, np.float32))
+            rows, values = episode.sequences, np.full(episode.rows, 0.5, np.float32)
+            client.annotate(Annotations(episode.session_key, "progress", 1, rows, values))
         work.result(WAIT_SECONDS)
         assert learner.environment_steps == 100
         assert learner.updates > 0

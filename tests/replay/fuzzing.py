@@ -30,7 +30,6 @@ import zmq
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.replay.messages import ANSWERS, Acknowledged, Opened
-from robot_rl.replay.records import ROW_KEY_DTYPE
 from robot_rl.wire import WireError
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import (
@@ -89,12 +88,11 @@ class Messages:
             if rng.random() < 0.5:
                 payload = [b"".join(payload)]
         elif kind == "annotate":
-            place = [self._honest[name] for name in ("table", "actor", "session")]
+            header |= {name: self._honest[name] for name in ("table", "actor", "session")}
             rows = range(rng.randrange(1, 5))
-            header |= {"table": "reach", "name": f"a{rng.randrange(3)}"}
+            header |= {"name": f"a{rng.randrange(3)}"}
             header |= {"version": rng.randrange(1, 50)}
-            keys = np.array([(*place, row) for row in rows], ROW_KEY_DTYPE)
-            payload = [keys.tobytes(), bytes(4 * len(rows))]
+            payload = [np.array(rows, np.int64).tobytes(), bytes(4 * len(rows))]
         elif kind == "put_weights":
             self._version += 1
             header |= {"name": f"w{rng.randrange(3)}", "version": self._version, "metadata": {}}

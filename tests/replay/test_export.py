@@ -21,7 +21,7 @@ from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord, row_keys
+from robot_rl.replay.records import Annotations, EpisodeRecord
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.transfer import StoreEpisodes, import_episodes
@@ -291,12 +291,14 @@ def other_store(tmp_path: Path) -> Iterator[Path]:
 def annotate(client: ReplayClient, store: Path) -> dict[str, np.ndarray]:
     """Score the second episode of the table twice, the later rows; return its columns."""
     episode = records(store)[1]
-    keys, scores = row_keys(episode), np.zeros(episode.rows, np.float32)
+    scores = np.zeros(episode.rows, np.float32)
     versions, valid = np.zeros(episode.rows, np.int64), np.zeros(episode.rows, np.bool_)
     for version, start in ((3, 1), (8, 3)):
         values = np.random.default_rng(version).uniform(size=episode.rows - start)
         scores[start:], versions[start:], valid[start:] = values, version, True
-        client.annotate("reach", "score/a", version, keys[start:], scores[start:])
+        rows = episode.sequences[start:]
+        new = Annotations(episode.session_key, "score/a", version, rows, scores[start:])
+        client.annotate(new)
     return {"value": scores, "version": versions, "valid": valid}
 
 

@@ -6,10 +6,10 @@ import zmq
 from fuzzing import build
 from store_writing import Recording, sampler_of
 
-from robot_rl.replay import AnnotationRefused, NotEnoughData, StoreError
+from robot_rl.replay import AnnotationRefused, NotEnoughData
 from robot_rl.replay.messages import ANSWERS, Stored
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import row_keys
+from robot_rl.replay.records import Annotations
 from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import read_endpoint
@@ -33,13 +33,18 @@ def test_the_newest_version_of_each_row_is_read_and_rows_stay_as_they_are(
 ):
     first, second = recorded.episodes("reach")
     before = recorded.read_episode("reach", first).tobytes()
-    keys = row_keys(first)
+    place, rows = first.session_key, first.sequences
     old = np.arange(6, dtype=np.float32)
-    assert client.annotate("reach", "progress", 7, keys, old) == 6
-    assert client.annotate("reach", "progress", 300, keys[2:4], -old[2:4]) == 2
-    assert client.annotate("reach", "progress", 8, keys[3:5], old[3:5] + 10) == 2
+    assert client.annotate(Annotations(place, "progress", 7, rows, old)) == 6
+    assert client.annotate(Annotations(place, "progress", 300, rows[2:4], -old[2:4])) == 2
+    assert client.annotate(Annotations(place, "progress", 8, rows[3:5], old[3:5] + 10)) == 2
     scores = np.random.default_rng(0).normal(size=4).astype(np.float32)
-    assert client.annotate("reach", "progress_confidence", 1, row_keys(second), scores) == 4
+    assert (
+        client.annotate(
+            Annotations(second.session_key, "progress_confidence", 1, second.sequences, scores)
+        )
+        == 4
+    )
     server.kill()
     server.start()
     assert recorded.read_episode("reach", first).tobytes() == before
@@ -57,39 +62,39 @@ def test_the_newest_version_of_each_row_is_read_and_rows_stay_as_they_are(
 
 
 def test_a_version_never_changes(client, recorded):
-    keys = row_keys(recorded.episodes("reach")[0])
+    first = recorded.episodes("reach")[0]
+    place, rows = first.session_key, first.sequences
     values = np.linspace(0, 1, 6, dtype=np.float32)
-    assert client.annotate("reach", "score", 1, keys, values) == 6
-    assert client.annotate("reach", "score", 1, keys, values) == 0
+    assert client.annotate(Annotations(place, "score", 1, rows, values)) == 6
+    assert client.annotate(Annotations(place, "score", 1, rows, values)) == 0
     other = values.copy()
     other[4] = 0.3
     with pytest.raises(AnnotationRefused, match=r"version 1 .* another value.*newer"):
-        client.annotate("reach", "score", 1, keys[3:], other[3:])
-    assert client.annotate("reach", "score", 2, keys[3:], other[3:]) == 3
+        client.annotate(Annotations(place, "score", 1, rows[3:], other[3:]))
+    assert client.annotate(Annotations(place, "score", 2, rows[3:], other[3:])) == 3
 
 
 def test_what_cannot_be_annotated_is_refused_whole(client, recorded):
     (first, _) = recorded.episodes("reach")
-    keys = row_keys(first)
+    place, rows = first.session_key, first.sequences
     good = np.zeros(6, np.float32)
-    client.annotate("reach", "score", 1, keys, good)
-    absent = keys.copy()
-    absent["sequence"][5] = 77
-    elsewhere = keys.copy()
-    elsewhere["table"] = 9
-    for table, name, version, rows, values, error, message in (
-        ("reach", "score", 2, absent, good, AnnotationRefused, r"not in the table.*77"),
-        ("reach", "score", 2, elsewhere, good, AnnotationRefused, "not in the table"),
-        ("push", "score", 2, keys, good, StoreError, r"no such table.*reach"),
-        ("reach", "score", 2, keys, good[:5], AnnotationRefused, "one float32 for each row key"),
-        ("reach", "score", 2, keys, good + np.inf, AnnotationRefused, "not finite"),
-        ("reach", "score", 2, keys, good.astype(float), AnnotationRefused, "float32.*float64"),
-        ("reach", "score", 2, keys, np.zeros((6, 2), np.float32), AnnotationRefused, r"\(6, 2\)"),
-        ("reach", "score", -1, keys, good, WireError, "version"),
-        ("reach", "a\0b", 1, keys, good, WireError, "name"),
+    client.annotate(Annotations(place, "score", 1, rows, good))
+    absent = rows.copy()
+    absent[5] = 77
+    text = np.array(["a"] * 6)
+    for session, name, version, at, values, error, message in (
+        (place, "score", 2, absent, good, AnnotationRefused, r"not in the store.*77"),
+        ((9, *place[1:]), "score", 2, rows, good, AnnotationRefused, "not in the store"),
+        (place, "score", 2, rows, good[:5], AnnotationRefused, "one float32 for each row"),
+        (place, "score", 2, rows, good + np.inf, AnnotationRefused, "not finite"),
+        (place, "score", 2, rows, good.astype(float), AnnotationRefused, "values float64"),
+        (place, "score", 2, rows, np.zeros((6, 2), np.float32), AnnotationRefused, r"\(6, 2\)"),
+        (place, "score", 2, rows, text, AnnotationRefused, "values <U1"),
+        (place, "score", -1, rows, good, WireError, "version"),
+        (place, "a\0b", 1, rows, good, WireError, "name"),
     ):
         with pytest.raises(error, match=message):
-            client.annotate(table, name, version, rows, values)
+            client.annotate(Annotations(session, name, version, at, values))
     _, versions, _ = recorded.annotations("score", first)
     assert versions.tolist() == [1] * 6
     assert list(recorded.annotation_counts("reach")) == ["score"]
@@ -102,7 +107,8 @@ def test_long_annotations_arrive_in_parts(client, schema, make_episode, server):
     reader = StoreReader(server.store)
     (episode,) = reader.episodes("reach")
     values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
-    assert client.annotate("reach", "feature", 1, row_keys(episode), values) == 5000
+    place, rows = episode.session_key, episode.sequences
+    assert client.annotate(Annotations(place, "feature", 1, rows, values)) == 5000
     valid, _, stored = reader.annotations("feature", episode)
     assert valid.all()
     np.testing.assert_array_equal(stored, values)
@@ -110,8 +116,10 @@ def test_long_annotations_arrive_in_parts(client, schema, make_episode, server):
 
 
 def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
-    key = row_keys(recorded.episodes("reach")[0])[:1].tobytes()
-    good = {"request": 5, "table": "reach", "name": "a", "version": 1}
+    (table, actor, session) = recorded.episodes("reach")[0].session_key
+    key = bytes(8)
+    good = {"request": 5, "table": table, "actor": actor, "session": session, "name": "a"}
+    good["version"] = 1
     hostile = [
         (good, [key]),
         (good, [key[:-1], bytes(4)]),
@@ -119,9 +127,9 @@ def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
         (good, [key * 5000, bytes(4 * 5000)]),
         ({**good, "dtype": "object"}, [key, bytes(8)]),
         ({**good, "version": 2**63}, [key, bytes(4)]),
+        (good, [key, bytes(5)]),
     ]
     bad_values = [
-        (good, [key, bytes(5)], "AnnotationRefused"),
         (good, [key, b"\xff" * 4], "AnnotationRefused"),
         (good, [b"\xff" * len(key), bytes(4)], "AnnotationRefused"),
     ]
@@ -154,10 +162,9 @@ def writer(tmp_path):
 
 
 def annotate(writer, episode, name, version, values):
-    from robot_rl.replay.records import Annotations
-
-    keys = row_keys(episode)[: len(values)]
-    return writer.annotate(Annotations("reach", name, version, keys, np.float32(values)))
+    rows = episode.sequences[: len(values)]
+    new = Annotations(episode.session_key, name, version, rows, np.float32(values))
+    return writer.annotate(new)
 
 
 def test_n_step_returns_are_of_the_newest_rewards(writer, schema, make_episode):

@@ -5,7 +5,7 @@ import pytest
 from store_writing import sampler_of
 
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import row_keys
+from robot_rl.replay.records import Annotations
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.rewards.wrapper import LateLabels
 
@@ -15,7 +15,7 @@ def told(server, client, schema, make_episode):
     """Two episodes of which the last is labelled twice, and a reader."""
     notes = []
     opened = client.open_session("reach", schema)
-    labels = LateLabels(ServerPlace(server.store), "reach", opened, notes.append)
+    labels = LateLabels(ServerPlace(server.store), opened, notes.append)
     for steps in (3, 5):
         for row in make_episode(steps):
             begins = row["episode_step"] == 0 and not row["is_last"]
@@ -55,10 +55,12 @@ def discounts(server, client, schema, make_episode):
         client.append_episode(make_episode(3, truncated=limit, terminated=not limit), {})
         client.flush()
         reader = StoreReader(server.store)
-        keys = row_keys(reader.episodes("reach")[-1])
+        episode = reader.episodes("reach")[-1]
         reader.close()
         for version, values in enumerate(versions):
-            client.annotate("reach", name, version, keys, np.array(values, np.float32))
+            rewards = np.array(values, np.float32)
+            place, rows = episode.session_key, episode.sequences
+            client.annotate(Annotations(place, name, version, rows, rewards))
         sampler = sampler_of(server.store, batch_size=64, n_step=1, rewards=name)
         batch = sampler.sample()
         sampler.close()

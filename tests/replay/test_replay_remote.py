@@ -14,7 +14,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.replay.reader import StoreReader, TableRows
-from robot_rl.replay.records import row_keys
+from robot_rl.replay.records import Annotations
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
 from robot_rl.replay.server import ReplayServer
@@ -106,9 +106,9 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
     client.flush(10)
     with contextlib.closing(StoreReader(server.store)) as reader:
         episodes = reader.episodes("reach")[-2:]  # of interventions, and of the policy
-        keys = [row_keys(episode)[:10] for episode in episodes]
-    for rows in keys:
-        client.annotate("reach", "score", 3, rows, np.arange(10, dtype=np.float32))
+    for episode in episodes:
+        values, rows = np.arange(10, dtype=np.float32), episode.sequences[:10]
+        client.annotate(Annotations(episode.session_key, "score", 3, rows, values))
     changes = {
         "intervention_share": 0.25,
         "capacity_rows": 60,

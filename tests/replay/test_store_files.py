@@ -11,7 +11,7 @@ from store_writing import Recording, numbers, sampler_of
 from robot_rl.replay import SessionTaken, StoreError, StoreInUse
 from robot_rl.replay.mailbox import read_weights, write_weights
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations, RowBatch, WeightsRecord, row_keys
+from robot_rl.replay.records import Annotations, RowBatch, WeightsRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.segments import Segments
 from robot_rl.replay.store import StoreWriter
@@ -43,9 +43,10 @@ def store(tmp_path, schema, make_episode):
     second = Recording(writer, schema)
     second.put(make_episode(2))
     second.put(make_episode(6)[:4])
-    keys = row_keys(episodes(writer.path)[0][0])
+    episode = episodes(writer.path)[0][0]
+    place, rows = episode.session_key, episode.sequences
     values = np.arange(5, dtype=np.float32)
-    assert writer.annotate(Annotations("reach", "reward", 1, keys, values)) == 5
+    assert writer.annotate(Annotations(place, "reward", 1, rows, values)) == 5
     writer.close()
     return writer.path
 
