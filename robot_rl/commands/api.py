@@ -194,11 +194,7 @@ def open_sampler(
         RobotRLError: No such table or field, or no answer.
     """
     client = ReplayClient(address, keys=keys)
-    try:
-        return RemoteSampler(client, table, spec, np.random.default_rng(seed))
-    except BaseException:
-        client.close()
-        raise
+    return RemoteSampler(client, table, spec, np.random.default_rng(seed))
 
 
 def compare_results(first: str | Path, second: str | Path | None = None) -> Comparison:

@@ -49,31 +49,30 @@ class _Arrays:
             "steps": (np.dtype(np.int16), ()),
             "source": (np.dtype(np.uint8), ()),
         }
-        windowed = set(self.layout)
+        fixed = set(self.layout)
         history = (spec.observation_steps,) if spec.observation_steps else ()
-        for prefix, names in zip(("", NEXT), self.fields, strict=True):
+        for prefix, names, chunked in zip(("", NEXT), self.fields, self.chunks, strict=True):
             for name in names:
-                if name in windowed:
+                if name in fixed:
                     raise ReplayError(
                         f"the field {name!r} is in every batch already",
                         hint="leave it out of fields",
                     )
-                dtype, shape = _column(row, name)
                 lead = history if is_observation(name) else ()
-                self.layout[prefix + name] = dtype, (*lead, *shape)
-        for prefix, names in zip((CHUNK, NEXT + CHUNK), self.chunks, strict=True):
-            for name in names:
-                dtype, shape = _column(row, name)
-                self.layout[prefix + name] = dtype, (spec.horizon, *shape)
-            if names:
-                self.layout[prefix + "valid"] = flag[0], (spec.horizon,)
+                self.layout[prefix + name] = _column(row, name, lead)
+            for name in chunked:
+                self.layout[prefix + CHUNK + name] = _column(row, name, (spec.horizon,))
+            if chunked:
+                self.layout[prefix + CHUNK + "valid"] = flag[0], (spec.horizon,)
         if spec.returns:
             self.layout |= {"return": number, "return/valid": flag}
         if spec.in_order:
             self.layout["drawn"] = flag
 
 
-def _column(row: np.dtype[Any], name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _column(
+    row: np.dtype[Any], name: str, lead: tuple[int, ...]
+) -> tuple[np.dtype[Any], tuple[int, ...]]:
     names = row.names or ()
     if name not in names:
         raise ReplayError(
@@ -82,7 +81,7 @@ def _column(row: np.dtype[Any], name: str) -> tuple[np.dtype[Any], tuple[int, ..
             expected=sorted(names),
             hint=did_you_mean(name, names),
         )
-    return row[name].base, row[name].shape
+    return row[name].base, (*lead, *row[name].shape)
 
 
 class DataKind(IntEnum):

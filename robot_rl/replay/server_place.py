@@ -76,12 +76,7 @@ class ServerPlace:
         """Make a sampler: from the memory map, or over the network."""
         if self.address is None:
             return ReplaySampler(TableRows(self.store, table), spec, rng)
-        client = self.client(request_seconds=_SAMPLING_SECONDS)
-        try:
-            return RemoteSampler(client, table, spec, rng)
-        except BaseException:
-            client.close()
-            raise
+        return RemoteSampler(self.client(request_seconds=_SAMPLING_SECONDS), table, spec, rng)
 
     def wait(self, stop: StopEvent, seconds: float = STARTUP_SECONDS) -> None:
         """Wait until the server answers.
@@ -116,7 +111,7 @@ class RemoteSampler(Sampler):
     that is killed and started again takes nothing along.
 
     Args:
-        client: A client of its own; it is closed with the sampler.
+        client: A client of its own; it is closed with the sampler, and where there can be none.
         table: Name of the table.
         spec: What to draw.
         rng: Where all randomness comes from; its bit generator must be PCG64, as that of
@@ -131,17 +126,20 @@ class RemoteSampler(Sampler):
     def __init__(
         self, client: ReplayClient, table: str, spec: SampleSpec, rng: np.random.Generator
     ) -> None:
-        """Ask the server what there is; see the class."""
         super().__init__(spec, rng)
-        if not isinstance(rng.bit_generator, np.random.PCG64):
-            raise ReplayError(
-                "the random stream cannot travel",
-                got=type(rng.bit_generator).__name__,
-                expected="PCG64, as numpy.random.default_rng makes",
-            )
         self._client, self._table = client, table
         self._next_look = 0.0
-        self.refresh(None)
+        try:
+            if not isinstance(rng.bit_generator, np.random.PCG64):
+                raise ReplayError(
+                    "the random stream cannot travel",
+                    got=type(rng.bit_generator).__name__,
+                    expected="PCG64, as numpy.random.default_rng makes",
+                )
+            self.refresh(None)
+        except BaseException:
+            client.close()
+            raise
 
     def transitions_available(self) -> int:
         """See `Sampler`."""
