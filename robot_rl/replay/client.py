@@ -68,7 +68,6 @@ class ReplayClient:
         request_seconds: float = 10.0,
         options: LinkOptions | None = None,
     ) -> None:
-        """Start the background thread; the server need not be there yet."""
         self._request_seconds = request_seconds
         if isinstance(address, str):
             check_protected(address, keys=keys is not None)
@@ -329,11 +328,9 @@ class ReplayClient:
             self._link.close()
 
     def __enter__(self) -> Self:
-        """Return the client."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the client."""
         self.close()
 
     def _is_empty(self) -> bool:
@@ -412,6 +409,5 @@ class ReplayClient:
 
 
 def _facts(metadata: Mapping[str, object] | None) -> Facts:
-    """Return what the server will read of metadata."""
     facts: Facts = msgspec.json.decode(json_text(metadata or {}))
     return facts

@@ -108,7 +108,6 @@ class Link:
     def __init__(
         self, address: str | Path, spool: Spool, options: LinkOptions, keys: ClientKeys | None
     ) -> None:
-        """Start the thread; see the class."""
         self._address, self._options, self._keys = address, options, keys
         self.condition = threading.Condition()
         self.spool = spool
@@ -399,7 +398,6 @@ class Link:
         return True
 
     def _is_overdue(self, now: float) -> bool:
-        """Return whether an answer should have come by now."""
         if self._context is None:
             return now > self._connected_at + self._patience
         if self._resync_sent_at is not None:

@@ -120,7 +120,6 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         self.catalogue.close()
 
     def __exit__(self, *error: object) -> None:
-        """Release the store."""
         self.close()
 
     def _as_it_is(self, info: TableInfo, episode: EpisodeRecord) -> EpisodeRecord:
@@ -343,7 +342,6 @@ class TableRows:
             yield News(record.identifier, address, scalars, of_actor, complete, record.cut)
 
     def _map(self, record: EpisodeRecord) -> tuple[int, _Mapped]:
-        """Return the segment of an episode, mapped with the rows that it has now."""
         segment = self._reader.segments.holding(record.session_key, record.first_sequence)
         number = self._numbers.get(segment, len(self._mapped))
         mapped = self._mapped[number] if number < len(self._mapped) else None

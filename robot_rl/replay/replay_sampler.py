@@ -277,7 +277,6 @@ class ReplaySampler(Sampler):
         self._queue = queue[begin:].copy()
 
     def _draw(self) -> Records:
-        """Draw the windows of a batch, shape (B,)."""
         together = self.spec.intervention_share is None
         available = {kind: len(span) for kind, span in self._spans.items()}
         if together:
@@ -345,7 +344,6 @@ class ReplaySampler(Sampler):
                 batch[prefix + CHUNK + "valid"][...] = steps < length[:, None]
 
     def _take(self, addresses: Integers, out: Batch) -> None:
-        """Copy fields of rows, one after the other."""
         row = self._rows.dtype
         flat = {name: array.reshape(-1, *row[name].shape) for name, array in out.items()}
         self._rows.take(addresses.reshape(-1), flat)

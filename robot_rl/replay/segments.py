@@ -117,7 +117,6 @@ class Segments:
         self._firsts = {key: sorted(firsts) for key, firsts in found.items()}
 
     def __iter__(self) -> Iterator[Segment]:
-        """Yield all, in the order of session and sequence."""
         for key in sorted(self._firsts):
             yield from (Segment.of(self._store, key, first) for first in self._firsts[key])
 

@@ -97,7 +97,6 @@ class ReplayServer:
         message_bytes: int = DEFAULT_PAYLOAD_BYTES,
         capacity_rows: int | None = None,
     ) -> None:
-        """Open the store and listen; see the class."""
         check_protected(address, keys=keys is not None)
         own = None if keys is None else ServerKeys.load(keys)
         _keep_freed_memory()
@@ -180,7 +179,6 @@ class ReplayServer:
             self._send(client, refusal(failure, message))
 
     def _open(self, client: bytes, message: messages.Open, _: Payload) -> None:
-        """Create or check the table and begin or resume the session."""
         self._commit()
         if message.store not in (None, self._writer.identity):  # before anything is begun in it
             raise StoreReplaced(
@@ -294,7 +292,6 @@ class ReplayServer:
             self._send(client, answer)
 
     def _store(self, batches: Sequence[RowBatch]) -> Sequence[RobotRLError | None]:
-        """Commit batches; return for each the error for which it was refused, or None."""
         try:
             return self._writer.append(batches)
         except StoreError as failure:

@@ -81,7 +81,6 @@ class Spool:
     """
 
     def __init__(self, path: Path | None, size_bytes: int) -> None:
-        """Open or make the file, and find what an earlier process left in it."""
         self.place = "memory" if path is None else f"the spool {path}"
         self.opening: Open | None = None
         self.opened: Opened | None = None

@@ -251,7 +251,6 @@ class StoreWriter:
         self._lock_file.close()
 
     def _append(self, batch: RowBatch) -> None:
-        """Put the rows of a batch that are new."""
         key, state = batch.session, self._state
         before = self.session(key)
         rows = batch.rows[before.rows_to_skip(batch) :]

@@ -81,7 +81,6 @@ class StoreEpisodes:
         ]
 
     def __len__(self) -> int:
-        """Return the number of episodes in the list."""
         return len(self._records)
 
     def episodes(self) -> Iterator[Episode]:
@@ -272,7 +271,6 @@ class ReplayedEpisode:
 
 
 def _token(source: EpisodeSource, first: Episode) -> str:
-    """Return what tells this source from others."""
     schema = source.schema.without_annotations
     digest = hashlib.sha256(schema.to_json().encode())
     digest.update(f"{len(source)} {first.seed} {first.instruction}".encode())

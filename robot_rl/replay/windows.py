@@ -206,7 +206,6 @@ class WindowIndex:
         self.online_transitions += new_steps
 
     def _extend(self, tail: _Tail, scalars: Records) -> None:
-        """Count rows and put them into their episode's tail."""
         demonstration = scalars["source"] == SOURCE_DEMONSTRATION
         online = ~scalars["is_last"] & ~demonstration
         needed = self.online_transitions + np.cumsum(online)

@@ -110,7 +110,6 @@ class Admission:
         socket: zmq.Socket[bytes],
         asked: ServerKeys | str,
     ) -> None:
-        """Begin to answer; see the class."""
         self._asked = asked
         self.refused = 0
         self.socket = context.socket(zmq.REP)

@@ -71,7 +71,6 @@ class Listener:
         frame_bytes: int = MAXIMUM_FRAME_BYTES,
         unread_messages: int = 1000,
     ) -> None:
-        """Listen; see the class."""
         check_protected(address, keys=keys is not None)
         host, port = parse_address(address)
         self._folder, self._secret = folder, secret

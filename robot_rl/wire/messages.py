@@ -85,7 +85,6 @@ class Decoder:
     """Reads messages of some kinds."""
 
     def __init__(self, *kinds: type[Message], payload_bytes: int = DEFAULT_PAYLOAD_BYTES) -> None:
-        """Prepare for these kinds."""
         self._payload_bytes = payload_bytes
         self._json = msgspec.json.Decoder(functools.reduce(operator.or_, kinds))
 
