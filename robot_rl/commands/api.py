@@ -194,7 +194,11 @@ def open_sampler(
         RobotRLError: No such table or field, or no answer.
     """
     client = ReplayClient(address, keys=keys)
-    return RemoteSampler(client, table, spec, np.random.default_rng(seed))
+    try:
+        return RemoteSampler(client, table, spec, np.random.default_rng(seed))
+    except BaseException:
+        client.close()
+        raise
 
 
 def compare_results(first: str | Path, second: str | Path | None = None) -> Comparison:

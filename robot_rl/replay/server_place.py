@@ -76,7 +76,12 @@ class ServerPlace:
         """Make a sampler: from the memory map, or over the network."""
         if self.address is None:
             return ReplaySampler(TableRows(self.store, table), spec, rng)
-        return RemoteSampler(self.client(request_seconds=_SAMPLING_SECONDS), table, spec, rng)
+        client = self.client(request_seconds=_SAMPLING_SECONDS)
+        try:
+            return RemoteSampler(client, table, spec, rng)
+        except BaseException:
+            client.close()
+            raise
 
     def wait(self, stop: StopEvent, seconds: float = STARTUP_SECONDS) -> None:
         """Wait until the server answers.
@@ -111,7 +116,7 @@ class RemoteSampler(Sampler):
     that is killed and started again takes nothing along.
 
     Args:
-        client: A client of its own; it is closed with the sampler, and where there can be none.
+        client: A client of its own; it is closed with the sampler.
         table: Name of the table.
         spec: What to draw.
         rng: Where all randomness comes from; its bit generator must be PCG64, as that of
@@ -127,19 +132,15 @@ class RemoteSampler(Sampler):
         self, client: ReplayClient, table: str, spec: SampleSpec, rng: np.random.Generator
     ) -> None:
         super().__init__(spec, rng)
+        if not isinstance(rng.bit_generator, np.random.PCG64):
+            raise ReplayError(
+                "the random stream cannot travel",
+                got=type(rng.bit_generator).__name__,
+                expected="PCG64, as numpy.random.default_rng makes",
+            )
         self._client, self._table = client, table
         self._next_look = 0.0
-        try:
-            if not isinstance(rng.bit_generator, np.random.PCG64):
-                raise ReplayError(
-                    "the random stream cannot travel",
-                    got=type(rng.bit_generator).__name__,
-                    expected="PCG64, as numpy.random.default_rng makes",
-                )
-            self.refresh(None)
-        except BaseException:
-            client.close()
-            raise
+        self.refresh(None)
 
     def transitions_available(self) -> int:
         """See `Sampler`."""
