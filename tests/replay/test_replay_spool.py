@@ -32,7 +32,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.server import ReplayServer
-from robot_rl.replay.spool import size_for
+from robot_rl.replay.spool import Spool, size_for
 from robot_rl.wire import ServerUnreachable
 
 HERE = Path(__file__).parent
@@ -213,11 +213,18 @@ def left_behind(server, spool, before=0, rows=4):
     return opened.session
 
 
-def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, spool):
+def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, spool, monkeypatch):
     server = start_server(fsync="group")
     number = left_behind(server, spool, rows=60)
     server.start()
-    slow = LinkOptions(credit_rows=1, batch_rows=1)  # a look of the link, 5 ms, for each row
+    rows_from = Spool.rows_from
+
+    def slowly(*request):
+        time.sleep(0.02)  # for each row: longer than a request may take for all together
+        return rows_from(*request)
+
+    monkeypatch.setattr(Spool, "rows_from", slowly)
+    slow = LinkOptions(credit_rows=1, batch_rows=1)
     with ReplayClient(
         server.store,
         spool_path=spool,
