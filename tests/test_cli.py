@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -17,7 +18,8 @@ from robot_rl import cli
 from robot_rl.commands.runs import compare_run, compose_for_run, load_resolved, save_resolved
 from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.config import ConfigError, compose, flatten, group_choices
-from robot_rl.evaluation.evaluate import name_of_domain
+from robot_rl.env.rollout import training_seed
+from robot_rl.evaluation.evaluate import first_scene, name_of_domain
 from robot_rl.processes.machine import describe_machine
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
@@ -400,3 +402,14 @@ def test_progress_on_a_terminal_redraws_and_leaves_the_last_state():
     text = output.getvalue()
     assert "20 of 20" in text
     assert text.index("97 of 100") < text.rindex("20 of 20")
+
+
+def test_each_training_seed_is_judged_on_scenes_of_its_own():
+    first = sorted(
+        first_scene(compose([f"seed={seed}"]), final=final)
+        for seed in (0, 1, 401)
+        for final in (False, True)
+    )
+    assert min(after - before for before, after in itertools.pairwise(first)) > 1000
+    assert first[-1] < training_seed(0, 0, 0)
+    assert first_scene(compose(["seed=3", "evaluation.seed=7"]), final=False) == 7

@@ -24,7 +24,7 @@ from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_ne
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
-from robot_rl.evaluation.evaluate import Evaluator, check_proof
+from robot_rl.evaluation.evaluate import Evaluator, check_proof, first_scene
 from robot_rl.evaluation.records import VIDEOS, read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
@@ -160,7 +160,7 @@ def film_final(
     except ModuleNotFoundError as error:
         note(f"no videos without {error.name!r}: pip install 'robot_rl[video]'")
         return
-    first = int(config.evaluation.final_seed)
+    first = first_scene(config, final=True)
     seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
     env = make_env(on_stepped_clock(config))
     folder = run.path / VIDEOS

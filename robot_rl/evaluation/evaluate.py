@@ -104,7 +104,7 @@ class Evaluator:
         """
         settings = self._config.evaluation
         final = seed_set == "final"
-        first = int(settings.final_seed if final else settings.seed)
+        first = first_scene(self._config, final=final)
         count = int(settings.final_episodes if final else settings.episodes)
         most = count if most_failures is None else most_failures
         started = time.monotonic()
@@ -186,6 +186,15 @@ class Evaluator:
         return None if self._attended is None else self._attended.taken_back()
 
 
+def first_scene(config: DictConfig, *, final: bool) -> int:
+    """Seed of the first scene of a periodic or final evaluation; the others follow it."""
+    given = config.evaluation.final_seed if final else config.evaluation.seed
+    if given is not None:
+        return int(given)
+    # Below 2^31, where the seeds of training begin.
+    return 1_000_000 * (int(config.seed) % 2_000) + (20_000 if final else 10_000)
+
+
 def check_counts(config: DictConfig) -> None:
     """Check that there is something to evaluate, and somewhere.
 
@@ -194,7 +203,8 @@ def check_counts(config: DictConfig) -> None:
     """
     names = ("episodes", "final_episodes", "slots")
     least = {f"evaluation.{name}": 1 for name in names}
-    check_least(config, {**least, "evaluation.seed": 0, "evaluation.final_seed": 0})
+    given = [name for name in ("seed", "final_seed") if config.evaluation[name] is not None]
+    check_least(config, {**least, **{f"evaluation.{name}": 0 for name in given}})
 
 
 def name_of_domain(config: DictConfig) -> str | None:
