@@ -18,8 +18,6 @@ from policies.vision import FEATURES, ImageEncoder, build_image_encoder
 
 MODES = ("mean", "sample", "base")
 NOISES = ("none", "normal", "uniform")
-# How an action came about: the policy's best guess, with exploration, its base's best guess.
-BEST_GUESS, EXPLORED, OF_BASE = range(3)
 FORMAT_VERSION = 3
 
 
@@ -31,15 +29,12 @@ class Exploration:
         mode: "mean" of the policy, a "sample" of it, or the action of its "base" alone.
         noise: Extra noise on the action, before the clip to ±1: "none", "normal", "uniform".
         noise_scale: Standard deviation or half width of the extra noise, in action units.
-        best_guess_share: Share of the episodes without exploration, which tell how good the policy
-            is.
         base_share: Share of the episodes in which its base acts, without noise, for comparison.
     """
 
     mode: str = "mean"
     noise: str = "none"
     noise_scale: float = 0.0
-    best_guess_share: float = 0.0
     base_share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -53,28 +48,21 @@ class Exploration:
                 got=self.noise_scale,
                 expected="a finite number >= 0",
             )
-        shares = self.best_guess_share, self.base_share
-        if not (min(shares) >= 0 and sum(shares) <= 1):
+        if not 0 <= self.base_share <= 1:
             raise PolicyError(
-                "the exploration's shares of episodes are out of range",
-                got=shares,
-                expected="numbers >= 0 with a sum of at most 1",
+                "the exploration's base_share is out of range",
+                got=self.base_share,
+                expected="0 to 1",
             )
 
     def in_episode(self, lot: float) -> Exploration:
         """How an episode explores whose lot, uniform in [0, 1), was drawn for that."""
-        if lot < self.base_share:
-            return Exploration("base")
-        if lot < self.base_share + self.best_guess_share:
-            return Exploration()
-        return self
+        return Exploration("base") if lot < self.base_share else self
 
     @property
-    def code(self) -> int:
-        """One of the codes above."""
-        if self.noise != "none" or self.mode == "sample":
-            return EXPLORED
-        return OF_BASE if self.mode == "base" else BEST_GUESS
+    def base_alone(self) -> bool:
+        """Whether the base acts without noise."""
+        return self.mode == "base" and self.noise == "none"
 
 
 @dataclass(frozen=True)
@@ -184,11 +172,10 @@ class Behaviour:
         mode: str,
         noise: str = "none",
         noise_scale: float = 0.0,
-        best_guess_share: float = 0.0,
         base_share: float = 0.0,
     ) -> Behaviour:
         """Give the same behaviour with another `Exploration`; the networks are shared."""
-        exploration = Exploration(mode, noise, noise_scale, best_guess_share, base_share)
+        exploration = Exploration(mode, noise, noise_scale, base_share)
         return dataclasses.replace(self, exploration=exploration)
 
     def to(self, device: torch.device) -> Behaviour:

@@ -43,13 +43,13 @@ class Acted(Concluded):
         action: (slots, d) float32 in [-1, 1], exploration included.
         chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
         version: (slots,) int64, version of the behaviour that acted.
-        exploration: (slots,) uint8, `policies.behaviour.Exploration.code`.
+        base_alone: (slots,) bool, whether the policy's base acted, without noise.
     """
 
     action: Floats
     chunk_index: npt.NDArray[np.int16]
     version: npt.NDArray[np.int64]
-    exploration: npt.NDArray[np.uint8]
+    base_alone: npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class RunningEpisode:
         behaviour: Acts in it; a newer one takes over where `at_boundary` holds.
         plan_noise: Source of the noise of plans, which alone can be repeated along a recording.
         step_noise: Source of the noise of steps.
-        lot: Uniform in [0, 1); tells whether this episode explores.
+        lot: Uniform in [0, 1); tells whether the base acts in this episode.
         instruction: What is to be done; empty where nothing was said.
         chunk: (execute_steps or more, d), what was planned; None before the first plan.
         position: Of the next action in the chunk.
@@ -177,7 +177,7 @@ class PolicyRunner:
             action=np.zeros((self.slots, dimension), np.float32),
             chunk_index=np.zeros(self.slots, np.int16),
             version=np.zeros(self.slots, np.int64),
-            exploration=np.zeros(self.slots, np.uint8),
+            base_alone=np.zeros(self.slots, bool),
         )
         if not len(rows):
             return acted
@@ -360,7 +360,7 @@ def _act_in(
         action = action + scale * (2 * drawn - 1)
     acted.action[rows] = action.clip(-1, 1)
     acted.version[rows] = behaviour.version
-    acted.exploration[rows] = exploration.code
+    acted.base_alone[rows] = exploration.base_alone
 
 
 def _advance(

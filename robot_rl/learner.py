@@ -25,7 +25,7 @@ from robot_rl.learning.algorithms.residual import Residual
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import value_range
 from robot_rl.learning.recipe import Recipe, Stage
-from robot_rl.learning.trial import WARMUP_SHARES, Trial
+from robot_rl.learning.trial import WARMUP_SHARE, Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
@@ -271,11 +271,11 @@ class Learner:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         if self.updates == 0:
             noise = self._algorithm.schedule.warmup_noise
-            shares = WARMUP_SHARES if self._trial is not None else ()
-            behaviour = self._cloned.exploring("base", "normal", noise, *shares)
+            share = WARMUP_SHARE if self._trial is not None else 0.0
+            behaviour = self._cloned.exploring("base", "normal", noise, share)
         else:
-            shares = self._trial.shares if self._trial is not None else ()
-            behaviour = self._learned().exploring("sample", "none", 0.0, *shares)
+            share = self._trial.share if self._trial is not None else 0.0
+            behaviour = self._learned().exploring("sample", base_share=share)
         try:
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
         except (ReplayError, Stopped):

@@ -53,7 +53,7 @@ class Decision(Conclusion, Protocol):
         action: (slots, d) float32 in [-1, 1], what the environment is given.
         chunk_index: (slots,) int16, position in the base's chunk.
         version: (slots,) int64, version of the policy.
-        exploration: (slots,) uint8, how it explored: `policies.behaviour.Exploration.code`.
+        base_alone: (slots,) bool, whether the policy's base acted, without noise.
     """
 
     @property
@@ -69,7 +69,7 @@ class Decision(Conclusion, Protocol):
         """See the class."""
 
     @property
-    def exploration(self) -> npt.NDArray[np.uint8]:
+    def base_alone(self) -> npt.NDArray[np.bool_]:
         """See the class."""
 
 
@@ -126,7 +126,7 @@ class RowBuilder:
             "base_action": decision.base_action[slot],
             "chunk_index": decision.chunk_index[slot],
             "policy_version": decision.version[slot],
-            "exploration": decision.exploration[slot],
+            "base_alone": decision.base_alone[slot],
             "reward": np.float32(reward),
             "terminated": np.bool_(terminated),
             "truncated": np.bool_(truncated),

@@ -25,15 +25,15 @@ class ExpertDecision(NamedTuple):
     base_action: npt.NDArray[np.float32]
     chunk_index: npt.NDArray[np.int16]
     version: npt.NDArray[np.int64]
-    exploration: npt.NDArray[np.uint8]
+    base_alone: npt.NDArray[np.bool_]
     features: Mapping[str, npt.NDArray[Any]]
 
     @classmethod
     def of(cls, action: npt.NDArray[np.float32]) -> ExpertDecision:
         """An action (1, d) without any policy behind it."""
         one = np.zeros(1, np.int64)
-        index, explored = one.astype(np.int16), one.astype(np.uint8)
-        return cls(action, np.zeros_like(action), index, one, explored, features={})
+        index, base_alone = one.astype(np.int16), one.astype(bool)
+        return cls(action, np.zeros_like(action), index, one, base_alone, features={})
 
 
 class ExpertController:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from policies.behaviour import BEST_GUESS, OF_BASE
 from robot_rl.data.schema import SOURCE_INTERVENTION
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.sampler import SampleSpec
@@ -19,18 +18,18 @@ _ENOUGH = 20  # episodes of the clone, after which it need not act any more
 _LEAST = 4  # episodes of each before either is held for better
 _SURE = 0.8  # chance from which on what was learned is held for better
 _LOST = 0.95  # chance from which on it is held for worse
-WARMUP_SHARES = (0.0, 0.5)  # for the `Exploration` while the clone alone acts
-_LEARNED_SHARE = 0.5  # of the episodes: what is learned acts without exploration
-_CLONED_SHARE = 0.125  # the clone acts
+WARMUP_SHARE = 0.5  # of the episodes before anything is learned: the clone acts without noise
+_SHARE = 0.125  # of the episodes after that
 _BATCH = 1024
-_FIELDS = ("success", "exploration", "episode_step")
+_FIELDS = ("success", "base_alone", "policy_version", "episode_step")
 
 
 class Trial:
-    """Compares episodes of the clone with those of what is learned, both without exploration.
+    """Compares episodes of the clone, without noise, with those of what is learned.
 
-    An episode counts if all of it was acted one way and no operator did a part of it. Exploring
-    episodes do not count: how often they succeed says little of the policy that is deployed.
+    What is learned explores meanwhile. It succeeds as often as without: the averaged actor acts,
+    the same that is deployed (docs/results.md). An episode counts if one of the two acted in all of
+    it and no operator did a part.
 
     Args:
         bench: The workbench of the stage that learns.
@@ -46,9 +45,9 @@ class Trial:
         self._learned: deque[tuple[bool, float]] = deque(maxlen=_LATEST)
 
     @property
-    def shares(self) -> tuple[float, float]:
-        """Shares of episodes for the `Exploration` of what is learned."""
-        return _LEARNED_SHARE, 0.0 if len(self._cloned) >= _ENOUGH else _CLONED_SHARE
+    def share(self) -> float:
+        """Share of the episodes in which the clone acts, beside what is learned."""
+        return 0.0 if len(self._cloned) >= _ENOUGH else _SHARE
 
     @property
     def proved(self) -> bool:
@@ -82,13 +81,13 @@ class Trial:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         begins = np.flatnonzero(np.diff(columns["episode_step"]) <= 0) + 1
         for rows in np.split(np.arange(len(columns["reward"])), begins):
-            ways = set(columns["exploration"][rows].tolist())
-            if len(ways) > 1 or (columns["source"][rows] == SOURCE_INTERVENTION).any():
+            if (columns["source"][rows] == SOURCE_INTERVENTION).any():
                 continue
             score = bool(columns["success"][rows].any()), float(columns["reward"][rows].sum())
-            if ways == {OF_BASE}:
+            of_clone = columns["base_alone"][rows]
+            if of_clone.all():
                 self._cloned.append(score)
-            elif ways == {BEST_GUESS}:
+            elif not of_clone.any() and columns["policy_version"][rows].all():
                 self._learned.append(score)
 
     def _chance(self) -> float:

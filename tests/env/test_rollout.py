@@ -19,7 +19,7 @@ class Decision(NamedTuple):
     base_action: np.ndarray
     chunk_index: np.ndarray
     version: np.ndarray
-    exploration: np.ndarray
+    base_alone: np.ndarray
     features: dict
 
 
@@ -52,8 +52,8 @@ class Servo:
     def decision(self, action, base):
         size = len(base)
         version = np.full(size, self.version)
-        explored = np.ones(size, np.uint8)
-        return Decision(action, base, np.full(size, 3, np.int16), version, explored, {})
+        alone = np.ones(size, bool)
+        return Decision(action, base, np.full(size, 3, np.int16), version, alone, {})
 
 
 def run(slots, seeds=SEEDS, **options):

@@ -10,7 +10,6 @@ import pytest
 from tiny_runs import TINY, ServerProcess
 
 from policies import checkpoint
-from policies.behaviour import BEST_GUESS, EXPLORED, OF_BASE
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import stored_schema
@@ -19,6 +18,9 @@ from robot_rl.learning.trial import Trial, chance_of_more
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.client import ReplayClient
 from robot_rl.run import RunDirectory
+
+# What acts in an episode: whether the base alone does, and the version of the policy.
+CLONE, NOISY_CLONE, LEARNED = (True, 0), (False, 0), (False, 7)
 
 
 class Acting:
@@ -33,7 +35,7 @@ class Acting:
 
     def put(
         self,
-        code: int | list[int],
+        acts: tuple[bool, int] | list[tuple[bool, int]],
         successes: list[bool],
         *,
         reward: float = 0.0,
@@ -44,7 +46,8 @@ class Acting:
             columns["source"][:] = SOURCE_POLICY
             if helped:
                 columns["source"][2] = SOURCE_INTERVENTION
-            columns["exploration"] = np.resize(np.uint8(code), len(columns["action"]))
+            ways = np.resize(np.atleast_2d(acts), (len(columns["action"]), 2))
+            columns["base_alone"], columns["policy_version"] = ways[:, 0] > 0, ways[:, 1]
             columns["reward"][:] = reward
             columns["success"][:] = False
             columns["success"][-2] = success  # with the last action
@@ -80,23 +83,23 @@ def test_only_what_does_better_than_the_clone_is_proved(bench, acting, learned, 
     trial, rng = Trial(bench), np.random.default_rng(0)
     assert not trial.proved
     for _ in range(5):
-        acting.put(EXPLORED, drawn(rng, 0.0, 2))  # says nothing of either
-        acting.put(BEST_GUESS, drawn(rng, learned, 4))
-        acting.put(OF_BASE, drawn(rng, clone, 4))
+        acting.put(NOISY_CLONE, drawn(rng, 0.0, 2))  # says nothing of either
+        acting.put(LEARNED, drawn(rng, learned, 4))
+        acting.put(CLONE, drawn(rng, clone, 4))
         trial.count(acting.steps)
     assert trial.proved == (learned > clone)
     found = trial.metrics["learned_success"], trial.metrics["cloned_success"]
     assert found == pytest.approx((learned, clone), abs=0.2)
-    assert trial.shares[1] == 0.0  # enough is known of the clone
+    assert trial.share == 0.0  # enough is known of the clone
 
 
 def test_what_was_better_must_stay_better(bench, acting):
     trial = Trial(bench)
-    acting.put(OF_BASE, [True, False] * 5)
-    acting.put(BEST_GUESS, [True] * 12)
+    acting.put(CLONE, [True, False] * 5)
+    acting.put(LEARNED, [True] * 12)
     trial.count(acting.steps)
     assert trial.proved
-    acting.put(BEST_GUESS, [False] * 9)
+    acting.put(LEARNED, [False] * 9)
     trial.count(acting.steps)
     assert not trial.proved
     assert trial.metrics == {"learned_success": 0.25, "cloned_success": 0.5}
@@ -104,11 +107,11 @@ def test_what_was_better_must_stay_better(bench, acting):
 
 def test_what_was_lost_is_forgotten_when_it_begins_again(bench, acting):
     trial = Trial(bench)
-    acting.put(OF_BASE, [True] * 6)
-    acting.put(BEST_GUESS, [True, True, True, False])
+    acting.put(CLONE, [True] * 6)
+    acting.put(LEARNED, [True, True, True, False])
     trial.count(acting.steps)
     assert not trial.lost
-    acting.put(BEST_GUESS, [False] * 4)
+    acting.put(LEARNED, [False] * 4)
     trial.count(acting.steps)
     assert trial.lost
     trial.begin_again()
@@ -118,19 +121,19 @@ def test_what_was_lost_is_forgotten_when_it_begins_again(bench, acting):
 
 def test_episodes_of_two_ways_and_of_an_operator_do_not_count(bench, acting):
     trial = Trial(bench)
-    acting.put(BEST_GUESS, [True] * 3, helped=True)
-    acting.put([OF_BASE] * 2 + [BEST_GUESS] * 29, [True])
+    acting.put(LEARNED, [True] * 3, helped=True)
+    acting.put([CLONE] * 2 + [LEARNED] * 29, [True])
     trial.count(acting.steps)
     assert trial.metrics == {}
 
 
 def test_a_resumed_trial_goes_on_as_the_uninterrupted_one(bench, acting):
     trial, again = Trial(bench), Trial(bench)
-    acting.put(OF_BASE, [True, False, False])
-    acting.put(BEST_GUESS, [True, False])
+    acting.put(CLONE, [True, False, False])
+    acting.put(LEARNED, [True, False])
     trial.count(acting.steps)
     again.load_state_dict(json.loads(json.dumps(trial.state_dict())))
-    acting.put(BEST_GUESS, [True, True])
+    acting.put(LEARNED, [True, True])
     for each in (trial, again):
         each.count(acting.steps)
     assert trial.metrics == again.metrics
@@ -139,8 +142,8 @@ def test_a_resumed_trial_goes_on_as_the_uninterrupted_one(bench, acting):
 
 def test_where_nothing_tells_success_the_return_decides(bench, acting):
     trial = Trial(bench)
-    acting.put(OF_BASE, [False] * 6, reward=-1.0)
-    acting.put(BEST_GUESS, [False] * 6, reward=-0.5)
+    acting.put(CLONE, [False] * 6, reward=-1.0)
+    acting.put(LEARNED, [False] * 6, reward=-0.5)
     trial.count(acting.steps)
     assert trial.proved
     assert trial.metrics == {"learned_success": 1.0, "cloned_success": 0.0}

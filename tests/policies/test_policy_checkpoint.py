@@ -231,8 +231,8 @@ def test_a_behaviour_that_cannot_run_is_refused():
     with pytest.raises(PolicyError, match="unknown exploration mode"):
         behaviour(gaussian()).exploring("greedy")
     with pytest.raises(PolicyError, match="mode 'base' needs"):
-        behaviour(gaussian()).exploring("mean", "none", 0.0, 0.0, 0.5)
-    with pytest.raises(PolicyError, match="shares of episodes are out of range"):
-        behaviour(gaussian()).exploring("mean", "none", 0.0, 0.7, 0.5)
+        behaviour(gaussian()).exploring("mean", base_share=0.5)
+    with pytest.raises(PolicyError, match="base_share is out of range"):
+        behaviour(gaussian()).exploring("mean", base_share=1.5)
     with pytest.raises(PolicyError, match="noise_scale"):
         behaviour(gaussian()).exploring("mean", "normal", -1.0)

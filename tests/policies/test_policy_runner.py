@@ -15,7 +15,6 @@ from policy_examples import (
     vla,
 )
 
-from policies.behaviour import BEST_GUESS, EXPLORED, OF_BASE
 from policies.errors import PolicyError
 from policies.history import ObservationHistory
 from policies.instructions import INSTRUCTION_FEATURES, instruction_features
@@ -244,21 +243,20 @@ def test_exploration_adds_bounded_noise_to_the_base():
         assert np.abs(acted.action).max() <= 1
 
 
-def test_some_episodes_do_not_explore_and_in_some_the_base_acts():
+def test_in_some_episodes_the_base_acts_alone():
     """An episode's seed decides, and every step says how it came about."""
-    exploring = behaviour(residual(), EXECUTE).exploring("sample", "normal", 0.2, 0.5, 0.25)
+    exploring = behaviour(residual(), EXECUTE).exploring("sample", "normal", 0.2, 0.25)
     runner = PolicyRunner(exploring, 200)
     runner.reset(seeds=range(200))
     first, second = runner.act(observations(200)), runner.act(observations(200, seed=1))
-    np.testing.assert_array_equal(first.exploration, second.exploration)
-    shares = np.bincount(first.exploration, minlength=3) / 200
-    np.testing.assert_allclose(shares[[BEST_GUESS, EXPLORED, OF_BASE]], [0.5, 0.25, 0.25], atol=0.1)
-    departs = (first.action != first.base_action).any(axis=1)  # it is untrained: only by noise
-    np.testing.assert_array_equal(departs, first.exploration == EXPLORED)
+    np.testing.assert_array_equal(first.base_alone, second.base_alone)
+    assert np.mean(first.base_alone) == pytest.approx(0.25, abs=0.1)
+    departs = (first.action != first.base_action).any(axis=1)
+    np.testing.assert_array_equal(departs, ~first.base_alone)
     alone = PolicyRunner(exploring)
     alone.reset(seeds=[17])
     mine = alone.act({name: value[17:18] for name, value in observations(200).items()})
-    assert mine.exploration[0] == first.exploration[17]
+    assert mine.base_alone[0] == first.base_alone[17]
 
 
 def test_the_mean_of_an_untrained_residual_is_its_base():
