@@ -16,6 +16,7 @@ from torch import Tensor
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from policies.gaussian import ResidualPolicy
+from policies.policy import Policy
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
@@ -275,15 +276,15 @@ class Learner:
             behaviour = self._cloned.exploring("base", "normal", noise, share)
         else:
             share = self._trial.share if self._trial is not None else 0.0
-            behaviour = self._learned().exploring("sample", base_share=share)
+            acting = self._learned(self._algorithm.acting_policy())
+            behaviour = acting.exploring("sample", base_share=share)
         try:
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
         except (ReplayError, Stopped):
             self._save_what_is_new()
             raise
 
-    def _learned(self) -> Behaviour:
-        policy = self._algorithm.policy()
+    def _learned(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
         return dataclasses.replace(
             self._cloned, policy=policy, execute_steps=steps, version=self.updates
@@ -291,7 +292,7 @@ class Learner:
 
     def _deployed(self) -> Behaviour:
         """What was learned; its corrections act only if they are held for better than the clone."""
-        learned = self._learned()
+        learned = self._learned(self._algorithm.policy())
         if self._trial is not None and isinstance(learned.policy, ResidualPolicy):
             learned.policy.corrects = self._trial.proved
         return learned

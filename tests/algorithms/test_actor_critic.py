@@ -31,9 +31,9 @@ def test_a_residual_starts_as_its_base_and_explores_around_it(choice):
     action, base = acts(policy)
     assert torch.equal(action, base)
     train(algorithm, CRITIC_ONLY)
-    assert torch.equal(*acts(algorithm.policy()))
+    assert torch.equal(*acts(algorithm.acting_policy()))
     noise = torch.randn(SIZE, DIMENSION, generator=torch.Generator().manual_seed(0))
-    explored, base = acts(algorithm.policy(), noise=noise)
+    explored, base = acts(algorithm.acting_policy(), noise=noise)
     assert 0 < float((explored - base).abs().mean()) < 0.5
 
 
@@ -160,17 +160,18 @@ def test_the_critic_only_phase_leaves_the_actor_alone(choice):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_the_policy_is_the_average_actor(choice):
+def test_the_deployed_policy_is_the_average_of_the_acting_one(choice):
     rate = 0.25
     algorithm = make(choice, changes=[("settings.average_rate", rate), ("settings.actor_every", 1)])
     train(algorithm, CRITIC_ONLY)
     average = weights(algorithm.average_actor)
     for update in range(3):
         train(algorithm, 1, first=update)
-        learning, deployed = weights(algorithm.actor), weights(algorithm.policy().actor)
+        acting = weights(algorithm.acting_policy().actor)
+        deployed = weights(algorithm.policy().actor)
         for name, value in average.items():
-            torch.testing.assert_close(deployed[name], value.lerp(learning[name], rate))
-        assert not same(learning, deployed)
+            torch.testing.assert_close(deployed[name], value.lerp(acting[name], rate))
+        assert not same(acting, deployed)
         average = deployed
 
 

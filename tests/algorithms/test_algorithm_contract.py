@@ -92,23 +92,23 @@ def test_a_state_that_does_not_fit_is_refused(choice):
             algorithm.load_state_dict(other)
 
 
-def test_a_policy_is_a_snapshot(choice):
+def test_policies_are_snapshots(choice):
     algorithm = make(choice)
     train(algorithm, CRITIC_ONLY + 2)
-    policy = algorithm.policy()
-    before = weights(policy)
+    policies = algorithm.acting_policy(), algorithm.policy()
+    before = [weights(policy) for policy in policies]
     train(algorithm, 6)
-    assert same(weights(policy), before)
+    assert [same(weights(p), b) for p, b in zip(policies, before, strict=True)] == [True, True]
 
 
 def test_actions_stay_within_the_range(choice):
     algorithm = make(choice, changes=[("settings.actor_rate", 0.05)])
     train(algorithm, 30)
     noise = 5 * torch.randn(SIZE, DIMENSION, generator=torch.Generator().manual_seed(0))
-    policy = algorithm.policy()
-    for action in (acts(policy)[0], acts(policy, noise=noise)[0]):
-        assert action.shape == (SIZE, DIMENSION)
-        assert float(action.abs().max()) <= 1.0
+    for policy in (algorithm.acting_policy(), algorithm.policy()):
+        for action in (acts(policy)[0], acts(policy, noise=noise)[0]):
+            assert action.shape == (SIZE, DIMENSION)
+            assert float(action.abs().max()) <= 1.0
 
 
 def test_the_base_is_never_changed(choice):

@@ -262,6 +262,10 @@ class ActorCritic(ABC):
         """A column of a batch on the device."""
         return to_device(torch.from_numpy(column), self.device)
 
+    def acting_policy(self) -> Policy:
+        """The policy with the actor as it learns: with its average exploration comes later."""
+        return self.policy_of(copy.deepcopy(self.encoder), copy.deepcopy(self.actor))
+
     def policy(self) -> Policy:
         """The policy with the averaged actor, and the averaged image encoder where one learns."""
         return self.policy_of(self.encoding.snapshot(), copy.deepcopy(self.average_actor))

@@ -109,8 +109,11 @@ class Algorithm(Protocol):
             AlgorithmError: A required field is missing.
         """
 
+    def acting_policy(self) -> Policy:
+        """The policy that is sampled from to explore, with the weights as they are now."""
+
     def policy(self) -> Policy:
-        """The policy that is evaluated and shipped by its mean; to explore it is sampled from."""
+        """The policy that is evaluated and shipped, whose mean is taken."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs, random generator included."""
