@@ -55,7 +55,6 @@ class ReplayClient:
         AddressRefused: No address, or one beyond this machine and no keys.
         KeysError: The keys cannot be read.
         SpoolError: The file cannot be used; see `Spool`.
-        ServerUnreachable: From all calls that wait for an answer, if none comes in time.
     """
 
     def __init__(
@@ -241,6 +240,9 @@ class ReplayClient:
             name: Whose weights.
             newer_than: Version that the caller has.
             wait_seconds: How long to wait for newer ones, at most 60.
+
+        Raises:
+            ServerUnreachable: No answer.
         """
         question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait_seconds)
         held_back = wait_seconds + LARGE_SECONDS
@@ -263,7 +265,11 @@ class ReplayClient:
         )
 
     def statistics(self) -> dict[str, object]:
-        """Return the server's counters and the totals of its tables."""
+        """Return the server's counters and the totals of its tables.
+
+        Raises:
+            ServerUnreachable: No answer.
+        """
         return self.ask(messages.GetStatistics(), messages.Statistics)[0].statistics
 
     def ask(

@@ -71,6 +71,9 @@ class EpisodeRows:
             datasets: The episodes in their present view.
             fields: Columns to read; `instruction` gives each row the text of its episode.
             only_successful: Whether failed episodes are left out.
+
+        Raises:
+            NotEnoughData: There is no (successful) episode.
         """
         names = list(fields)
         parts = [_columns(dataset, names) for dataset in datasets]

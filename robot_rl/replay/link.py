@@ -149,7 +149,11 @@ class Link:
             self._requests.pop(number, None)
 
     def close(self) -> None:
-        """End the thread and close the spool."""
+        """End the thread and close the spool.
+
+        Raises:
+            SpoolError: The rows that are left cannot be written to the disk.
+        """
         with self.condition:
             self.wake()
             self.closing = True

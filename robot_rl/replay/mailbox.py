@@ -21,6 +21,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
     """Keep the latest weights under a name; the same ones again are accepted.
 
+    Args:
+        store: Folder of the store. Only its one writer calls this.
+        record: The weights.
+        flush: Whether to wait until they are on the disk.
+
     Raises:
         WeightsRefused: The stored version is as new or newer, or the name cannot be one.
         StoreFull: They do not fit; the stored ones stay.
@@ -62,6 +67,9 @@ def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsReco
         store: Folder of the store.
         name: Whose weights.
         tensors: Whether to read them too, or only what is said of them.
+
+    Raises:
+        StoreError: They are damaged.
     """
     file = store / "weights" / f"{name}.json"
     if not file.exists():

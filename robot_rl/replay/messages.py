@@ -190,7 +190,14 @@ ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
 def encode_rows(
     session: Opened, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
 ) -> list[Frame]:
-    """Build an append message from rows that lie one after the other in each of some frames."""
+    """Build an append message from rows that lie one after the other in each of some frames.
+
+    Args:
+        session: Whose rows.
+        first: Sequence of the first.
+        rows: Their bytes.
+        episodes: JSON of the metadata of the episodes that begin, by sequence.
+    """
     raw = {sequence: msgspec.Raw(text) for sequence, text in episodes.items()}
     message = Append(
         table=session.table,
@@ -226,7 +233,11 @@ def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
 
 
 def annotate_requests(new: Annotations) -> Iterator[tuple[Annotate, list[Frame]]]:
-    """Yield requests of a bounded size that store annotations; see `ReplayClient.annotate`."""
+    """Yield the requests, of a bounded size, that store annotations; see `ReplayClient.annotate`.
+
+    Raises:
+        AnnotationRefused: A dtype is another, or there are not as many values as sequences.
+    """
     sequences, values = np.asarray(new.sequences), np.asarray(new.values)
     fits = sequences.dtype == np.int64 and values.dtype == np.float32
     if not fits or sequences.ndim != 1 or values.shape != sequences.shape:

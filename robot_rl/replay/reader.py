@@ -33,6 +33,9 @@ _TRIES = 16
 class StoreReader(AbstractContextManager["StoreReader"]):
     """Reads a store's tables, episodes and weights.
 
+    Args:
+        path: Folder of the store.
+
     Attributes:
         identity: Name of this store and its copies.
 
@@ -172,10 +175,17 @@ class TableRows:
 
     What was given stays readable, also after its eviction, until `forget_gone`.
 
+    Args:
+        store: Folder of the store.
+        table: Name of the table.
+
     Attributes:
         identity: Name of the store and its copies.
         dtype: Of a row.
         evicted: Totals of what was evicted from it, as of the last look.
+
+    Raises:
+        StoreError: No such store or table.
     """
 
     def __init__(self, store: Path, table: str) -> None:
@@ -196,7 +206,11 @@ class TableRows:
         self._unseen: list[EpisodeRecord] = []
 
     def look(self) -> list[News]:
-        """Return what has come since the last look, in the order in which episodes began."""
+        """Return what has come since the last look, in the order in which episodes began.
+
+        Raises:
+            StoreError: The rows are not those that the catalogue knows.
+        """
         for _ in range(_TRIES):
             try:
                 return self._look()

@@ -202,7 +202,11 @@ class RowFlags:
 
     @classmethod
     def of(cls, schema: RowSchema) -> RowFlags:
-        """Find the offsets in the schema's packed rows."""
+        """Find the offsets in the schema's packed rows.
+
+        Raises:
+            SchemaMismatch: A field is no plain number, too large, or a flag is absent.
+        """
         for column in schema.fields:
             if np.dtype(column.dtype).kind not in "biuf" or min(column.shape, default=1) < 1:
                 raise SchemaMismatch(
@@ -230,7 +234,11 @@ class RowFlags:
         return cls(max(offsets) + 1, *offsets)
 
     def read(self, row: memoryview | bytes) -> RowFacts:
-        """Check and read the bytes of a packed row, or of its begin, that the store relies on."""
+        """Check and read the bytes of a packed row, or of its begin, that the store relies on.
+
+        Raises:
+            RowRefused: A boolean is neither 0 nor 1, or the source is unknown.
+        """
         is_last, success, source = row[self.is_last], row[self.success], row[self.source]
         terminated, truncated = row[self.terminated], row[self.truncated]
         if max(is_last, terminated, truncated, success) > 1 or source >= len(SOURCE_NAMES):
@@ -249,7 +257,11 @@ class RowFlags:
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
-    """Check that a row may begin an episode, or follow a row that ended its episode or not."""
+    """Check that a row may begin an episode, or follow a row that ended its episode or not.
+
+    Raises:
+        RowRefused: It may not.
+    """
     if begins and row.is_last:
         raise RowRefused(
             "an episode cannot begin with its last row",
@@ -321,6 +333,9 @@ class Session:
 
         Returns:
             The session then, and the episodes that are touched, by identifier.
+
+        Raises:
+            RowRefused: A row breaks the order of an episode.
         """
         state = replace(self)
         episodes: dict[int, EpisodeRecord] = {}

@@ -102,6 +102,12 @@ class Quotas:
     Every contiguous part of a batch keeps the share of demonstrations to within one row, and
     those of the others to within two.
 
+    Args:
+        batch_size: Slots.
+        demonstration_share: In [0, 1].
+        intervention_share: In [0, 1 - demonstration_share]; 0 where interventions have no slots of
+            their own.
+
     Raises:
         ReplayError: A share is out of range.
     """
@@ -128,6 +134,9 @@ class Quotas:
 
     def kinds(self, available: Mapping[DataKind, int]) -> npt.NDArray[np.uint8]:
         """Return the kind of each slot, shape (batch_size,).
+
+        Args:
+            available: Windows of each kind. One that has none is replaced by another.
 
         Raises:
             NotEnoughData: There is nothing to replace it.
@@ -157,6 +166,11 @@ def _every(count: int, share: float) -> npt.NDArray[np.bool_]:
 
 class ReplaySampler(Sampler):
     """Draws from rows on this machine.
+
+    Args:
+        rows: Of a table, or of datasets; they are closed with the sampler.
+        spec: What to draw.
+        rng: Where all randomness comes from.
 
     Raises:
         ReplayError: Unknown field, or a share out of range.

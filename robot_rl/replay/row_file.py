@@ -53,7 +53,11 @@ class RowFile:
 
     @classmethod
     def create(cls, path: Path, about: Mapping[str, object], row_bytes: int) -> RowFile:
-        """Make an empty segment; one whose making was cut off before is made again."""
+        """Make an empty segment; one whose making was cut off before is made again.
+
+        Raises:
+            OSError: It exists, or cannot be written.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         file = cls(path, os.open(path, flags, 0o644))
         try:
@@ -96,6 +100,9 @@ class RowFile:
 
         Fewer than were given mean that the disk took no more; the rest of a torn row is cut off.
         Rows that are whole stay, because a reader may have seen them.
+
+        Raises:
+            OSError: Not one could be written, and why.
         """
         before = self.rows
         end = at = self._size_of(before)
@@ -148,6 +155,9 @@ class RowFile:
             room: Bytes to leave free between description and rows.
             rows: For how many rows the disk is to give its room at once. A disk that fills up later
                 would end a process that writes to the map, by SIGBUS.
+
+        Raises:
+            OSError: The disk has no room for it, or it cannot be written.
         """
         text = json.dumps(dict(about)).encode()
         header = -(-(_DESCRIPTION_AT + len(text) + room) // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -233,6 +233,9 @@ class Sampler(ABC):
     def sample(self, out: Batch | None = None) -> Batch:
         """Draw one batch.
 
+        Args:
+            out: Arrays to fill, from `allocate`; new ones by default.
+
         Raises:
             NotEnoughData: Nothing to draw from is visible, or each episode was given.
         """

@@ -186,7 +186,14 @@ class WrittenSegment:
     def append(
         self, identity: str, rows: Sequence[memoryview], begins: EpisodeRecord | None
     ) -> int:
-        """Append packed rows of one episode, which may begin with them."""
+        """Append packed rows of one episode, which may begin with them.
+
+        Returns:
+            How many the disk took.
+
+        Raises:
+            OSError: It took none, and why.
+        """
         if self._file is None or self._facts is None:
             self._file = self.segment.open(identity, write=True)
             self._facts = io.FileIO(self.segment.episodes_path, "a")
@@ -216,6 +223,10 @@ def lock_store(path: Path) -> IO[bytes]:
     """Take the lock of a store's only writer.
 
     The system frees it when the process ends, however it ends.
+
+    Raises:
+        StoreInUse: Another process has it.
+        StoreError: The folder cannot be made or written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

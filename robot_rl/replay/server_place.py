@@ -69,11 +69,22 @@ class ServerPlace:
         return cls(run.store, settings.connect, keys)
 
     def client(self, **options: Any) -> ReplayClient:
-        """Make a client of the server, with further arguments of `ReplayClient`."""
+        """Make a client of the server, with further arguments of `ReplayClient`.
+
+        Raises:
+            AddressRefused: The address is none, or beyond this machine and there are no keys.
+            KeysError: The keys cannot be read.
+        """
         return ReplayClient(self.address or self.store, keys=self.keys, **options)
 
     def sampler(self, table: str, spec: SampleSpec, rng: np.random.Generator) -> Sampler:
-        """Make a sampler: from the memory map, or over the network."""
+        """Make a sampler: from the memory map, or over the network.
+
+        Raises:
+            StoreError: No such store or table.
+            ReplayError: Unknown field, or a number out of range.
+            ServerUnreachable: The server on another machine does not answer.
+        """
         if self.address is None:
             return ReplaySampler(TableRows(self.store, table), spec, rng)
         client = self.client(request_seconds=_SAMPLING_SECONDS)
@@ -197,6 +208,10 @@ class Sampling:
 
     Of each client the newest request counts.
 
+    Args:
+        store: Folder of the store.
+        message_bytes: Most bytes of one answer.
+
     Attributes:
         ready: Descriptor that is readable when `answers` has something.
         failures: Requests that failed of something else than themselves.
@@ -213,7 +228,11 @@ class Sampling:
         self._thread = ThreadPoolExecutor(1, "replay-sampling")
 
     def submit(self, client: bytes, message: Sample) -> None:
-        """Queue a request."""
+        """Queue a request.
+
+        Raises:
+            ReplayError: Too many clients wait.
+        """
         with self._lock:
             if client not in self._waiting:
                 if len(self._waiting) >= MAXIMUM_WAITING:

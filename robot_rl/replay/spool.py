@@ -99,7 +99,12 @@ class Spool:
             raise
 
     def begin(self, opening: Open, opened: Opened) -> None:
-        """Begin another session; the spool must be empty."""
+        """Begin another session; the spool must be empty.
+
+        Raises:
+            SpoolTooSmall: The size leaves no room for a row.
+            SpoolError: The disk has no room for it, or it cannot be written.
+        """
         assert self.first == self.end
         self.left = None
         row_bytes = _row_bytes(opening)
@@ -129,7 +134,12 @@ class Spool:
         return fits and not (begins and len(self._facts) >= EPISODES)
 
     def push(self, parts: Sequence[Frame], episode: bytes) -> int:
-        """Add a row for which there is room, given in parts, and return its sequence."""
+        """Add a row for which there is room, given in parts, and return its sequence.
+
+        Args:
+            parts: Its bytes.
+            episode: JSON of the metadata of the episode that it begins, if it does.
+        """
         sequence = self.end
         if self.first == sequence:
             # Begin at the first slot again: the same few pages are then written, which spares the
@@ -186,7 +196,11 @@ class Spool:
         return True
 
     def close(self) -> None:
-        """Release what the spool holds; a second call does nothing."""
+        """Release what the spool holds; a second call does nothing.
+
+        Raises:
+            SpoolError: The rows that are left cannot be written to the disk.
+        """
         if self._file is None:
             self._unmap()
             return
@@ -299,7 +313,11 @@ def size_for(rows: int, row_bytes: int) -> int:
 
 
 def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
-    """Check that a spool of this size can hold a whole episode of T + 1 rows."""
+    """Check that a spool of this size can hold a whole episode of T + 1 rows.
+
+    Raises:
+        SpoolTooSmall: It cannot; says how large it must be.
+    """
     needed = size_for(rows, row_bytes)
     if size_bytes < needed:
         raise SpoolTooSmall(
@@ -311,7 +329,11 @@ def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
 
 
 def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
-    """Return an episode's metadata as they wait in a spool; nothing for none."""
+    """Return an episode's metadata as they wait in a spool; nothing for none.
+
+    Raises:
+        RowRefused: They are not JSON, or too large.
+    """
     if not episode:
         return b""
     try:

@@ -120,7 +120,11 @@ class StoreWriter:
         return table.info
 
     def schema(self, table: int) -> RowSchema:
-        """Return the schema of a table's rows."""
+        """Return the schema of a table's rows.
+
+        Raises:
+            StoreError: There is no such table.
+        """
         if table not in self._state.tables:
             raise StoreError(
                 "there is no such table", got=table, expected=sorted(self._state.tables)
@@ -170,7 +174,11 @@ class StoreWriter:
         return key
 
     def session(self, key: SessionKey) -> Session:
-        """Return where a begun session stands."""
+        """Return where a begun session stands.
+
+        Raises:
+            SessionTaken: Nobody has begun it.
+        """
         session = self._state.sessions.get(key) or self._closed(key)
         if session is None:
             raise SessionTaken("the session was never opened", got=key)

@@ -42,6 +42,9 @@ class StoreState:
         segments: Of each session, in order.
         changed: Episodes that the catalogue has yet to learn of, by identifier.
         next_episode: Identifier of the next episode that begins.
+
+    Raises:
+        StoreError: A file is damaged, or the catalogue knows rows that are not there.
     """
 
     def __init__(self, path: Path, catalogue: Catalogue) -> None:

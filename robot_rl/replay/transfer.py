@@ -52,6 +52,11 @@ class StoreEpisodes:
     Episodes that begin or end later are not seen. One that the server evicts before it is read is
     left out.
 
+    Args:
+        path: Folder of the store.
+        table: Name of the table; None takes the only one.
+        selection: Which episodes.
+
     Attributes:
         schema: Columns of the rows, and the newest version of each annotation at that moment.
         metadata: What the table was created with.
@@ -154,6 +159,12 @@ def import_episodes(
     own in the store: one that was interrupted goes on where it stood, and one that is there is not
     added again.
 
+    Args:
+        source: Where they come from.
+        client: Without a session.
+        table: Name of the table; created where absent.
+        on_episode: Called after each.
+
     Raises:
         SchemaMismatch: The table has other columns; names the field.
         StoreFull: The store has no room; what was sent stays, and the import can be repeated.
@@ -197,7 +208,18 @@ def import_episodes(
 def append_rest(
     client: ReplayClient, rows: Sequence[Row], there: int, facts: Mapping[str, object]
 ) -> None:
-    """Append the rows of an episode that an earlier, interrupted try has not put there."""
+    """Append the rows of an episode that an earlier, interrupted try has not put there.
+
+    Args:
+        client: With the session that goes on.
+        rows: All rows of the episode.
+        there: How many of them are stored.
+        facts: The episode's ``task``, ``seed`` and ``instruction``.
+
+    Raises:
+        ServerUnreachable: No row got through in time.
+        StoreFull: The store has no room, and none came in time.
+    """
     if there == 0:
         client.append_episode(rows, facts, _ROOM_SECONDS)
         return
@@ -215,9 +237,19 @@ class PlayedDifferently(ReplayError):
 class ReplayedEpisode:
     """Appends rows to a session that goes on; those that are stored are compared instead.
 
+    Args:
+        client: With the session.
+        store: Folder of the store.
+        opened: The session.
+        schema: Of its rows.
+        records: Of the episodes that the actor has finished: ``session`` and ``length``, steps.
+
     Attributes:
         finished: How many of them this session has.
         steps: Environment steps that are stored and played again.
+
+    Raises:
+        PlayedDifferently: The store does not hold what was finished.
     """
 
     def __init__(
@@ -290,6 +322,9 @@ def summarize_store(path: Path) -> dict[str, Any]:
         the last four by who acted in ``sources`` too; ``cut``: episodes closed without their final
         row, as their actor was killed; ``missing_rows`` by episode: damage; ``first_stamp`` and
         ``last_stamp`` [ns] of the wall clock, None where all time was simulated.
+
+    Raises:
+        StoreError: There is no store, or it cannot be read.
     """
     with StoreReader(path) as reader:
         tables = {name: _table(reader, name) for name in reader.tables()}

@@ -118,6 +118,10 @@ class WindowIndex:
     A window with a reward that is `UNKNOWN` is none. Evicted steps stay counted, also those that
     were evicted before they were seen: numbers of steps and rows are the same whenever one looks.
 
+    Args:
+        spec: What windows are wanted.
+        relabel: Changes the scalars of consecutive rows from an address on, in place.
+
     Attributes:
         demonstrations: Windows that start at a row of source demo.
         online: Windows of policy and intervention rows.
@@ -188,7 +192,13 @@ class WindowIndex:
                 self._ended[tail.first] = tail.rows, tail.steps
 
     def note_evicted(self, rows: int, steps: int, gone: Ranges) -> None:
-        """Count what was evicted before it was seen."""
+        """Count what was evicted before it was seen.
+
+        Args:
+            rows: Rows of actors that were evicted so far.
+            steps: Online steps among them.
+            gone: Where the evicted rows were.
+        """
         new_rows, new_steps = rows - self._evicted[0], steps - self._evicted[1]
         if new_rows == 0:
             return
