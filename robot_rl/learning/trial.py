@@ -27,9 +27,9 @@ _FIELDS = ("success", "base_alone", "policy_version", "episode_step")
 class Trial:
     """Compares episodes of the clone, without noise, with those of what is learned.
 
-    What is learned explores meanwhile, so its successes only approximate those of the averaged actor
-    that is deployed. An episode counts if one of the two acted in all of it and no operator did a
-    part.
+    What is learned explores meanwhile, so its successes only approximate those of the averaged
+    actor that is deployed. An episode counts if one of the two acted in all of it and no operator
+    did a part.
 
     Args:
         bench: The workbench of the stage that learns.
