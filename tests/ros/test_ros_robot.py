@@ -28,6 +28,7 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import (
@@ -340,18 +341,28 @@ class Publisher:
         self.client = RosClient("publisher", namespace)
         self._publishers = {}
 
-    def send(self, topic, message):
+    def _publisher(self, topic, kind):
         if topic not in self._publishers:
             self._publishers[topic] = self.client.node.create_publisher(
-                type(message), topic, qos.sensor_publisher(100.0)
+                kind, topic, qos.sensor_publisher(100.0)
             )
-        self._publishers[topic].publish(message)
+        return self._publishers[topic]
+
+    def send(self, topic, message):
+        self._publisher(topic, type(message)).publish(message)
+
+    def wait_for_a_subscriber(self, topic, kind):
+        publisher = self._publisher(topic, kind)
+        assert wait_until(publisher.get_subscription_count, 60.0)
+
+    def joints(self, stamp):
+        joints = [f"joint{number}" for number in range(1, 8)]
+        return messages.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp)
 
     def arm(self, stamp, *, behind=0):
         """What an arm measures at a stamp [ns], the wrench before that [ns]."""
-        joints = [f"joint{number}" for number in range(1, 8)]
         pose = [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]
-        self.send("joint_states", messages.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp))
+        self.send("joint_states", self.joints(stamp))
         self.send("current_pose", messages.pose_message(pose, stamp))
         self.send("current_twist", messages.twist_message([0.0] * 6, stamp))
         self.send("current_wrench", messages.wrench_message([0.0] * 6, stamp - behind))
@@ -481,11 +492,11 @@ def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent():
     robot = robot_on("/slow", "robot.sensors.start_timeout_s=1.0")
     joints = robot.measurements.joints
     try:
-        for sensor in robot.all_sensors:
-            sensor.forget()
+        # Discovery takes seconds on a busy machine: the stamp would be too old by then.
+        publisher.wait_for_a_subscriber("joint_states", JointState)
         stamp = time.time_ns()
         while joints.count < 1:
-            publisher.arm(stamp)
+            publisher.send("joint_states", publisher.joints(stamp))
         with pytest.raises(SensorSlow, match=r"/slow/joint_states gives .* too slowly.*1 in 1 s"):
             wait_for_all([joints], 2, 1.0)
     finally:
