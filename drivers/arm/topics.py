@@ -36,12 +36,13 @@ class TopicArm(ABC):
         joint_names: Names of the arm's joints in its JointState.
         joint_topic: JointState.
         pose_topic: PoseStamped, measured; empty where the subclass tells it from the joints.
-        twist_topic: TwistStamped, measured; empty where there is none.
-        wrench_topic: WrenchStamped, what the environment exerts; empty where there is none.
+        twist_topic: TwistStamped, measured in the base frame; empty where there is none.
+        wrench_topic: WrenchStamped, what the environment exerts, in the base frame; empty where
+            there is none.
         stale_after_s: Age at which a measurement is too old [s].
         timeout_s: For the first messages [s].
-        frame: `frame_id` of the base frame, which the measured pose must have; empty: whichever
-            that has. Targets bear it too.
+        frame: `frame_id` of the base frame, which what is measured must have; empty: whichever
+            the pose has. Targets bear it too.
         fault: Always None: the controller's faults are its own business.
 
     Raises:
@@ -98,6 +99,8 @@ class TopicArm(ABC):
         # Each controller may publish the states of its own joints, which nothing is derived from
         # where the pose is measured.
         own = lambda message: bool(set(self.joint_names) & set(message.name))  # noqa: E731
+        # A force in the tool's frame would be felt in another direction.
+        frames = {"pose": lambda: self.frame, "twist": self._named, "wrench": self._named}
         self._sensors = {
             name: Sensor(
                 client,
@@ -108,7 +111,7 @@ class TopicArm(ABC):
                 sole=name != "joints" or not self.pose_topic,
                 restarts=False,  # a controller that is launched twice has one name
                 accepts=own if name == "joints" else lambda _: True,
-                frame=(lambda: self.frame) if name == "pose" else str,
+                frame=frames.get(name, str),
             )
             for name, (topic, kind, decode) in topics.items()
             if topic
@@ -178,11 +181,15 @@ class TopicArm(ABC):
 
     def _base_frame(self) -> str:
         """What is configured, or else what the measured pose says, or else this stack's name."""
+        return self._named() or "base"
+
+    def _named(self) -> str:
         measured = self._sensors.get("pose")
-        return self.frame or (measured.frame if measured else "") or "base"
+        return self.frame or (measured.frame if measured else "")
 
     def _solve_pose(self, joints: Vector) -> Vector:
-        raise NotImplementedError
+        """The pose where it is not measured: only a subclass that allows it comes here."""
+        raise AssertionError("the pose is neither measured nor told from the joints")
 
     def _joints(self, message: Any) -> tuple[Vector, Vector]:
         from robot_rl.ros.messages import joint_positions, joint_velocities
@@ -201,11 +208,25 @@ class PoseTopicArm(TopicArm):
     Attributes:
         target_topic: PoseStamped, of commands.
         compliance: Of the controller.
+
+    Raises:
+        DriverError: As `TopicArm`, or there is no `pose_topic`.
     """
 
     _: KW_ONLY
     target_topic: str = "target_pose"
     compliance: Compliance = "impedance"
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and that the pose is measured."""
+        super().__post_init__()
+        if not self.pose_topic:
+            raise DriverError(
+                "this arm's pose is not measured",
+                got="an empty pose_topic",
+                expected="a topic of PoseStamped",
+                hint="name it, or take TrajectoryTopicArm, which tells the pose from the joints",
+            )
 
     def command(self, target_pose: Vector) -> None:
         """Publish a target (7,)."""

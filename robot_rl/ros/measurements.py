@@ -116,9 +116,10 @@ class Measurements:
         self.objects = self.success = None
         if objects:
             decode = lambda message: messages.poses_array(message, objects)  # noqa: E731
-            base = lambda: self.pose.frame  # noqa: E731  # whatever the arm's driver calls it
             late = limits.tracker_s
-            self.objects = self._sensor(PoseArray, "object_poses", late, decode, frame=base)
+            self.objects = self._sensor(
+                PoseArray, "object_poses", late, decode, frame=self._base_frame
+            )
             self._aligned.append(self.objects)
         if success:
             self.success = self._sensor(
@@ -205,6 +206,9 @@ class Measurements:
     def _sensor(self, kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
         return Sensor(self._client, kind, topic, limit, decode, health=self._health, **more)
 
+    def _base_frame(self) -> str:
+        return self.pose.frame  # whatever the arm's driver calls it
+
     def _subscribe_to_arm(
         self, names: tuple[str, ...], twist: bool, wrench: bool, plausibility: Plausibility
     ) -> None:
@@ -232,6 +236,7 @@ class Measurements:
                 late,
                 messages.twist_array,
                 sole=True,
+                frame=self._base_frame,
                 without=without,
             )
             self._optional["state/tcp_velocity"] = self.twist
@@ -243,6 +248,7 @@ class Measurements:
                 late,
                 messages.wrench_array,
                 sole=True,
+                frame=self._base_frame,
                 without=without,
             )
             self._optional["state/tcp_wrench"] = self.wrench

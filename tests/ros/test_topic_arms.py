@@ -165,19 +165,25 @@ def test_a_controller_that_is_launched_twice_is_not_believed():
         controller.client.close()
 
 
+def publish_in(publisher, frame):
+    """Let a publisher name another frame from now on."""
+    publish = publisher.publish
+
+    def renamed(message):
+        message.header.frame_id = frame
+        publish(message)
+
+    publisher.publish = renamed
+
+
 def test_the_frame_of_a_controller_is_that_of_its_targets_or_is_refused(controller):
     options = {"timeout_s": 20.0, "stale_after_s": 5.0}
     arm = PoseTopicArm(controller.namespace, JOINTS, **options)
     other = PoseTopicArm(controller.namespace, JOINTS, frame="base_link", **options)
     targets = []
     controller.node.create_subscription(PoseStamped, "target_pose", targets.append, 10)
-    publish = controller.node._pose.publish
-
-    def in_world(message):
-        message.header.frame_id = "world"
-        publish(message)
-
-    controller.node._pose.publish = in_world
+    for publisher in (controller.node._pose, controller.node._twist, controller.node._wrench):
+        publish_in(publisher, "world")
     try:
         for driver in (arm, other):
             driver.connect()
@@ -190,6 +196,22 @@ def test_the_frame_of_a_controller_is_that_of_its_targets_or_is_refused(controll
     finally:
         arm.close()
         other.close()
+
+
+def test_a_wrench_in_the_tools_axes_is_refused(controller):
+    arm = PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=5.0)
+    publish_in(controller.node._wrench, "tool0")
+    try:
+        arm.connect()
+        with pytest.raises(BadMeasurement, match=r"current_wrench: .*tool0; expected: base"):
+            wait_until(lambda: arm.read() is None, 10.0)
+    finally:
+        arm.close()
+
+
+def test_an_arm_that_takes_poses_needs_a_measured_one():
+    with pytest.raises(DriverError, match=r"empty pose_topic.*TrajectoryTopicArm"):
+        PoseTopicArm("/controller", JOINTS, pose_topic="")
 
 
 def test_a_controller_that_falls_silent_is_named(controller):
