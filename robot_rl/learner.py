@@ -26,7 +26,7 @@ from robot_rl.learning.algorithms.residual import Residual
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import value_range
 from robot_rl.learning.recipe import Recipe, Stage
-from robot_rl.learning.trial import WARMUP_SHARE, Trial
+from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import yield_to_control_loop
@@ -270,12 +270,11 @@ class Learner:
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
+        share = self._trial.share if self._trial is not None else 0.0
         if self.updates == 0:
             noise = self._algorithm.schedule.warmup_noise
-            share = WARMUP_SHARE if self._trial is not None else 0.0
             behaviour = self._cloned.exploring("base", "normal", noise, share)
         else:
-            share = self._trial.share if self._trial is not None else 0.0
             acting = self._learned(self._algorithm.acting_policy())
             behaviour = acting.exploring("sample", base_share=share)
         try:

@@ -18,7 +18,7 @@ _ENOUGH = 20  # episodes of the clone, after which it need not act any more
 _LEAST = 4  # episodes of each before either is held for better
 _SURE = 0.8  # chance from which on what was learned is held for better
 _LOST = 0.95  # chance from which on it is held for worse
-WARMUP_SHARE = 0.5  # of the episodes before anything is learned: the clone acts without noise
+_FIRST_SHARE = 0.5  # of the episodes, until _LEAST of the clone are known: it acts without noise
 _SHARE = 0.125  # of the episodes after that
 _BATCH = 1024
 _FIELDS = ("success", "base_alone", "policy_version", "episode_step")
@@ -46,8 +46,11 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Share of the episodes in which the clone acts, beside what is learned."""
-        return 0.0 if len(self._cloned) >= _ENOUGH else _SHARE
+        """Share of the episodes in which the clone acts without noise."""
+        known = len(self._cloned)
+        if known >= _ENOUGH:
+            return 0.0
+        return _SHARE if known >= _LEAST else _FIRST_SHARE
 
     @property
     def proved(self) -> bool:

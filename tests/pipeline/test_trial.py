@@ -93,6 +93,19 @@ def test_only_what_does_better_than_the_clone_is_proved(bench, acting, learned, 
     assert trial.share == 0.0  # enough is known of the clone
 
 
+def test_a_clone_of_long_episodes_acts_until_enough_is_known_of_it(bench, acting):
+    trial = Trial(bench)
+    acting.put(CLONE, [False] * 3)
+    acting.put(LEARNED, [True] * 12)
+    trial.count(acting.steps)
+    assert trial.share == 0.5  # in an eighth of the episodes it would take hundreds of steps more
+    assert not trial.proved
+    acting.put(CLONE, [False])
+    trial.count(acting.steps)
+    assert trial.share == 0.125
+    assert trial.proved
+
+
 def test_what_was_better_must_stay_better(bench, acting):
     trial = Trial(bench)
     acting.put(CLONE, [True, False] * 5)
