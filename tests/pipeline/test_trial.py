@@ -95,7 +95,7 @@ def test_only_what_does_better_than_the_clone_is_proved(bench, acting, learned, 
 
 def test_a_clone_of_long_episodes_acts_until_enough_is_known_of_it(bench, acting):
     trial = Trial(bench)
-    acting.put(CLONE, [False] * 3)
+    acting.put(CLONE, [False] * 5)
     acting.put(LEARNED, [True] * 12)
     trial.count(acting.steps)
     assert trial.share == 0.5  # in an eighth of the episodes it would take hundreds of steps more
