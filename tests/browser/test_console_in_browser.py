@@ -22,7 +22,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from robot_rl.console.link import loop_folder
 from robot_rl.processes.waiting import wait_until
 from robot_rl.run import RunDirectory
-from robot_rl.wire.endpoint import read_endpoint
+from robot_rl.wire.endpoint import ENDPOINT_FILE, read_endpoint
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -102,7 +102,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     made = Training(tmp_path_factory.mktemp("training"))
     try:
         made.wait_until(lambda: "console: http" in made.output)
-        made.wait_until(lambda: list(made.run.path.glob("console/actor-1.json")))
+        made.wait_until((loop_folder(made.run, 1) / ENDPOINT_FILE).exists)
         yield made
     finally:
         made.end()
@@ -310,7 +310,7 @@ def test_a_closed_console_leaves_the_run_alone_and_can_be_opened_again(training:
         [*command, "console.port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert second.stdout is not None
-    assert "console: http://127.0.0.1:" in second.stdout.readline()
+    assert any("console: http://127.0.0.1:" in line for line in second.stdout)
     second.terminate()
     assert second.wait(WAIT_SECONDS) == 0
     assert training.process.poll() is None
