@@ -23,10 +23,12 @@ class Policy(nn.Module, ABC):
         encoder: What the per-step part sees.
         base: The chunk policy under it; a chunk policy is its own base; None without one.
         stochastic: Whether `act` takes noise, that is, can sample.
+        corrects: False where what was learned on top of the base is held back: the base acts alone.
     """
 
     kind: ClassVar[str]
     stochastic: ClassVar[bool] = True
+    corrects: bool = True
     encoder: StateEncoder
     action_dimension: int
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
-from policies.gaussian import ResidualPolicy
 from policies.policy import Policy
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
@@ -292,7 +291,7 @@ class Learner:
     def _deployed(self) -> Behaviour:
         """What was learned; its corrections act only if they are held for better than the clone."""
         learned = self._learned(self._algorithm.policy())
-        if self._trial is not None and isinstance(learned.policy, ResidualPolicy):
+        if self._trial is not None:
             learned.policy.corrects = self._trial.proved
         return learned
 

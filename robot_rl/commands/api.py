@@ -6,7 +6,7 @@ Each of these names is also one of `robot_rl` itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,10 +81,16 @@ class LoadedPolicy:
         """Choose the action (d,) in [-1, 1] for what is seen now: the environment's observation.
 
         Raises:
-            PolicyError: There was no `reset`, or the observation lacks something.
+            PolicyError: There was no `reset`, or the observation is no dict or lacks something.
         """
         if not self._begun:
             raise PolicyError("no episode has begun", hint="call reset(seed=...) before act")
+        if not isinstance(observation, Mapping):
+            raise PolicyError(
+                "an observation gives each array a name",
+                got=type(observation).__name__,
+                expected=f"a dict with {', '.join(self.observation)}",
+            )
         batch = {name: np.asarray(value)[None] for name, value in observation.items()}
         action: npt.NDArray[np.float32] = self._runner.act(batch).action[0]
         return action
@@ -114,7 +120,15 @@ def load_policy(
         raise RobotRLError("a run has no such policy", got=which, expected=POLICIES)
     behaviour, _ = open_policy(path, which)
     if env is not None:
-        check_fit(behaviour, env.unwrapped.schema)  # type: ignore[attr-defined]
+        schema = getattr(env.unwrapped, "schema", None)
+        if schema is None:
+            raise RobotRLError(
+                "what this environment shows and takes cannot be compared with the policy",
+                got=env.unwrapped,
+                expected="an environment of robot_rl",
+                hint="leave env out, and give act a dict with the names in policy.observation",
+            )
+        check_fit(behaviour, schema)
     return LoadedPolicy(behaviour)
 
 

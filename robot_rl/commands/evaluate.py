@@ -105,6 +105,8 @@ class FinalEvaluation:
     def _reason(self) -> str:
         if self.learned is None:
             return "nothing was learned"
+        if self.learned.held_back:
+            return "nothing that was learned has done better on the robot"
         if self.cloned is None:
             return (
                 "the cloned one was not evaluated beside it;"

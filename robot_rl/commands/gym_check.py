@@ -86,7 +86,7 @@ def _success(robot: GymRobot, first: _Episode) -> str:
         return "success: termination with a positive reward, for the info says nothing of it"
     step = "any step" if robot.any_step else "the last step (robot.success=any: any step)"
     ends = "ends the episode" if first.terminated else "ends no episode: each lasts to its limit"
-    seen = f"it {ends}" if first.success else "none seen yet, so whether it ends an episode neither"
+    seen = f"it {ends}" if first.success else "random actions never reached it"
     return f"success: info[{robot.success_from!r}] at {step}; {seen}"
 
 

@@ -301,7 +301,8 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         raise GymError(
             f"the environment {id!r} cannot be imported",
             got=error,
-            hint="install its package; those of the examples come with: pip install robot_rl[gym]",
+            hint="install its package (gym_hil and gymnasium_robotics: pip install robot_rl[gym]),"
+            " or add --config-dir FOLDER where it is a file of your own in that folder",
         ) from error
     except gymnasium.error.Error as error:
         raise GymError(

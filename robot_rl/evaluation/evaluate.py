@@ -126,6 +126,7 @@ class Evaluator:
             first_seed=first,
             environment_steps=environment_steps,
             gradient_updates=behaviour.version,
+            held_back=not behaviour.policy.corrects,
             wall_seconds=time.monotonic() - started,
             repeated=seeds.repeated.total(),
             domain=name_of_domain(self._config),

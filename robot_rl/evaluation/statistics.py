@@ -176,6 +176,8 @@ class EvaluationResult:
         first_seed: The first of them; each later episode has the next.
         wall_seconds: How long the evaluation took.
         failures: Numbers of the failed episodes in the order of the seeds, from 0.
+        held_back: Whether the cloned policy acted, since nothing that was learned had done better
+            on the robot.
         repeated: Attempts that the robot cut, or the operator took back, and that were made again;
             none of them is among the episodes.
         domain: The simulated robot's, with values that are other than its file's; None for another
@@ -197,6 +199,7 @@ class EvaluationResult:
     first_seed: int
     wall_seconds: float
     failures: tuple[int, ...]
+    held_back: bool = False
     repeated: int = 0
     domain: str | None = None
     against_cloned: Comparison | None = None
@@ -299,11 +302,12 @@ class EvaluationResult:
         time = self.mean_seconds_to_success
         domain = f", domain {self.domain}" if self.domain else ""
         again = f", {self.repeated} attempts cut and made again" if self.repeated else ""
+        held = ", held back: the cloned policy acts" if self.held_back else ""
         return (
             f"{self.successes}/{self.episodes} = {100 * self.success_rate:.1f} % "
             f"(95 % interval {100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %)"
             f", mean time to success {'none' if time is None else f'{time:.1f} s'}"
-            f", longest run of successes {self.longest_success_run}{again}{domain}"
+            f", longest run of successes {self.longest_success_run}{again}{domain}{held}"
         )
 
 

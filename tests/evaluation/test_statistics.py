@@ -171,6 +171,7 @@ def test_an_evaluation_summarises_its_episodes():
         "first_seed": 10000,
         "wall_seconds": 1.5,
         "failures": [2],
+        "held_back": False,
         "repeated": 0,
         "domain": None,
         "against_cloned": None,
@@ -268,6 +269,14 @@ def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(clon
         return None if count is None else on_scenes([n < count for n in range(100)], steps=steps)
 
     assert str(FinalEvaluation(result(cloned, 0), result(learned, 500), Path("runs/1"))) == said
+
+
+def test_where_all_that_was_learned_is_held_back_that_is_the_reason():
+    both = [on_scenes([True, False], steps=steps) for steps in (0, 500)]
+    both[1] = replace(both[1], held_back=True)
+    assert str(both[1]).endswith("held back: the cloned policy acts")
+    said = str(FinalEvaluation(*both, Path("runs/1")))
+    assert said.endswith("(1 of 2) — nothing that was learned has done better on the robot")
 
 
 @pytest.mark.parametrize(("most", "level"), [(10, 0.05), (40, 0.05), (40, 0.01)])

@@ -101,9 +101,14 @@ def test_wrong_requests_are_answered_with_what_is_valid(tmp_path, cloned, monkey
     with pytest.raises(robot_rl.RobotRLError, match=r"task differs; got: reach; expected: peg_in"):
         robot_rl.load_policy("runs/latest/checkpoints/bc", env=env)
     env.close()
+    pendulum = gymnasium.make("Pendulum-v1")  # not one of robot_rl
+    with pytest.raises(robot_rl.RobotRLError, match="leave env out, and give act a dict"):
+        robot_rl.load_policy("runs/latest/checkpoints/bc", env=pendulum)
     with pytest.raises(robot_rl.RobotRLError, match=r"call reset\(seed=\.\.\.\)"):
         policy.act({})
     policy.reset()
+    with pytest.raises(robot_rl.RobotRLError, match="got: ndarray; expected: a dict with state/"):
+        policy.act(np.zeros(7))
     with pytest.raises(robot_rl.RobotRLError, match="lacks"):
         policy.act({"state/tcp_pose": np.zeros(7)})
     with pytest.raises(robot_rl.RobotRLError, match="a policy holds no episodes"):
