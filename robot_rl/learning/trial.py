@@ -16,8 +16,7 @@ from robot_rl.replay.sampler import SampleSpec
 _LATEST = 12  # episodes of what is learned that count; it changes
 _ENOUGH = 20  # episodes of the clone, after which it need not act any more
 _LEAST = 6  # episodes of each before either is held for better
-_SURE = 0.8  # chance from which on what was learned is held for better
-_LOST = 0.95  # chance from which on it is held for worse
+_SURE = 0.95  # chance from which on what was learned is held for better, or for worse
 _FIRST_SHARE = 0.5  # of the episodes, until _LEAST of the clone are known: it acts without noise
 _SHARE = 0.125  # of the episodes after that
 _BATCH = 1024
@@ -60,7 +59,7 @@ class Trial:
     @property
     def lost(self) -> bool:
         """Whether what was learned is held for worse than the clone."""
-        return self._chance() <= 1 - _LOST
+        return self._chance() <= 1 - _SURE
 
     def begin_again(self) -> None:
         """Forget the episodes of what was learned."""
