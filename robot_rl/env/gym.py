@@ -75,7 +75,7 @@ class GymTask:
             raise GymError(
                 f"the environment {robot.id!r} has no time limit",
                 expected="a number of steps",
-                hint="set task.environment.time_limit_steps",
+                hint="register it with max_episode_steps, or set task.environment.time_limit_steps",
             )
 
     @property

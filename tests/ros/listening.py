@@ -27,6 +27,7 @@ PATIENT = [
     *(f"robot.sensors.{of}_s=3.0" for of in ("arm", "image", "gripper", "tracker", "skew")),
     "robot.sensors.start_timeout_s=10.0",
     "+nodes.arm.parameters.driver.stale_after_s=5.0",
+    "+nodes.arm.parameters.limits.max_stamp_age=5.0",
 ]
 
 

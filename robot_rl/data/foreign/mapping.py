@@ -207,6 +207,7 @@ def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None
         for name, _ in parts(value):
             if name not in known:
                 valid = f"one of {', '.join(sorted(known))}"
+                valid += ", or any COLUMN" if key == "success" else ""
                 raise SchemaMismatch(f"{file}: {key} is not right", got=name, expected=valid)
 
 
