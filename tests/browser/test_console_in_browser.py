@@ -310,8 +310,10 @@ def test_a_closed_console_leaves_the_run_alone_and_can_be_opened_again(training:
         [*command, "console.port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert second.stdout is not None
-    assert any("console: http://127.0.0.1:" in line for line in second.stdout)
-    second.terminate()
+    try:
+        assert any("console: http://127.0.0.1:" in line for line in second.stdout)
+    finally:
+        second.terminate()
     assert second.wait(WAIT_SECONDS) == 0
     assert training.process.poll() is None
     assert len(training.run.read_jsonl("episodes")) >= steps

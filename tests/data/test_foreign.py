@@ -160,7 +160,7 @@ def test_a_lerobot_3_dataset_with_cameras_is_imported_as_if_lerobot_had_recorded
         (
             "lerobot",
             {"success": "missing"},
-            ["success", "got: missing", "or any COLUMN"],
+            ["success", "got: missing", "next.success", "or any COLUMN"],
         ),
         ("lerobot", {"reward": "???"}, ["fill in reward"]),
         ("lerobot", {"action_names": "[a]"}, ["one name for each", "got: 1", "expected: 2"]),
