@@ -20,6 +20,7 @@ from robot_rl.ros import messages, qos
 WORKSPACE = {
     "limits.workspace_low": [0.30, -0.20, 0.0],
     "limits.workspace_high": [0.65, 0.20, 0.45],
+    "limits.max_stamp_age": 5.0,  # as in PATIENT
 }
 
 
