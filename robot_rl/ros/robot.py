@@ -140,7 +140,9 @@ class RosRobot:
         with self._holding_at_trouble():
             self._check_sensors()
             pose, force = self.tcp_pose(), self.measurements.contact_force()
-        target, self.clamped = self.limiter.advance(motion, pose, force)
+            target, self.clamped = self.limiter.advance(motion, pose, force)
+            if (problem := self.limiter.straying.problem(pose)) is not None:
+                raise RobotInterrupted(problem, hint="look what pushes it, and at its tool centre")
         stamp = time.time_ns()
         self._applied.expect(target, stamp)
         self._target.publish(messages.pose_message(target, stamp))

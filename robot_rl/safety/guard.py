@@ -20,6 +20,7 @@ from robot_rl.safety.measurement import (
     NOISE_ANGLE,
     Measured,
     Plausibility,
+    Straying,
     check_measured,
     excesses,
 )
@@ -59,6 +60,7 @@ class ArmGuard:
         self._lost: Vector | None = None  # last target before measurements were forgotten
         self._is_displaced = False
         self._plausibility = Plausibility(limits)
+        self._straying = Straying()
         self._way = WayBack(limits.max_lead_translation)
         self._asked: Vector = np.empty(7)  # the last command, before it was kept inside
         self._backs_off = False
@@ -97,6 +99,7 @@ class ArmGuard:
         anchor = self.goal if self.mode is Mode.FOLLOW and self.goal is not None else self.target
         assert anchor is not None
         self.goal = self._limited_goal(anchor, pose, self._pose)
+        self._straying.ask(pose)
         self.mode, self.reason = Mode.FOLLOW, "following commands"
         self._received = now
         self._active.discard("speed")
@@ -202,6 +205,10 @@ class ArmGuard:
             self.hold(f"no command for {self.limits.command_deadline * 1e3:.0f} ms")
         if self.mode is Mode.RESET:
             self._advance_route(now)
+        if (problem := self._straying.problem(self._pose)) is not None:
+            self._disbelieve(problem)
+            self._is_displaced = True
+            return None
         self._yield_to(measured)
         self.target = self._advanced(elapsed)
         return self.target
@@ -255,6 +262,7 @@ class ArmGuard:
         """Hold where the arm held before its measurements were lost; stop if it is not there."""
         if self._lost is None:
             self.target, self.goal = pose.copy(), pose.copy()
+            self._straying.ask(pose, anew=True)
             return True
         target, _ = self.limits.led(self._lost, pose)
         away = rotations.between(target, self._lost)
@@ -308,6 +316,7 @@ class ArmGuard:
             self.hold("reset ended")
         else:
             self.goal = self._asked = self.inside(goal)
+            self._straying.ask(goal)
 
     def inside(self, pose: Vector) -> Vector:
         """The pose (7,), pulled into the workspace and to the largest tilt and yaw."""
@@ -361,6 +370,8 @@ class ArmGuard:
 
     def _stay(self) -> None:
         self.goal = None if self._pose is None else self._pose.copy()
+        if self.goal is not None:
+            self._straying.ask(self.goal, anew=True)
 
     def _count_once(self, reason: str) -> None:
         if reason not in self._active:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from robot_rl.safety import rotations
 from robot_rl.safety.limits import ActionRefused, CartesianLimits, MeasurementRefused, Vector
+from robot_rl.safety.measurement import Straying
 
 # A turn of 1 rad counts as much of a way as this [m].
 _METRES_PER_RADIAN = 0.1
@@ -148,6 +149,11 @@ def _length(way: Vector) -> float:
     return math.hypot(*way)
 
 
+def _moved(pose: Vector, step: Vector, turn: Vector) -> Vector:
+    """A pose (7,) after a translation (3,) and a rotation (4,)."""
+    return np.concatenate([pose[:3] + step, rotations.multiply(turn, pose[3:])])
+
+
 class CartesianLimiter:
     """Integrates actions into a target pose and keeps it within the limits.
 
@@ -156,18 +162,26 @@ class CartesianLimiter:
 
     Args:
         limits: See `CartesianLimits`.
+
+    Attributes:
+        target: The target pose (7,).
+        counts: How often each limit changed what was asked for.
+        straying: Whether the arm goes away from where the actions lead, for whoever asks it.
     """
 
     def __init__(self, limits: CartesianLimits) -> None:
         self.limits = limits
+        self.straying = Straying()
         self.counts = {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
         middle = 0.5 * (np.array(limits.workspace_low) + np.array(limits.workspace_high))
-        self.target = np.concatenate([middle, limits.reference])
+        self.target = self._asked = np.concatenate([middle, limits.reference])
         self._way = WayBack(limits.max_lead_translation)
 
     def reset(self, measured_pose: Vector) -> Vector:
         """Hold: the target becomes the measured pose (7,)."""
         self.target = np.array(measured_pose, np.float64)
+        self._asked = self.target
+        self.straying.ask(self._asked, anew=True)
         return self.target
 
     def advance(
@@ -198,10 +212,10 @@ class CartesianLimiter:
                 expected="finite numbers",
                 hint="check the robot's state; the target stays as it was",
             )
-        wanted = np.empty(7)
-        wanted[:3] = self.target[:3] + limits.translation_step * motion[:3]
+        step = limits.translation_step * motion[:3]
         turn = rotations.from_rotation_vector(limits.rotation_step * motion[3:6])
-        wanted[3:] = rotations.multiply(turn, self.target[3:])
+        wanted, self._asked = _moved(self.target, step, turn), _moved(self._asked, step, turn)
+        self.straying.ask(self._asked)
         if force is not None and most is not None and math.hypot(*force) > most:
             self.counts["force"] += 1
             back = self._way.back(measured_pose, wanted, force)

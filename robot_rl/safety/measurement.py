@@ -24,6 +24,8 @@ _JITTER = 0.02
 _WINDOW = 0.1
 # New measurements that must agree before an arm is believed to be where they say.
 _AGREEING = 3
+# Farther from where it was asked to be no arm may come by itself, or by being pushed [m, rad].
+_STRAYED = np.array([0.07, 0.5])
 
 
 class Measured(Protocol):
@@ -120,6 +122,54 @@ class Plausibility:
                 f"turns at {self._max_turning:g} rad/s at most"
             )
         return None
+
+
+class Straying:
+    """Notices an arm that goes away from where it is asked to be.
+
+    A target yields to an arm that is pushed. Where the pose is measured wrongly by more than the
+    largest lead (the tool centre was changed, the controller moves another frame), the target would
+    yield at each tick to an arm that only follows it: it would run away.
+    """
+
+    def __init__(self) -> None:
+        self._asked: Vector | None = None
+        self._nearest = np.zeros(2)
+
+    def ask(self, pose: Vector, *, anew: bool = False) -> None:
+        """The arm is asked to be at `pose` (7,).
+
+        Args:
+            pose: Where to; the arm may be as much farther from it as this is farther from the one
+                before.
+            anew: Whether what was asked before does not matter: the arm may be anywhere.
+        """
+        if anew or self._asked is None:
+            self._nearest = np.full(2, math.inf)
+        else:
+            self._nearest += _sizes(self._asked, pose)
+        self._asked = pose.copy()
+
+    def problem(self, measured: Vector) -> str | None:
+        """Why the arm, measured at a pose (7,), must not be followed farther, or None."""
+        if self._asked is None:
+            return None
+        away = _sizes(self._asked, measured)
+        self._nearest = np.minimum(self._nearest, away)
+        if (away <= self._nearest + _STRAYED).all():
+            return None
+        return (
+            f"the arm has gone away from where it was asked to be: by {1e3 * away[0]:.0f} mm and "
+            f"{math.degrees(away[1]):.0f} degrees, from {_shown(self._asked[:3])} to "
+            f"{_shown(measured[:3])} m; it was pushed, or the measured pose is not of the frame "
+            "that its controller moves"
+        )
+
+
+def _sizes(start: Vector, end: Vector) -> Vector:
+    """How long the way between two poses is (2,) [m, rad]."""
+    way = rotations.between(start, end)
+    return np.array([math.hypot(*way[:3]), math.hypot(*way[3:])])
 
 
 def check_measured(measured: Measured, limits: ArmLimits) -> None:

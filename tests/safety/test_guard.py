@@ -188,7 +188,7 @@ def test_contact_needs_an_arm_that_yields_or_a_wrench_limit():
 
 def test_who_pushes_a_held_arm_out_of_the_workspace_meets_a_bounded_force_and_it_stays_there():
     bench = Bench(pose=np.array([0.64, 0.0, 0.2, *DOWN]))
-    for x in np.arange(0.64, 0.76, 0.01):
+    for x in np.arange(0.64, 0.71, 0.01):
         bench.arm.tcp_pose = np.array([x, 0.0, 0.2, *DOWN])
         bench.now += 0.01
         bench.arm.stamp_ns += 10**7
@@ -199,6 +199,18 @@ def test_who_pushes_a_held_arm_out_of_the_workspace_meets_a_bounded_force_and_it
         bench.now += 0.01
         bench.arm.stamp_ns += 10**7
         np.testing.assert_allclose(bench.guard.tick(bench.now, bench.arm), target, atol=1e-9)
+
+
+def test_who_pushes_a_held_arm_far_away_stops_it():
+    bench = Bench()
+    for y in np.arange(0.0, 0.085, 0.01):
+        bench.arm.tcp_pose = shifted(y=y)
+        bench.now += 0.01
+        bench.arm.stamp_ns += 10**7
+        target = bench.guard.tick(bench.now, bench.arm)
+    assert target is None
+    assert bench.guard.mode is Mode.STOPPED
+    assert "gone away from where it was asked to be: by 80 mm" in bench.guard.reason
 
 
 # -- tilt and yaw --------------------------------------------------------------------------------

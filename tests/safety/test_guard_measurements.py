@@ -4,9 +4,17 @@ import math
 
 import numpy as np
 import pytest
-from guarded_arm import LIMITS, SMALL, START, Arm, Bench, moved, shifted
+from guarded_arm import LIMITS, SMALL, START, Arm, Bench, angle, moved, shifted
 
-from robot_rl.safety import ArmGuard, ArmLimits, CommandRefused, MeasurementRefused, Mode
+from robot_rl.safety import (
+    ArmGuard,
+    ArmLimits,
+    CommandRefused,
+    MeasurementRefused,
+    Mode,
+    ResetOptions,
+    Resets,
+)
 
 
 def test_nothing_is_accepted_before_the_arm_is_measured():
@@ -187,3 +195,27 @@ def test_nothing_is_sent_before_some_measurements_agree():
 def test_the_same_measurement_again_is_not_one_that_agrees():
     guard, arm = ArmGuard(LIMITS), Arm()
     assert all(guard.tick(1.0 + 0.01 * n, arm) is None for n in range(10))
+
+
+@pytest.mark.parametrize("mode", ["hold", "follow", "reset"])
+@pytest.mark.parametrize("offset", [(0, 0.04, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0.2)])
+def test_an_arm_whose_pose_is_measured_wrongly_does_not_run_away(mode, offset):
+    """Its tool centre was changed while it stood, for example: by less than counts as a jump."""
+    bench = Bench()
+    resets = Resets(bench.guard, ResetOptions())
+    if mode == "reset":
+        resets.begin(shifted(z=0.05))
+    true = START.copy()
+    for _ in range(1_000):
+        if mode == "follow" and bench.guard.mode is not Mode.STOPPED:
+            bench.send(START)
+        bench.now += 0.02
+        bench.arm.stamp_ns += 20 * 10**6
+        bench.arm.tcp_pose = moved(true, np.array(offset[:3]), offset[3:])
+        target = bench.guard.tick(bench.now, bench.arm)
+        true = true if target is None else target.copy()
+        resets.poll()
+    assert np.linalg.norm(true[:3] - START[:3]) < 0.15
+    assert angle(true[3:], START[3:]) < 0.6
+    assert bench.guard.mode is Mode.STOPPED
+    assert "gone away from where it was asked to be" in bench.guard.reason

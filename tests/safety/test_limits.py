@@ -291,3 +291,27 @@ def test_another_shape_or_dtype_is_refused_with_the_columns(action):
         check_action(action, NAMES)
     assert "got:" in str(refusal.value)
     assert "(6,)" in str(refusal.value)
+
+
+@pytest.mark.parametrize("offset", [(0, 0.04, 0), (0, 0, -0.021)])
+def test_an_arm_that_goes_away_from_where_the_actions_lead_is_noticed(offset):
+    """Measured wrongly by more than the lead, it takes its target along for ever."""
+    limiter = CartesianLimiter(LIMITS)
+    limiter.reset(START)
+    true = START.copy()
+    for _ in range(200):
+        measured = pose(true[:3] - START[:3] + np.array(offset), [0, 0, 0])
+        true, _ = limiter.advance(np.zeros(6), measured, NO_FORCE)
+        if limiter.straying.problem(measured) is not None:
+            break
+    assert "gone away from where it was asked to be" in limiter.straying.problem(measured)
+    assert np.linalg.norm(true[:3] - START[:3]) < 0.1
+
+
+def test_an_arm_that_is_blocked_does_not_stray_however_long_it_is_pushed_on():
+    limiter = CartesianLimiter(LIMITS)
+    limiter.reset(START)
+    for down in (-1.0, 1.0):
+        for _ in range(100):
+            limiter.advance(np.array([0, 0, down, 0, 0, 0]), START, NO_FORCE)
+            assert limiter.straying.problem(START) is None
