@@ -494,7 +494,8 @@ def test_a_measured_pose_that_jumps_stops_the_arm_where_it_is(tmp_path, moving):
         way = (lambda t: 0.02 * np.sin(3.0 * t)) if moving else (lambda t: 0.0)
         cell.stream(lambda t: start + np.array([way(t), 0, 0, 0, 0, 0, 0]), 1.0)
         before = arm.true_position()
-        arm.shift = np.array([0.0, 0.15, 0.0])  # a jump also where the machine stands still meanwhile
+        # A jump also where the machine stands still meanwhile.
+        arm.shift = np.array([0.0, 0.15, 0.0])
         cell.until_mode("stopped: the measured position jumped by")
         arm.shift = np.zeros(3)
         for _ in range(50):
