@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Concluded:
+class Conclusion:
     """What belongs to the final observation of an episode.
 
     Attributes:
@@ -36,7 +36,7 @@ class Concluded:
 
 
 @dataclass(frozen=True)
-class Acted(Concluded):
+class Decision(Conclusion):
     """One step of all slots; rows of inactive slots are zero.
 
     Attributes:
@@ -159,7 +159,7 @@ class PolicyRunner:
 
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
-    ) -> Acted:
+    ) -> Decision:
         """Choose the actions of one step.
 
         Args:
@@ -171,7 +171,7 @@ class PolicyRunner:
         """
         rows = self._all if active is None else np.flatnonzero(active)
         dimension = self._latest.policy.action_dimension
-        acted = Acted(
+        acted = Decision(
             base_action=np.zeros((self.slots, dimension), np.float32),
             features=self._features(observation, rows),
             action=np.zeros((self.slots, dimension), np.float32),
@@ -219,7 +219,7 @@ class PolicyRunner:
 
     def conclude(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
-    ) -> Concluded:
+    ) -> Conclusion:
         """Give the base's proposals and the features for observations that are not acted on.
 
         It is for the final observation of an episode, whose row needs a true base action. It
@@ -244,7 +244,7 @@ class PolicyRunner:
                 base = members[0].behaviour.policy.base
                 if base is not None:
                     proposals[rows[part]] = _advance(base, members, _take_rows(windows, part))
-        return Concluded(proposals, features)
+        return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
         """Give the base's proposals along a recorded episode, at the deployed cadence.
@@ -325,7 +325,7 @@ def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
 
 
 def _act_in(
-    episodes: Sequence[RunningEpisode], windows: dict[str, Array], rows: Rows, acted: Acted
+    episodes: Sequence[RunningEpisode], windows: dict[str, Array], rows: Rows, acted: Decision
 ) -> None:
     """Act where one behaviour runs.
 

@@ -12,11 +12,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from policies.compute import CPU, compute_device
-from policies.runner import PolicyRunner
+from policies.runner import Decision, PolicyRunner
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit, stored_schema
-from robot_rl.data.rows import Active, Decision, Instructions, RowBuilder, Seen, Slots
+from robot_rl.data.rows import Active, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from robot_rl.data.schema import (
     RowSchema,
 )
 
+if TYPE_CHECKING:
+    from policies.runner import Conclusion, Decision
+
 # Of episodes side by side (slots): which ones (None: all), what was said to each, observations
 # name → (slots, ...), which slots are active, and actions (slots given, d).
 Slots = Sequence[int] | None
@@ -27,50 +30,6 @@ Seen = Mapping[str, npt.NDArray[Any]]
 Active = npt.NDArray[np.bool_] | None
 Executed = npt.NDArray[np.float32]
 _FIXED = {field.name for field in SCALAR_FIELDS} | {*ACTION_FIELDS} - {LAST_COMMAND}
-
-
-class Conclusion(Protocol):
-    """What is known of the final observations of several episodes (slots), which nobody acts on.
-
-    Attributes:
-        base_action: (slots, d) float32, the frozen base's proposal, or zero.
-        features: What the policy made of its images, name → (slots, ...), for the row to carry.
-    """
-
-    @property
-    def base_action(self) -> npt.NDArray[np.float32]:
-        """See the class."""
-
-    @property
-    def features(self) -> Mapping[str, npt.NDArray[Any]]:
-        """See the class."""
-
-
-class Decision(Conclusion, Protocol):
-    """What was decided for one step of several episodes (slots) side by side.
-
-    Attributes:
-        action: (slots, d) float32 in [-1, 1], what the environment is given.
-        chunk_index: (slots,) int16, position in the base's chunk.
-        version: (slots,) int64, version of the policy.
-        base_alone: (slots,) bool, whether the policy's base acted, without noise.
-    """
-
-    @property
-    def action(self) -> npt.NDArray[np.float32]:
-        """See the class."""
-
-    @property
-    def chunk_index(self) -> npt.NDArray[np.int16]:
-        """See the class."""
-
-    @property
-    def version(self) -> npt.NDArray[np.int64]:
-        """See the class."""
-
-    @property
-    def base_alone(self) -> npt.NDArray[np.bool_]:
-        """See the class."""
 
 
 class RowBuilder:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.rows import Active, Conclusion, Decision, Executed, Instructions, Seen, Slots
+from policies.runner import Conclusion, Decision
+from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
 from robot_rl.data.schema import LAST_COMMAND
 from robot_rl.env.intervention import action_of_motion
 from robot_rl.env.robot import gripper_columns
@@ -18,25 +19,36 @@ from robot_rl.env.task import Expert
 _Wrapped = TypeVar("_Wrapped", bound=Controller)
 
 
-class ExpertDecision(NamedTuple):
-    """What the expert decided for the one slot; see `robot_rl.data.rows.Decision`."""
-
-    action: npt.NDArray[np.float32]
-    base_action: npt.NDArray[np.float32]
-    chunk_index: npt.NDArray[np.int16]
-    version: npt.NDArray[np.int64]
-    base_alone: npt.NDArray[np.bool_]
-    features: Mapping[str, npt.NDArray[Any]]
-
-    @classmethod
-    def of(cls, action: npt.NDArray[np.float32]) -> ExpertDecision:
-        """An action (1, d) without any policy behind it."""
-        one = np.zeros(1, np.int64)
-        index, base_alone = one.astype(np.int16), one.astype(bool)
-        return cls(action, np.zeros_like(action), index, one, base_alone, features={})
+def decided(action: npt.NDArray[np.float32]) -> Decision:
+    """The decision to take an action (1, d), without any policy behind it."""
+    zero = np.zeros(1, np.int64)
+    return Decision(
+        base_action=np.zeros_like(action),
+        features={},
+        action=action,
+        chunk_index=zero.astype(np.int16),
+        version=zero,
+        base_alone=zero.astype(bool),
+    )
 
 
-class ExpertController:
+class _WithoutPolicy:
+    """Decides in one environment, without a base, and looks at everything anew at every step."""
+
+    def reset(
+        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
+    ) -> None:
+        """Begin an episode."""
+
+    def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
+        """Nothing: there is no base."""
+        return Conclusion(np.zeros_like(observation[LAST_COMMAND]), {})
+
+    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
+        """Nothing: it will be seen."""
+
+
+class ExpertController(_WithoutPolicy):
     """Lets a scripted expert decide in the one environment whose true state it sees.
 
     Args:
@@ -54,19 +66,12 @@ class ExpertController:
         self._rng = np.random.default_rng(seeds[0])
         self._expert.reset(self._rng)
 
-    def act(self, observation: Seen, active: Active = None) -> ExpertDecision:
+    def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide from the true state; the observation is not needed."""
-        return ExpertDecision.of(self._expert.act(self._rng)[None])
-
-    def conclude(self, observation: Seen, active: Active = None) -> ExpertDecision:
-        """Nothing: an expert has no base."""
-        return ExpertDecision.of(np.zeros_like(observation[LAST_COMMAND]))
-
-    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
-        """Nothing: an expert looks at the true state anew at every step."""
+        return decided(self._expert.act(self._rng)[None])
 
 
-class IdleController:
+class IdleController(_WithoutPolicy):
     """Keeps arms where they are and grippers as told last: all that happens a person does.
 
     Args:
@@ -76,22 +81,10 @@ class IdleController:
     def __init__(self, action_names: Sequence[str]) -> None:
         self._names = tuple(action_names)
 
-    def reset(
-        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
-    ) -> None:
-        """Nothing: what was told last is in the observation."""
-
-    def act(self, observation: Seen, active: Active = None) -> ExpertDecision:
+    def act(self, observation: Seen, active: Active = None) -> Decision:
         """Hold still."""
-        return self.conclude(observation, active)
-
-    def conclude(self, observation: Seen, active: Active = None) -> ExpertDecision:
-        """There is no base."""
         grippers = observation[LAST_COMMAND][0, gripper_columns(self._names)]
-        return ExpertDecision.of(action_of_motion(self._names, np.zeros(6), grippers)[None])
-
-    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
-        """Nothing: what was told last is in the observation."""
+        return decided(action_of_motion(self._names, np.zeros(6), grippers)[None])
 
 
 class ControllerWrapper(Generic[_Wrapped]):

@@ -12,21 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from robot_rl.data.rows import (
-    Active,
-    Conclusion,
-    Decision,
-    Executed,
-    Instructions,
-    RowBuilder,
-    Seen,
-    Slots,
-)
+from robot_rl.data.rows import Active, Executed, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import Observation, Row
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import EpisodeEnv
 
 if TYPE_CHECKING:
+    from policies.runner import Conclusion, Decision
     from robot_rl.data.episodes import EpisodeWriter
 
 # Top bit set: no training episode ever has the seed of an evaluation episode.

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.runner import Decision
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.rows import Active, Decision, Instructions, Seen, Slots
+from robot_rl.data.rows import Active, Instructions, Seen, Slots
 from robot_rl.data.schema import Observation
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput

@@ -10,7 +10,7 @@ from scripted_device import HandheldDevice
 from drivers.teleop.base import Shaping
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
-from robot_rl.env.controllers import ExpertDecision
+from robot_rl.env.controllers import decided
 from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.factory import make_env, make_intervention
 from robot_rl.env.intervention import Intervention
@@ -34,7 +34,7 @@ class Policy:
         pass
 
     def act(self, observation, active=None):
-        return ExpertDecision.of(self.wanted)
+        return decided(self.wanted)
 
     def conclude(self, observation, active=None):
         return self.act(observation)

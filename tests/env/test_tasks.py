@@ -5,7 +5,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from scenes import assert_identical, environment, expert_episodes, replay, successes
 
-from policies.runner import Concluded
+from policies.runner import Conclusion
 from robot_rl.config import group_choices
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SCHEMA_VERSION
@@ -108,7 +108,7 @@ def test_the_expert_succeeds_in_a_good_share(task):
 def test_expert_episodes_stay_within_the_rules_of_the_rows(task):
     env = environment(task)
     builder = RowBuilder(env.schema, 0)
-    conclusion = Concluded(np.zeros((1, env.schema.action_dimension), np.float32), {})
+    conclusion = Conclusion(np.zeros((1, env.schema.action_dimension), np.float32), {})
     for first, steps in expert_episodes(task, EPISODES):
         for step in steps:
             assert np.abs(step.action).max() <= 1.0

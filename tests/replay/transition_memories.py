@@ -6,6 +6,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from store_server import ServerProcess
 from transition_cases import GAMMA, Asked, Memory, NotOffered, Step
 from untrained_policy import untrained
 
-from policies.runner import PolicyRunner
+from policies.runner import Decision, PolicyRunner
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import (
@@ -26,7 +27,7 @@ from robot_rl.data.schema import (
     Row,
     row_schema,
 )
-from robot_rl.env.controllers import ExpertDecision
+from robot_rl.env.controllers import decided
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
@@ -98,9 +99,9 @@ class _Wanting:
     def reset(self, slots: object = None, **_: object) -> None:
         pass
 
-    def act(self, observation: Row, active: object = None) -> ExpertDecision:
+    def act(self, observation: Row, active: object = None) -> Decision:
         wanted = observation[STATE] / np.float32(SCALE)
-        return ExpertDecision.of(wanted)._replace(base_action=wanted)
+        return replace(decided(wanted), base_action=wanted)
 
     conclude = act
 
