@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,58 +40,43 @@ _HIGH = (2.7437, 1.7628, 2.8973, -0.1518, 2.8065, 3.7525, 2.8973)
 _JOINTS = tuple(f"fr3_joint{number}" for number in range(1, 8))
 
 
+@dataclass(eq=False)
 class FrankaArm:
     """One Franka arm, reached through FCI.
-
-    Args:
-        host: Name or IP address of the control unit.
-        spring: Stiffness of the impedance; damping is critical, see franky.
-        max_error_translation: Largest position error that the spring acts on, per axis [m].
-        max_error_rotation: The same for the rotation [rad].
-        collision_torque: Joint torque of the collision reflex [Nm].
-        collision_force: Cartesian force of the collision reflex [N].
-        joint_names: Names of the joints.
-        timeout_s: For connecting [s].
 
     Raises:
         MissingExtra: `franky-control` is not installed.
         DriverError: A number is out of range.
     """
 
-    compliance: Compliance = "impedance"
-    joint_limits = (_LOW, _HIGH)
+    compliance: ClassVar[Compliance] = "impedance"
+    joint_limits: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = (_LOW, _HIGH)
 
-    def __init__(
-        self,
-        host: str,
-        spring: Spring | None = None,
-        max_error_translation: float = 0.03,
-        max_error_rotation: float = 0.2,
-        collision_torque: float = 40.0,
-        collision_force: float = 60.0,
-        joint_names: Sequence[str] = _JOINTS,
-        timeout_s: float = 3.0,
-    ) -> None:
+    host: str  # name or IP address of the control unit
+    spring: Spring = field(default_factory=Spring)  # its stiffness; damping is critical, see franky
+    max_error_translation: float = 0.03  # largest that the spring acts on, per axis [m]
+    max_error_rotation: float = 0.2  # the same for the rotation [rad]
+    collision_torque: float = 40.0  # of joints, at which the collision reflex comes [Nm]
+    collision_force: float = 60.0  # the same of the TCP [N]
+    joint_names: Sequence[str] = _JOINTS
+    timeout_s: float = 3.0  # for connecting [s]
+
+    def __post_init__(self) -> None:
+        """See the class."""
         ranges = {
-            "max_error_translation": (max_error_translation, 0.001, 0.1),
-            "max_error_rotation": (max_error_rotation, 0.01, 0.6),
-            "collision_torque": (collision_torque, 1.0, 100.0),
-            "collision_force": (collision_force, 1.0, 100.0),
+            "max_error_translation": (self.max_error_translation, 0.001, 0.1),
+            "max_error_rotation": (self.max_error_rotation, 0.01, 0.6),
+            "collision_torque": (self.collision_torque, 1.0, 100.0),
+            "collision_force": (self.collision_force, 1.0, 100.0),
         }
         check_ranges("Franka arm", ranges)
-        if len(joint_names) != len(_LOW):
+        if len(self.joint_names) != len(_LOW):
             raise DriverError(
                 "a Franka arm has seven joints",
-                got=list(joint_names),
+                got=list(self.joint_names),
                 expected=f"{len(_LOW)} joint_names",
             )
         self._franky = require("franky", "franka")
-        self.host = host
-        self.joint_names = tuple(joint_names)
-        self._spring = spring or Spring()
-        self._error_clips = (max_error_translation, max_error_rotation)
-        self._collision = (collision_torque, collision_force)
-        self._timeout = timeout_s
         self._robot: Any = None
         self._tracker: Any = None
         self._stopped = False
@@ -106,7 +92,7 @@ class FrankaArm:
             DriverError: FCI is not active, another client controls the arm, no real-time kernel, or
                 firmware for which another franky-control must be installed.
         """
-        check_reachable("Franka control unit", self.host, _FCI_PORT, self._timeout)
+        check_reachable("Franka control unit", self.host, _FCI_PORT, self.timeout_s)
         try:
             self._robot = self._franky.Robot(self.host)
             self.fault = self.fault or self._reported_fault()
@@ -191,15 +177,13 @@ class FrankaArm:
         self._robot = None
 
     def _begin(self) -> None:
-        torque, force = self._collision
-        self._robot.set_collision_behavior(torque, force)
-        translation, rotation = self._error_clips
+        self._robot.set_collision_behavior(self.collision_torque, self.collision_force)
         self._tracker = self._franky.CartesianImpedanceTracker(
             self._robot,
-            translational_stiffness=self._spring.stiffness_translation,
-            rotational_stiffness=self._spring.stiffness_rotation,
-            translational_error_clip=np.full(3, translation),
-            rotational_error_clip=np.full(3, rotation),
+            translational_stiffness=self.spring.stiffness_translation,
+            rotational_stiffness=self.spring.stiffness_rotation,
+            translational_error_clip=np.full(3, self.max_error_translation),
+            rotational_error_clip=np.full(3, self.max_error_rotation),
         )
 
     def _end(self) -> None:

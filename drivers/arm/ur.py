@@ -18,7 +18,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,28 +53,17 @@ _FORCE_FRAME_UNCHANGED = 2
 _COMPLIANT = [1] * 6
 
 
+@dataclass(eq=False)
 class UrArm:
     """One UR arm.
-
-    Args:
-        host: Name or IP address of the controller.
-        spring: The impedance; see `Spring`.
-        rate_hz: Force commands per second: 500 for e-Series, 125 for CB3.
-        max_speed: Largest TCP speed along an axis [m/s] that force mode may reach.
-        max_turn_speed: The same about an axis [rad/s].
-        force_mode_damping: See UR's `force_mode_set_damping`, 0 to 1.
-        force_mode_gain: See UR's `force_mode_set_gain_scaling`, 0 to 2 (e-Series). Above 1 hard
-            contact is unstable; the default is that of ur-rtde's program, half of UR's.
-        watchdog_hz: Lowest rate of commands before the controller ends the program [Hz].
-        timeout_s: For connecting [s].
 
     Raises:
         MissingExtra: `ur-rtde` is not installed.
         DriverError: A number is out of range.
     """
 
-    compliance: Compliance = "force_mode"
-    joint_names = (
+    compliance: ClassVar[Compliance] = "force_mode"
+    joint_names: ClassVar[tuple[str, ...]] = (
         "shoulder_pan_joint",
         "shoulder_lift_joint",
         "elbow_joint",
@@ -81,40 +71,39 @@ class UrArm:
         "wrist_2_joint",
         "wrist_3_joint",
     )
-    joint_limits = ((-_FULL_TURN,) * 6, (_FULL_TURN,) * 6)
+    joint_limits: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = (
+        (-_FULL_TURN,) * 6,
+        (_FULL_TURN,) * 6,
+    )
 
-    def __init__(
-        self,
-        host: str,
-        spring: Spring | None = None,
-        rate_hz: float = 500.0,
-        max_speed: float = 0.25,
-        max_turn_speed: float = 1.0,
-        force_mode_damping: float = 0.025,
-        force_mode_gain: float = 0.5,
-        watchdog_hz: float = 10.0,
-        timeout_s: float = 3.0,
-    ) -> None:
+    host: str  # name or IP address of the controller
+    spring: Spring = field(default_factory=Spring)  # the impedance
+    rate_hz: float = 500.0  # force commands per second: 500 for e-Series, 125 for CB3
+    max_speed: float = 0.25  # largest TCP speed along an axis that force mode may reach [m/s]
+    max_turn_speed: float = 1.0  # the same about an axis [rad/s]
+    force_mode_damping: float = 0.025  # see UR's `force_mode_set_damping`, 0 to 1
+    # See UR's `force_mode_set_gain_scaling`, 0 to 2 (e-Series). Above 1 hard contact is unstable;
+    # the default is that of ur-rtde's program, half of UR's.
+    force_mode_gain: float = 0.5
+    watchdog_hz: float = 10.0  # lowest rate of commands before the controller ends the program
+    timeout_s: float = 3.0  # for connecting [s]
+
+    def __post_init__(self) -> None:
+        """See the class."""
         ranges = {
-            "rate_hz": (rate_hz, 10.0, 500.0),
-            "max_speed": (max_speed, 0.001, 1.0),
-            "max_turn_speed": (max_turn_speed, 0.001, 3.0),
-            "force_mode_damping": (force_mode_damping, 0.0, 1.0),
-            "force_mode_gain": (force_mode_gain, 0.0, 2.0),
-            "watchdog_hz": (watchdog_hz, 1.0, 100.0),
-            "timeout_s": (timeout_s, 0.1, 60.0),
+            "rate_hz": (self.rate_hz, 10.0, 500.0),
+            "max_speed": (self.max_speed, 0.001, 1.0),
+            "max_turn_speed": (self.max_turn_speed, 0.001, 3.0),
+            "force_mode_damping": (self.force_mode_damping, 0.0, 1.0),
+            "force_mode_gain": (self.force_mode_gain, 0.0, 2.0),
+            "watchdog_hz": (self.watchdog_hz, 1.0, 100.0),
+            "timeout_s": (self.timeout_s, 0.1, 60.0),
         }
         check_ranges("UR arm", ranges)
         self._control_module = require("rtde_control", "ur")
         self._receive_module = require("rtde_receive", "ur")
         self._dashboard_module = require("dashboard_client", "ur")
-        self.host = host
-        self._spring = spring or Spring()
-        self._rate = rate_hz
-        self._speeds = [max_speed] * 3 + [max_turn_speed] * 3
-        self._damping, self._gain = force_mode_damping, force_mode_gain
-        self._watchdog_hz = watchdog_hz
-        self._timeout = timeout_s
+        self._speeds = [self.max_speed] * 3 + [self.max_turn_speed] * 3
         self._control: Any = None
         self._receive: Any = None
         self._thread: threading.Thread | None = None
@@ -136,10 +125,10 @@ class UrArm:
             DriverTimeout: No answer.
             DriverError: Not in remote control, or another program runs.
         """
-        check_reachable("UR controller", self.host, _RTDE_PORT, self._timeout)
+        check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
         try:
-            self._receive = self._receive_module.RTDEReceiveInterface(self.host, self._rate)
-            self._control = self._control_module.RTDEControlInterface(self.host, self._rate)
+            self._receive = self._receive_module.RTDEReceiveInterface(self.host, self.rate_hz)
+            self._control = self._control_module.RTDEControlInterface(self.host, self.rate_hz)
         except RuntimeError as error:
             self.close()
             raise DriverError(
@@ -281,9 +270,9 @@ class UrArm:
     def _stream(self, control: Any, ending: threading.Event) -> None:
         """Send the spring's wrench; runs in its own thread until the node dies or stops the arm."""
         try:
-            control.setWatchdog(self._watchdog_hz)
-            control.forceModeSetDamping(self._damping)
-            control.forceModeSetGainScaling(self._gain)
+            control.setWatchdog(self.watchdog_hz)
+            control.forceModeSetDamping(self.force_mode_damping)
+            control.forceModeSetGainScaling(self.force_mode_gain)
             pushing = False
             while not ending.is_set():
                 began = control.initPeriod()
@@ -312,7 +301,7 @@ class UrArm:
             return
         pose = pose_of(self._receive.getActualTCPPose())
         velocity = np.array(self._receive.getActualTCPSpeed(), np.float64)
-        wrench = self._spring.wrench(target, pose, velocity)
+        wrench = self.spring.wrench(target, pose, velocity)
         frame = [*pose[:3].tolist(), 0.0, 0.0, 0.0]  # at the TCP, axes of the base
         sent = control.forceMode(
             frame, _COMPLIANT, wrench.tolist(), _FORCE_FRAME_UNCHANGED, self._speeds

@@ -14,7 +14,8 @@ import contextlib
 import io
 import math
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,56 +39,41 @@ _VELOCITY_MODE, _READY, _STOPPED = 5, 0, 4
 _VALUE_IS_GOOD = (0, 1, 2)
 
 
+@dataclass(eq=False)
 class XArm:
     """One xArm.
-
-    Args:
-        host: IP address of the control box.
-        joints: How many it has.
-        force_torque_sensor: Whether UFACTORY's sensor is mounted; without it no wrench is measured.
-        gain: Speed towards the target per distance [1/s].
-        max_speed: Largest speed [m/s].
-        max_turn_speed: Largest angular speed [rad/s].
-        collision_sensitivity: Of the controller, 0 (off) to 5.
-        timeout_s: For connecting and for answers [s].
 
     Raises:
         MissingExtra: `xarm-python-sdk` is not installed.
         DriverError: A number is out of range.
     """
 
-    compliance: Compliance = "position"
-    joint_limits: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    compliance: ClassVar[Compliance] = "position"
+    joint_limits: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((), ())
 
-    def __init__(
-        self,
-        host: str,
-        joints: int = 7,
-        force_torque_sensor: bool = False,
-        gain: float = 5.0,
-        max_speed: float = 0.25,
-        max_turn_speed: float = 1.0,
-        collision_sensitivity: int = 3,
-        timeout_s: float = 3.0,
-    ) -> None:
+    host: str  # IP address of the control box
+    joints: int = 7  # how many it has
+    force_torque_sensor: bool = False  # whether UFACTORY's is mounted; else no wrench is measured
+    gain: float = 5.0  # speed towards the target per distance [1/s]
+    max_speed: float = 0.25  # [m/s]
+    max_turn_speed: float = 1.0  # [rad/s]
+    collision_sensitivity: int = 3  # of the controller, 1 to 5
+    timeout_s: float = 3.0  # for connecting and for answers [s]
+
+    def __post_init__(self) -> None:
+        """See the class."""
         ranges = {
-            "joints": (joints, 5, 7),
-            "gain": (gain, 0.1, 20.0),
-            "max_speed": (max_speed, 0.001, 1.0),
-            "max_turn_speed": (max_turn_speed, 0.001, 3.0),
-            "collision_sensitivity": (collision_sensitivity, 1, 5),
-            "timeout_s": (timeout_s, 0.1, 60.0),
+            "joints": (self.joints, 5, 7),
+            "gain": (self.gain, 0.1, 20.0),
+            "max_speed": (self.max_speed, 0.001, 1.0),
+            "max_turn_speed": (self.max_turn_speed, 0.001, 3.0),
+            "collision_sensitivity": (self.collision_sensitivity, 1, 5),
+            "timeout_s": (self.timeout_s, 0.1, 60.0),
         }
         check_ranges("xArm", ranges)
         with contextlib.redirect_stdout(io.StringIO()):  # it greets
             self._sdk = require("xarm.wrapper", "xarm")
-        self.host = host
-        self.joint_names = tuple(f"joint{i}" for i in range(1, joints + 1))
-        self._has_sensor = force_torque_sensor
-        self._gain = gain
-        self._speeds = (max_speed, max_turn_speed)
-        self._sensitivity = collision_sensitivity
-        self._timeout = timeout_s
+        self.joint_names = tuple(f"joint{i}" for i in range(1, self.joints + 1))
         self._api: Any = None
         self._pose: Vector | None = None
         self._measured_at = -math.inf
@@ -103,12 +89,12 @@ class XArm:
             DriverTimeout: No answer.
             DriverError: The SDK cannot use the arm.
         """
-        check_reachable("xArm's control box", self.host, _PORT, self._timeout)
+        check_reachable("xArm's control box", self.host, _PORT, self.timeout_s)
         try:
             self._api = self._sdk.XArmAPI(self.host, is_radian=True)
         except Exception as error:  # the SDK raises nothing more special
             raise DriverError(f"the xArm at {self.host} cannot be controlled", got=error) from error
-        self._api.set_timeout(self._timeout)
+        self._api.set_timeout(self.timeout_s)
         self.fault = self.fault or self._reported_fault()
         if self.fault is None and not self._stopped:
             self._begin()
@@ -141,8 +127,8 @@ class XArm:
         turn = rotations.to_rotation_vector(
             rotations.multiply(target_pose[3:], rotations.conjugate(self._pose[3:]))
         )
-        linear = at_most(self._gain * (target_pose[:3] - self._pose[:3]), self._speeds[0])
-        angular = at_most(self._gain * turn, self._speeds[1])
+        linear = at_most(self.gain * (target_pose[:3] - self._pose[:3]), self.max_speed)
+        angular = at_most(self.gain * turn, self.max_turn_speed)
         self._send([*(_MILLI * linear), *angular])
 
     def hold(self) -> None:
@@ -195,11 +181,14 @@ class XArm:
         api = self._api
         steps = [
             ("motion_enable", api.motion_enable(True)),
-            ("set_collision_sensitivity", api.set_collision_sensitivity(self._sensitivity)),
+            (
+                "set_collision_sensitivity",
+                api.set_collision_sensitivity(self.collision_sensitivity),
+            ),
             ("set_mode", api.set_mode(_VELOCITY_MODE)),
             ("set_state", api.set_state(_READY)),
         ]
-        if self._has_sensor:
+        if self.force_torque_sensor:
             steps.append(("set_ft_sensor_enable", api.set_ft_sensor_enable(1)))
         for name, code in steps:
             if code not in _VALUE_IS_GOOD:
@@ -219,7 +208,7 @@ class XArm:
 
     def _wrench(self, pose: Vector) -> Vector:
         """Of the sensor, which measures in the tool's axes; NaN without one."""
-        if not self._has_sensor:
+        if not self.force_torque_sensor:
             return np.full(6, np.nan)
         measured = np.array(self._value("wrench", self._api.get_ft_sensor_data()), np.float64)
         force = rotations.rotate(pose[3:], measured[:3])

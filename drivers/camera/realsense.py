@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -24,55 +25,42 @@ _MOMENT = 0.75
 _RGB_TICK_US = 100.0
 
 
+@dataclass(eq=False)
 class RealSenseCamera:
     """A RealSense camera's colour and, where asked, its depth as seen by the colour camera.
 
     Frames wait in a queue of one inside the library, so that a slow reader gets the newest.
-
-    Args:
-        serial: Serial number, as `robot-rl doctor` lists it; None takes the only one there is.
-        width: Pixels, of colour and depth.
-        height: Pixels.
-        rate_hz: Pictures per second.
-        depth: Whether depth is streamed and aligned to colour.
-        exposure_us: Of the sensor that takes the coloured pictures [µs], whichever it is; an RGB
-            sensor rounds it to 100 µs. None leaves it to the camera.
-        gain: Of the same sensor; with an exposure only.
-        white_balance_k: Colour temperature [K]; None leaves it to the camera.
-        recording: A file recorded by the RealSense viewer or SDK, played in place of a camera.
-        context: Makes the library's context.
 
     Raises:
         DriverError: Both a serial number and a recording.
         MissingExtra: pyrealsense2 is not installed, or lacks libusb.
     """
 
-    def __init__(
-        self,
-        serial: str | int | None = None,
-        width: int = 640,
-        height: int = 480,
-        rate_hz: int = 30,
-        depth: bool = False,
-        exposure_us: int | None = None,
-        gain: int | None = None,
-        white_balance_k: int | None = None,
-        recording: str | None = None,
-        context: Callable[[], Any] | None = None,
-    ) -> None:
-        if serial is not None and recording is not None:
+    serial: str | int | None = None  # as `robot-rl doctor` lists it; None takes the only one
+    width: int = 640  # pixels, of colour and depth
+    height: int = 480  # pixels
+    rate_hz: int = 30  # pictures per second
+    depth: bool = False  # whether depth is streamed and aligned to colour
+    # Of the sensor that takes the coloured pictures [µs], whichever it is; an RGB sensor rounds it
+    # to 100 µs. None leaves it to the camera.
+    exposure_us: int | None = None
+    gain: int | None = None  # of the same sensor; with an exposure only
+    white_balance_k: int | None = None  # colour temperature [K]; None leaves it to the camera
+    recording: str | None = None  # of the RealSense viewer or SDK, played in place of a camera
+    context: Callable[[], Any] | None = None  # makes the library's context
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        if self.serial is not None and self.recording is not None:
             raise DriverError(
                 "a camera is either a serial number or a recording",
-                got=f"serial {serial} and recording {recording}",
+                got=f"serial {self.serial} and recording {self.recording}",
                 expected="one of the two",
             )
         self._rs = load_library()
-        self._serial = None if serial is None else str(serial)
-        self._size, self._rate = (width, height), rate_hz
-        self._depth = depth
-        self._options = exposure_us, gain, white_balance_k
-        self._recording = recording
-        self._context = (context or self._rs.context)()
+        self._serial = None if self.serial is None else str(self.serial)
+        self._size = (self.width, self.height)
+        self._context = (self.context or self._rs.context)()
         self._pipeline: Any = None
         self._queue: Any = None
         self._intrinsics: Intrinsics | None = None
@@ -82,21 +70,21 @@ class RealSenseCamera:
     @property
     def name(self) -> str:
         """What errors call it."""
-        return self._recording or f"RealSense {self._serial or ''}".strip()
+        return self.recording or f"RealSense {self._serial or ''}".strip()
 
     def connect(self) -> None:
         """Find the camera, start its streams and set its exposure."""
         self.close()
         rs = self._rs
         config = rs.config()
-        if self._recording is not None:
+        if self.recording is not None:
             self._check_recording()
-            rs.config.enable_device_from_file(config, self._recording, repeat_playback=True)
+            rs.config.enable_device_from_file(config, self.recording, repeat_playback=True)
         else:
             config.enable_device(self._found()[0])
-        config.enable_stream(rs.stream.color, *self._size, rs.format.rgb8, self._rate)
-        if self._depth:
-            config.enable_stream(rs.stream.depth, *self._size, rs.format.z16, self._rate)
+        config.enable_stream(rs.stream.color, *self._size, rs.format.rgb8, self.rate_hz)
+        if self.depth:
+            config.enable_stream(rs.stream.depth, *self._size, rs.format.z16, self.rate_hz)
         queue, pipeline = rs.frame_queue(1), rs.pipeline(self._context)
         try:
             profile = pipeline.start(config, queue)
@@ -118,13 +106,13 @@ class RealSenseCamera:
         while True:
             frames = self._wait(deadline)
             color = frames.get_color_frame()
-            depth = frames.get_depth_frame() if self._depth else None
+            depth = frames.get_depth_frame() if self.depth else None
             fresh = color and color.get_frame_number() != self._last
-            if fresh and (not self._depth or self._are_of_one_moment(color, depth)):
+            if fresh and (not self.depth or self._are_of_one_moment(color, depth)):
                 break
         number = self._last = int(color.get_frame_number())
         stamp = self._stamp_ns(color)
-        if self._depth:
+        if self.depth:
             aligned = self._align.process(frames)
             color, depth = aligned.get_color_frame(), aligned.get_depth_frame()
         picture = np.array(color.get_data())  # a copy: the library takes its memory back
@@ -150,11 +138,12 @@ class RealSenseCamera:
         device, color = profile.get_device(), self._rs.stream.color
         stream = profile.get_stream(color).as_video_stream_profile()
         self._intrinsics = _intrinsics(stream.get_intrinsics())
-        if self._depth:
+        if self.depth:
             self._align = self._rs.align(color)
             self._depth_unit = device.first_depth_sensor().get_depth_scale()
-        if self._recording is None:
-            set_color_options(self.name, device, *self._options)
+        if self.recording is None:
+            options = (self.exposure_us, self.gain, self.white_balance_k)
+            set_color_options(self.name, device, *options)
 
     def _wait(self, deadline: float) -> Any:
         if self._queue is None:
@@ -176,12 +165,12 @@ class RealSenseCamera:
         if color.get_frame_timestamp_domain() != depth.get_frame_timestamp_domain():
             return True  # nobody can tell
         apart = abs(color.get_timestamp() - depth.get_timestamp())  # ms
-        return bool(apart <= _MOMENT * 1e3 / self._rate)
+        return bool(apart <= _MOMENT * 1e3 / self.rate_hz)
 
     def _stamp_ns(self, frame: Any) -> int:
         """When it was taken, on the system clock, if the camera relates its clock to that."""
         hardware = self._rs.timestamp_domain.hardware_clock
-        if self._recording is not None or frame.get_frame_timestamp_domain() == hardware:
+        if self.recording is not None or frame.get_frame_timestamp_domain() == hardware:
             return time.time_ns()
         return int(frame.get_timestamp() * 1e6)
 
@@ -240,7 +229,7 @@ class RealSenseCamera:
 
     def _check_recording(self) -> None:
         try:
-            with open(str(self._recording), "rb"):
+            with open(str(self.recording), "rb"):
                 return
         except OSError as error:
             raise DriverError("the recording cannot be read", got=error) from error
@@ -251,16 +240,16 @@ class RealSenseCamera:
         return DriverError(
             f"{self.name} does not start",
             got=error,
-            expected=f"colour {'and depth ' if self._depth else ''}of {width}×{height} at"
-            f" {self._rate} Hz; {self._abilities()}",
+            expected=f"colour {'and depth ' if self.depth else ''}of {width}×{height} at"
+            f" {self.rate_hz} Hz; {self._abilities()}",
             hint="choose one of these, and use no other program with it at the same time",
         )
 
     def _abilities(self) -> str:
         """Sizes and rates of colour, for an error."""
         try:
-            if self._recording is not None:
-                device = self._context.load_device(self._recording)
+            if self.recording is not None:
+                device = self._context.load_device(self.recording)
             else:
                 device = self._found()[1]
             profiles = [p for one in device.query_sensors() for p in one.get_stream_profiles()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 
 from drivers.camera.base import Frame
 from drivers.errors import DriverError, DriverTimeout
@@ -14,6 +15,7 @@ from robot_rl.env.sim.world import GripperMotor
 from robot_rl.env.task import Task
 
 
+@dataclass(eq=False)
 class SimCamera:
     """One camera of the simulated arm's model, in the process of another node.
 
@@ -21,47 +23,34 @@ class SimCamera:
     picture shows the first state of the world after it was due, and is stamped with that instant.
     Pictures that were due while nobody read, or while the world stood still, are left out.
 
-    Args:
-        task: The simulated task, the same as the arm's.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        gripper: See `drivers.gripper.sim.SimGripper`.
-        camera: Its name in the model.
-        width: Pixels.
-        height: Pixels.
-        rate_hz: Pictures per second.
-        depth: Whether it sees depth too.
-        namespace: Of the arm's node.
-
     Raises:
         DriverError: The model has no such camera.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        model: str,
-        gripper: GripperMotor,
-        camera: str,
-        width: int = 128,
-        height: int = 128,
-        rate_hz: float = 30.0,
-        depth: bool = False,
-        namespace: str = "",
-    ) -> None:
-        self._copy = WorldCopy(task, model, gripper, namespace)
+    task: Task  # the simulated one, the same as the arm's
+    model: str  # path of the arm's MJCF, beginning with `hardware/`
+    gripper: GripperMotor  # see `drivers.gripper.sim.SimGripper`
+    camera: str  # its name in the model
+    width: int = 128  # pixels
+    height: int = 128  # pixels
+    rate_hz: float = 30.0  # pictures per second
+    depth: bool = False  # whether it sees depth too
+    namespace: str = ""  # of the arm's node
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        self._copy = WorldCopy(self.task, self.model, self.gripper, self.namespace)
         compiled = self._copy.world.model
         known = [compiled.camera(i).name for i in range(compiled.ncam)]
-        if camera not in known:
-            raise DriverError("the arm's model has no such camera", got=camera, expected=known)
-        self._camera, self._size = camera, (width, height)
-        self._period = 1.0 / rate_hz
-        self._depth = depth
+        if self.camera not in known:
+            raise DriverError("the arm's model has no such camera", got=self.camera, expected=known)
+        self._period = 1.0 / self.rate_hz
         self._renderer: SceneRenderer | None = None
         self._due = 0.0
 
     def connect(self) -> None:
         """Listen to the world."""
-        self._copy.connect(f"sim_camera_{self._camera}")
+        self._copy.connect(f"sim_camera_{self.camera}")
         self._next_due()
 
     def read(self, timeout_s: float) -> Frame:
@@ -73,15 +62,15 @@ class SimCamera:
         stamp = self._copy.wait(max(0.0, deadline - time.monotonic()))
         number = self._next_due()
         if self._renderer is None:  # here, since OpenGL wants one thread
-            self._renderer = SceneRenderer(self._copy.world, *self._size)
-        color = self._renderer.color(self._camera)
-        depth = self._renderer.depth(self._camera)[..., 0] if self._depth else None
+            self._renderer = SceneRenderer(self._copy.world, self.width, self.height)
+        color = self._renderer.color(self.camera)
+        depth = self._renderer.depth(self.camera)[..., 0] if self.depth else None
         return Frame(stamp, number, color, depth)
 
     def intrinsics(self) -> Intrinsics:
         """Those of the model's camera, which has no distortion."""
-        width, height = self._size
-        angle = math.radians(float(self._copy.world.model.camera(self._camera).fovy[0]))
+        width, height = self.width, self.height
+        angle = math.radians(float(self._copy.world.model.camera(self.camera).fovy[0]))
         focal = 0.5 * height / math.tan(0.5 * angle)
         return Intrinsics(width, height, focal, focal, 0.5 * (width - 1), 0.5 * (height - 1))
 

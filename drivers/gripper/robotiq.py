@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,6 +70,7 @@ class Status:
         )
 
 
+@dataclass(eq=False)
 class Robotiq2F:
     """A Robotiq gripper with two fingers.
 
@@ -79,55 +79,37 @@ class Robotiq2F:
     failed, holds still until `clear_errors`. Each `clear_errors` lets the next `connect` activate
     it once, also if that fails; a `stop` in between takes that back.
 
-    Args:
-        address: `/dev/ttyUSB0` for its RS-485 adapter; `tcp://HOST:502` for Modbus TCP;
-            `rtu+tcp://HOST:PORT` for a gateway that passes RTU frames on.
-        speed: 0 slowest to 1 fastest (2F-85: 20 to 150 mm/s).
-        force: 0 least to 1 most (2F-85: 20 to 235 N).
-        open_count: What it reports when it is fully open, of 255.
-        closed_count: What it reports when it is fully closed on nothing, of 255.
-        device_id: Its Modbus address.
-        baud_rate: Of the serial line [bit/s].
-        command_register: First of its three command registers; 0 with Robotiq's own TCP box.
-        status_register: First of its three status registers; 0 with Robotiq's own TCP box.
-        timeout_s: How long it may take to answer [s].
-        activation_timeout_s: How long its activation may take [s].
-
     Raises:
         DriverError: A number out of its range, or an address that cannot be read.
         MissingExtra: pymodbus is not installed.
     """
 
-    def __init__(
-        self,
-        address: str,
-        speed: float = 1.0,
-        force: float = 0.25,
-        open_count: int = 3,
-        closed_count: int = 228,
-        device_id: int = 9,
-        baud_rate: int = 115200,
-        command_register: int = 0x03E8,
-        status_register: int = 0x07D0,
-        timeout_s: float = 0.2,
-        activation_timeout_s: float = 10.0,
-    ) -> None:
-        check_ranges("gripper", {"speed": (speed, 0.0, 1.0), "force": (force, 0.0, 1.0)})
-        if not 0 <= open_count < closed_count <= FULL:
+    # `/dev/ttyUSB0` for its RS-485 adapter; `tcp://HOST:502` for Modbus TCP; `rtu+tcp://HOST:PORT`
+    # for a gateway that passes RTU frames on.
+    address: str
+    speed: float = 1.0  # 0 slowest to 1 fastest (2F-85: 20 to 150 mm/s)
+    force: float = 0.25  # 0 least to 1 most (2F-85: 20 to 235 N)
+    open_count: int = 3  # what it reports when it is fully open, of 255
+    closed_count: int = 228  # what it reports when it is fully closed on nothing, of 255
+    device_id: int = 9  # its Modbus address
+    baud_rate: int = 115200  # of the serial line [bit/s]
+    command_register: int = 0x03E8  # first of its three; 0 with Robotiq's own TCP box
+    status_register: int = 0x07D0  # first of its three; 0 with Robotiq's own TCP box
+    timeout_s: float = 0.2  # how long it may take to answer [s]
+    activation_timeout_s: float = 10.0  # how long its activation may take [s]
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        check_ranges("gripper", {"speed": (self.speed, 0.0, 1.0), "force": (self.force, 0.0, 1.0)})
+        if not 0 <= self.open_count < self.closed_count <= FULL:
             raise DriverError(
                 "open_count and closed_count of the gripper",
-                got=f"{open_count} and {closed_count}",
+                got=f"{self.open_count} and {self.closed_count}",
                 expected="0 <= open_count < closed_count <= 255",
             )
-        self.address = address
-        self._modbus = require("pymodbus.client", "robotiq")
         self._failures = require("pymodbus.exceptions", "robotiq")
-        self._client = _make_client(self._modbus, address, baud_rate, timeout_s)
-        self._speed, self._force = round(speed * FULL), round(force * FULL)
-        self._open, self._closed = open_count, closed_count
-        self._device = device_id
-        self._command_register, self._status_register = command_register, status_register
-        self._activation_timeout = activation_timeout_s
+        self._client = _make_client(self.address, self.baud_rate, self.timeout_s)
+        self._grip = round(self.speed * FULL) << 8 | round(self.force * FULL)
         self._may_activate = True  # by itself, not because a person asked for it
         self._clearing = False
         self._stops = 0  # so far: an activation that has begun before one does not go on
@@ -163,13 +145,13 @@ class Robotiq2F:
         self._check(status)
         if status.state != _ACTIVE:
             raise self._not_active("is not active")
-        share = (status.position - self._open) / (self._closed - self._open)
+        share = (status.position - self.open_count) / (self.closed_count - self.open_count)
         return GripperState(stamp, min(max(share, 0.0), 1.0), status.object in (1, 2))
 
     def command(self, position: float) -> None:
         """Send the fingers to a position, 0 open to 1 closed."""
         count = round(check_position(position) * FULL)
-        self._write(_ACTIVATE | _GO_TO, count, self._speed, self._force)
+        self._write(_ACTIVATE | _GO_TO, count, self._grip)
 
     def stop(self) -> None:
         """Stop the fingers; they keep their grip.
@@ -181,9 +163,9 @@ class Robotiq2F:
             self._may_activate = self._clearing = False
         status = self.status()
         if status.state == _ACTIVE:
-            self._write(_ACTIVATE, status.position, self._speed, self._force)
+            self._write(_ACTIVATE, status.position, self._grip)
         elif status.activated:
-            self._write(0, 0, 0, 0)
+            self._write(0, 0)
 
     def clear_errors(self) -> None:
         """Activate the gripper at the next `connect`, once: **its fingers open and close**."""
@@ -199,7 +181,7 @@ class Robotiq2F:
         Raises:
             DriverTimeout: No answer, or none that can be read.
         """
-        answer = self._ask("read_input_registers", self._status_register, count=3)
+        answer = self._ask("read_input_registers", self.status_register, count=3)
         if len(answer.registers) != 3:
             raise DriverTimeout(
                 f"the gripper at {self.address} sent half an answer",
@@ -212,12 +194,12 @@ class Robotiq2F:
         """Activate it, unless it has been stopped since it was `stops` times."""
         # No longer wanted before the fingers move: a node connects again and again after a failure.
         self._may_activate = self._clearing = False
-        self._write(0, 0, 0, 0)
+        self._write(0, 0)
         with self._deciding:
             if self._stops != stops:
                 raise self._not_active("was stopped before its activation")
-            self._write(_ACTIVATE, 0, 0, 0)
-        deadline = time.monotonic() + self._activation_timeout
+            self._write(_ACTIVATE, 0)
+        deadline = time.monotonic() + self.activation_timeout_s
         while (status := self.status()).state != _ACTIVE:
             self._check(status)
             if not status.activated:
@@ -225,7 +207,7 @@ class Robotiq2F:
             if time.monotonic() > deadline:
                 raise DriverTimeout(
                     f"the gripper at {self.address} was not active in time",
-                    got=f"state {status.state} after {self._activation_timeout:g} s",
+                    got=f"state {status.state} after {self.activation_timeout_s:g} s",
                     hint="look for something between the fingers, then clear_errors",
                 )
             time.sleep(_ACTIVATION_POLL_S)
@@ -246,16 +228,16 @@ class Robotiq2F:
             hint="clear_errors activates it, which opens and closes its fingers once",
         )
 
-    def _write(self, action: int, position: int, speed: int, force: int) -> None:
-        registers = [action << 8, position, speed << 8 | force]
-        self._ask("write_registers", self._command_register, registers)
+    def _write(self, action: int, position: int, grip: int = 0) -> None:
+        registers = [action << 8, position, grip]
+        self._ask("write_registers", self.command_register, registers)
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Send one request and return its answer."""
         try:
             with self._line:
                 answer = getattr(self._client, method)(
-                    *arguments, device_id=self._device, **options
+                    *arguments, device_id=self.device_id, **options
                 )
         except (self._failures.ModbusException, OSError) as error:
             raise DriverTimeout(
@@ -273,8 +255,9 @@ class Robotiq2F:
         return answer
 
 
-def _make_client(modbus: ModuleType, address: str, baud_rate: int, timeout_s: float) -> Any:
+def _make_client(address: str, baud_rate: int, timeout_s: float) -> Any:
     """Make the client that an address asks for; nothing is opened yet."""
+    modbus = require("pymodbus.client", "robotiq")
     options: dict[str, Any] = {"timeout": timeout_s, "retries": 1}
     if address.startswith("/"):
         require("serial", "robotiq")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivers.errors import DriverError, DriverTimeout
@@ -16,48 +17,39 @@ _STALE_S = 0.5
 _RATE_HZ = 50.0
 
 
+@dataclass(eq=False)
 class TopicsGripper:
     """Moves a gripper through its controller's topics.
 
     Positions of the joint between `open_at` and `closed_at` become 0 to 1, and back.
 
-    Args:
-        joint: Name of its joint in the states.
-        open_at: Position of the joint when it is open, in the controller's unit.
-        closed_at: Position of the joint when it is closed.
-        state_topic: Of its JointState.
-        command_topic: Of its commands, in the controller's unit.
-        command_type: `float64`, or `float64_array` as `forward_command_controller` takes it.
-        namespace: Below which topics that do not begin with a slash are.
-
     Raises:
         DriverError: An unknown type, or an open position that is the closed one.
     """
 
-    def __init__(
-        self,
-        joint: str,
-        open_at: float,
-        closed_at: float,
-        state_topic: str = "joint_states",
-        command_topic: str = "gripper_controller/commands",
-        command_type: str = "float64_array",
-        namespace: str = "",
-    ) -> None:
-        if command_type not in ("float64", "float64_array"):
+    joint: str  # its name in the states
+    open_at: float  # position of the joint when it is open, in the controller's unit
+    closed_at: float  # position of the joint when it is closed
+    state_topic: str = "joint_states"  # of its JointState
+    command_topic: str = "gripper_controller/commands"  # in the controller's unit
+    command_type: str = "float64_array"  # as `forward_command_controller` takes it; or `float64`
+    namespace: str = ""  # below which topics that do not begin with a slash are
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        if self.command_type not in ("float64", "float64_array"):
             raise DriverError(
-                "command_type of the gripper", got=command_type, expected="float64 or float64_array"
+                "command_type of the gripper",
+                got=self.command_type,
+                expected="float64 or float64_array",
             )
-        if open_at == closed_at:
+        if self.open_at == self.closed_at:
             raise DriverError(
                 "open_at and closed_at of the gripper are the same",
-                got=open_at,
+                got=self.open_at,
                 expected="two positions of its joint",
             )
-        self._joint, self._open, self._closed = joint, open_at, closed_at
-        self._state_topic, self._command_topic = state_topic, command_topic
-        self._as_array = command_type == "float64_array"
-        self._namespace = namespace
+        self._as_array = self.command_type == "float64_array"
         self._client: RosClient | None = None
         self._sensor: Any = None
         self._commands: Any = None
@@ -73,24 +65,24 @@ class TopicsGripper:
         from robot_rl.ros.sensors import Sensor
 
         self.close()
-        client = self._client = RosClient("topics_gripper", self._namespace)
+        client = self._client = RosClient("topics_gripper", self.namespace)
         self._sensor = Sensor(
             client,
             JointState,
-            self._state_topic,
+            self.state_topic,
             _STALE_S,
-            lambda message: joint_positions(message, [self._joint]),
+            lambda message: joint_positions(message, [self.joint]),
             # They may come from several controllers, each with its own joints.
-            accepts=lambda message: self._joint in message.name,
+            accepts=lambda message: self.joint in message.name,
         )
         self._commands = client.node.create_publisher(
             Float64MultiArray if self._as_array else Float64,
-            self._command_topic,
+            self.command_topic,
             qos.command_publisher(_RATE_HZ),
         )
         if not wait_until(lambda: self._sensor.count, _FIRST_STATE_S):
             raise DriverTimeout(
-                f"no state of the joint {self._joint!r} on {self._sensor.topic}",
+                f"no state of the joint {self.joint!r} on {self._sensor.topic}",
                 got=f"none within {_FIRST_STATE_S:g} s",
                 hint="does the gripper's controller run, and is the joint's name right?",
             )
@@ -104,7 +96,7 @@ class TopicsGripper:
         self._connected().check()
         newest = self._sensor.newest()
         (value,) = self._sensor.value(newest)
-        share = (value - self._open) / (self._closed - self._open)
+        share = (value - self.open_at) / (self.closed_at - self.open_at)
         return GripperState(newest.stamp_ns, min(max(float(share), 0.0), 1.0))
 
     def command(self, position: float) -> None:
@@ -112,7 +104,7 @@ class TopicsGripper:
         from std_msgs.msg import Float64, Float64MultiArray
 
         self._connected()
-        value = self._open + check_position(position) * (self._closed - self._open)
+        value = self.open_at + check_position(position) * (self.closed_at - self.open_at)
         message = Float64MultiArray(data=[value]) if self._as_array else Float64(data=value)
         self._commands.publish(message)
 
