@@ -17,26 +17,18 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ArmState:
-    """One measurement of an arm, in its base frame; all arrays float64.
+    """One measurement of an arm, in its base frame; all arrays float64."""
 
-    Attributes:
-        stamp_ns: When it was measured, on the system clock [ns].
-        joint_positions: (n,) [rad].
-        joint_velocities: (n,) [rad/s].
-        tcp_pose: Position [m] and quaternion xyzw (7,).
-        tcp_velocity: Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
-        tcp_wrench: Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN
-            where the arm measures none.
-        frame: Name of the base frame.
-    """
-
-    stamp_ns: int
-    joint_positions: Vector
-    joint_velocities: Vector
-    tcp_pose: Vector
+    stamp_ns: int  # when it was measured, on the system clock [ns]
+    joint_positions: Vector  # (n,) [rad]
+    joint_velocities: Vector  # (n,) [rad/s]
+    tcp_pose: Vector  # position [m] and quaternion xyzw (7,)
+    # Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
     tcp_velocity: Vector
+    # Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN where the arm
+    # measures none.
     tcp_wrench: Vector
-    frame: str = "base"
+    frame: str = "base"  # name of the base frame
 
 
 class Arm(Protocol):

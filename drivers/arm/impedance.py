@@ -14,23 +14,14 @@ from robot_rl.safety import rotations
 
 @dataclass(frozen=True)
 class Spring:
-    """A spring and damper between the TCP and its target, the same along and about all axes.
+    """A spring and damper between the TCP and its target, the same along and about all axes."""
 
-    Attributes:
-        stiffness_translation: [N/m].
-        stiffness_rotation: [Nm/rad].
-        damping_translation: [Ns/m].
-        damping_rotation: [Nms/rad].
-        max_force: Largest force that it asks for [N].
-        max_torque: Largest torque that it asks for [Nm].
-    """
-
-    stiffness_translation: float = 1000.0
-    stiffness_rotation: float = 50.0
-    damping_translation: float = 70.0
-    damping_rotation: float = 4.0
-    max_force: float = 40.0
-    max_torque: float = 6.0
+    stiffness_translation: float = 1000.0  # [N/m]
+    stiffness_rotation: float = 50.0  # [Nm/rad]
+    damping_translation: float = 70.0  # [Ns/m]
+    damping_rotation: float = 4.0  # [Nms/rad]
+    max_force: float = 40.0  # largest force that it asks for [N]
+    max_torque: float = 6.0  # largest torque that it asks for [Nm]
 
     def __post_init__(self) -> None:
         """Refuse what is not positive.

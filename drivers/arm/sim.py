@@ -27,20 +27,13 @@ _LONGEST_LAG = 0.03
 
 
 class SimScene(NamedTuple):
-    """What the rest of a simulated cell needs of the world, at one instant.
+    """What the rest of a simulated cell needs of the world, at one instant."""
 
-    Attributes:
-        stamp_ns: System time of the instant [ns].
-        state: See `SceneState`.
-        object_poses: Poses (k, 7) of the task's objects as observed, with its noise; None for a
-            task without.
-        success: Whether the task's goal is reached, by the true state.
-    """
-
-    stamp_ns: int
-    state: Vector
+    stamp_ns: int  # system time of the instant [ns]
+    state: Vector  # see `SceneState`
+    # Poses (k, 7) of the task's objects as observed, with its noise; None for a task without.
     object_poses: Vector | None
-    success: bool
+    success: bool  # whether the task's goal is reached, by the true state
 
 
 class SimArm:

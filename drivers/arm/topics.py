@@ -31,35 +31,26 @@ _COMMAND_RATE_HZ = 100.0
 class TopicArm(ABC):
     """Reads an arm's state from topics; a subclass publishes its commands.
 
-    Attributes:
-        namespace: Of the controller's topics.
-        joint_names: Names of the arm's joints in its JointState.
-        joint_topic: JointState.
-        pose_topic: PoseStamped, measured; empty where the subclass tells it from the joints.
-        twist_topic: TwistStamped, measured in the base frame; empty where there is none.
-        wrench_topic: WrenchStamped, what the environment exerts, in the base frame; empty where
-            there is none.
-        stale_after_s: Age at which a measurement is too old [s].
-        timeout_s: For the first messages [s].
-        frame: `frame_id` of the base frame, which what is measured must have; empty: whichever
-            the pose has. Targets bear it too.
-        fault: Always None: the controller's faults are its own business.
-
     Raises:
         MissingExtra: ROS 2 is not installed.
         DriverError: A number is out of range.
     """
 
-    fault: ClassVar[str | None] = None
-    namespace: str
-    joint_names: Sequence[str]
+    fault: ClassVar[str | None] = None  # always None: the controller's faults are its own business
+    namespace: str  # of the controller's topics
+    joint_names: Sequence[str]  # names of the arm's joints in its JointState
     _: KW_ONLY
-    joint_topic: str = "joint_states"
+    joint_topic: str = "joint_states"  # JointState
+    # PoseStamped, measured; empty where the subclass tells it from the joints.
     pose_topic: str = "current_pose"
+    # TwistStamped, measured in the base frame; empty where there is none.
     twist_topic: str = "current_twist"
+    # WrenchStamped, what the environment exerts, in the base frame; empty where there is none.
     wrench_topic: str = "current_wrench"
-    stale_after_s: float = 0.1
-    timeout_s: float = 5.0
+    stale_after_s: float = 0.1  # age at which a measurement is too old [s]
+    timeout_s: float = 5.0  # for the first messages [s]
+    # `frame_id` of the base frame, which what is measured must have; empty: whichever the pose has.
+    # Targets bear it too.
     frame: str = ""
 
     def __post_init__(self) -> None:
@@ -205,17 +196,13 @@ class PoseTopicArm(TopicArm):
     What the arm does when this process is killed is the controller's business: unless it has a
     watchdog of its own it keeps its last target, which leads the arm by a bounded distance.
 
-    Attributes:
-        target_topic: PoseStamped, of commands.
-        compliance: Of the controller.
-
     Raises:
         DriverError: As `TopicArm`, or there is no `pose_topic`.
     """
 
     _: KW_ONLY
-    target_topic: str = "target_pose"
-    compliance: Compliance = "impedance"
+    target_topic: str = "target_pose"  # PoseStamped, of commands
+    compliance: Compliance = "impedance"  # of the controller
 
     def __post_init__(self) -> None:
         """Check the numbers, and that the pose is measured."""
@@ -251,28 +238,21 @@ class TrajectoryTopicArm(TopicArm):
     this process is killed, the controller ends it and holds. Without a `pose_topic` the model tells
     the pose from the joints, whose names are those of the model too.
 
-    Attributes:
-        model: MJCF of the arm: a path, or one that begins with `hardware/`.
-        tcp_site: Name of the site of the TCP in the model, whose world is the base frame.
-        command_topic: JointTrajectory.
-        horizon_s: Time until the point of a trajectory [s].
-        max_joint_step: Farthest that a joint may go in one command [rad].
-
     Raises:
         DriverError: As `TopicArm`, or the model lacks a joint or the site.
     """
 
     compliance: ClassVar[Compliance] = "position"
 
-    model: str
+    model: str  # MJCF of the arm: a path, or one that begins with `hardware/`
     _: KW_ONLY
-    tcp_site: str = "tcp"
-    command_topic: str = "joint_trajectory_controller/joint_trajectory"
+    tcp_site: str = "tcp"  # name of the site of the TCP in the model, whose world is the base frame
+    command_topic: str = "joint_trajectory_controller/joint_trajectory"  # JointTrajectory
     pose_topic: str = ""
     twist_topic: str = ""
     wrench_topic: str = ""
-    horizon_s: float = 0.1
-    max_joint_step: float = 0.3
+    horizon_s: float = 0.1  # time until the point of a trajectory [s]
+    max_joint_step: float = 0.3  # farthest that a joint may go in one command [rad]
 
     def __post_init__(self) -> None:
         """Check the numbers, and read the model."""

@@ -18,20 +18,14 @@ Depth = npt.NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture.
+    """One picture."""
 
-    Attributes:
-        stamp_ns: When it was taken, on the system clock [ns]; where the device cannot tell, when
-            it arrived.
-        sequence: Number that the device gave it; a gap is a frame that was not delivered.
-        color: uint8 (H, W, 3) RGB.
-        depth: uint16 (H, W) in millimetres along the optical axis, seen from the colour camera;
-            0 where there is none. None where depth was not asked for.
-    """
-
+    # When it was taken, on the system clock [ns]; where the device cannot tell, when it arrived.
     stamp_ns: int
-    sequence: int
-    color: Image
+    sequence: int  # number that the device gave it; a gap is a frame that was not delivered
+    color: Image  # uint8 (H, W, 3) RGB
+    # uint16 (H, W) in millimetres along the optical axis, seen from the colour camera; 0 where
+    # there is none. None where depth was not asked for.
     depth: Depth | None = None
 
 

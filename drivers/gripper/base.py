@@ -10,17 +10,11 @@ from drivers.errors import DriverError
 
 @dataclass(frozen=True)
 class GripperState:
-    """One measurement of a gripper.
+    """One measurement of a gripper."""
 
-    Attributes:
-        stamp_ns: When it was measured, on the system clock [ns].
-        position: Of the fingers, 0 open to 1 closed.
-        object_held: Whether the fingers were stopped by an object; None where the device cannot
-            tell.
-    """
-
-    stamp_ns: int
-    position: float
+    stamp_ns: int  # when it was measured, on the system clock [ns]
+    position: float  # of the fingers, 0 open to 1 closed
+    # Whether the fingers were stopped by an object; None where the device cannot tell.
     object_held: bool | None = None
 
 

@@ -25,28 +25,20 @@ class _Motions:
     """What the driver shares with the thread that runs the motions, for one connection alone.
 
     A thread that hung in the library, and goes on after the next `connect`, finds its own ended.
-
-    Attributes:
-        hand: franky's.
-        changed: Guards and tells of the others.
-        told: Whether it was told to close last, or to open; None: nothing since a stop.
-        wanted: Which of the two to do next.
-        moving: Whether a motion goes on, or begins; homing is one too.
-        stopping: Whether the library is being told to stop, which would end a motion that follows.
-        interrupted: Whether it was taken back.
-        ending: Whether none may follow.
-        failure: What a motion failed with.
     """
 
-    hand: Any
+    hand: Any  # franky's
+    # Guards and tells of the others.
     changed: threading.Condition = field(default_factory=threading.Condition)
+    # Whether it was told to close last, or to open; None: nothing since a stop.
     told: bool | None = None
-    wanted: bool | None = None
-    moving: bool = False
+    wanted: bool | None = None  # which of the two to do next
+    moving: bool = False  # whether a motion goes on, or begins; homing is one too
+    # Whether the library is being told to stop, which would end a motion that follows.
     stopping: bool = False
-    interrupted: bool = False
-    ending: bool = False
-    failure: DriverError | None = None
+    interrupted: bool = False  # whether it was taken back
+    ending: bool = False  # whether none may follow
+    failure: DriverError | None = None  # what a motion failed with
 
 
 class FrankaHand:

@@ -40,22 +40,15 @@ _ACTIVATION_POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Status:
-    """The gripper's three status registers.
+    """The gripper's three status registers."""
 
-    Attributes:
-        activated: gACT, echo of the request to be active.
-        state: gSTA: 0 reset, 1 activation in progress, 3 active.
-        object: gOBJ: 0 moving, 1 and 2 stopped by an object while opening and closing, 3 at the
-            requested position.
-        fault: gFLT, see `FAULTS`.
-        position: gPO: 0 open to 255 closed.
-    """
-
-    activated: bool
-    state: int
+    activated: bool  # gACT, echo of the request to be active
+    state: int  # gSTA: 0 reset, 1 activation in progress, 3 active
+    # gOBJ: 0 moving, 1 and 2 stopped by an object while opening and closing, 3 at the requested
+    # position.
     object: int
-    fault: int
-    position: int
+    fault: int  # gFLT, see `FAULTS`
+    position: int  # gPO: 0 open to 255 closed
 
     @classmethod
     def from_registers(cls, registers: list[int]) -> Status:

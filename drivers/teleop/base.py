@@ -23,56 +23,43 @@ _OPEN, _CLOSED = -1.0, 1.0
 
 @dataclass(frozen=True)
 class TeleopState:
-    """What an operator does with a device.
+    """What an operator does with a device."""
 
-    Attributes:
-        stamp_ns: When it was read, system clock [ns].
-        motion: (6,) float64 in [-1, 1]: translation and rotation vector, base frame, in units of
-            the largest action.
-        gripper: A new command for the gripper, -1 open to +1 closed; None leaves it as it is.
-        moving: Whether the operator moves the arm, or has told the gripper something.
-        buttons: Names of the buttons that went down since the last read.
-    """
-
-    stamp_ns: int
+    stamp_ns: int  # when it was read, system clock [ns]
+    # (6,) float64 in [-1, 1]: translation and rotation vector, base frame, in units of the largest
+    # action.
     motion: Vector
+    # A new command for the gripper, -1 open to +1 closed; None leaves it as it is.
     gripper: float | None
-    moving: bool
-    buttons: frozenset[str]
+    moving: bool  # whether the operator moves the arm, or has told the gripper something
+    buttons: frozenset[str]  # names of the buttons that went down since the last read
 
 
 class Axes(NamedTuple):
-    """The raw state of a device.
+    """The raw state of a device."""
 
-    Attributes:
-        values: (6,) each about -1 to 1: to the front, to the left and up as the operator sees it,
-            and rotations about these directions by the right-hand rule.
-        pressed: Buttons that went down since the last look.
-    """
-
+    # (6,) each about -1 to 1: to the front, to the left and up as the operator sees it, and
+    # rotations about these directions by the right-hand rule.
     values: Vector
-    pressed: frozenset[str]
+    pressed: frozenset[str]  # buttons that went down since the last look
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """How the axes of a device become a motion; the same for all devices.
+    """How the axes of a device become a motion; the same for all devices."""
 
-    Attributes:
-        frame: `base`: along the axes of the robot's base, turned by `rotation`; `tool`: along those
-            of the tool as it is now, with the operator's view as that of the tool's camera.
-        rotation: Turn of the operator's view about the base's z axis [rad]: 0 beside the base,
-            looking where the robot looks; π facing the robot.
-        dead_zone: Length of translation, and of rotation, below which nothing moves. Above it the
-            motion begins from 0, so that there is no jump.
-        scale: (6,) factor of each axis; 0 switches one off, a negative one turns it round.
-        gripper_button: Button that closes and opens the gripper in turn; None for none.
-    """
-
+    # `base`: along the axes of the robot's base, turned by `rotation`; `tool`: along those of the
+    # tool as it is now, with the operator's view as that of the tool's camera.
     frame: str = "base"
+    # Turn of the operator's view about the base's z axis [rad]: 0 beside the base, looking where
+    # the robot looks; π facing the robot.
     rotation: float = 0.0
+    # Length of translation, and of rotation, below which nothing moves. Above it the motion begins
+    # from 0, so that there is no jump.
     dead_zone: float = 0.1
+    # (6,) factor of each axis; 0 switches one off, a negative one turns it round.
     scale: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    # Button that closes and opens the gripper in turn; None for none.
     gripper_button: str | None = None
 
     def __post_init__(self) -> None:
@@ -129,14 +116,10 @@ class TeleopDevice(ABC):
     """A device with axes and buttons that an operator moves a robot with.
 
     A subclass says how they are read.
-
-    Attributes:
-        shaping: See `Shaping`.
-        events: What its buttons say: name of a button → one of
-            `robot_rl.env.operator.OperatorEvent`.
     """
 
     shaping: Shaping = field(default_factory=Shaping)
+    # What its buttons say: name of a button → one of `robot_rl.env.operator.OperatorEvent`.
     events: Mapping[str, str] = field(default_factory=dict)
     _gripper: float = field(default=_OPEN, init=False)
 

@@ -21,18 +21,14 @@ class Gamepad(TeleopDevice):
 
     The defaults are those of an Xbox pad on Linux: left stick to the front and left, triggers up
     (right) and down (left), right stick turns about the vertical and tilts.
-
-    Attributes:
-        index: Which pad, from 0.
-        sticks: For each of the axes front, left, up, and turns about them, the number of a pad's
-            axis; -1 for none.
-        signs: Direction of each.
-        triggers: Numbers of the axes that move down and up, which rest at -1; empty for none.
     """
 
-    index: int = 0
+    index: int = 0  # which pad, from 0
+    # For each of the axes front, left, up, and turns about them, the number of a pad's axis; -1 for
+    # none.
     sticks: Sequence[int] = (1, 0, -1, -1, 4, 3)
-    signs: Sequence[float] = (-1.0, -1.0, 1.0, 1.0, -1.0, -1.0)
+    signs: Sequence[float] = (-1.0, -1.0, 1.0, 1.0, -1.0, -1.0)  # direction of each
+    # Numbers of the axes that move down and up, which rest at -1; empty for none.
     triggers: Sequence[int] = (2, 5)
     _pygame: Any = field(default=None, init=False, repr=False)
     _pad: Any = field(default=None, init=False, repr=False)

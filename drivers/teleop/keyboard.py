@@ -39,14 +39,10 @@ class Keyboard(TeleopDevice):
 
     A key that is neither of `KEYS` nor has another meaning here ends the motion, until a key of
     `KEYS` is pressed again.
-
-    Attributes:
-        speed: What a held key counts, as a share of the largest action.
-        slow_key: While it is held, keys count a fifth.
     """
 
-    speed: float = 1.0
-    slow_key: str = "shift"
+    speed: float = 1.0  # what a held key counts, as a share of the largest action
+    slow_key: str = "shift"  # while it is held, keys count a fifth
     _down: set[str] = field(default_factory=set, init=False, repr=False)
     _pressed: set[str] = field(default_factory=set, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)

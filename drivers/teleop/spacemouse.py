@@ -77,12 +77,9 @@ class Reports:
 
 @dataclass
 class SpaceMouse(TeleopDevice):
-    """A SpaceMouse at this machine; its buttons are `button_0`, `button_1`, ….
+    """A SpaceMouse at this machine; its buttons are `button_0`, `button_1`, …."""
 
-    Attributes:
-        path: Path of its HID device, such as /dev/hidraw0; None takes the first one that is found.
-    """
-
+    # Path of its HID device, such as /dev/hidraw0; None takes the first one that is found.
     path: str | None = None
     _reports: Reports = field(default_factory=Reports, init=False, repr=False)
     _pressed: set[str] = field(default_factory=set, init=False, repr=False)

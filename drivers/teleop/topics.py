@@ -31,16 +31,11 @@ class TopicDevice(TeleopDevice):
 
     Silence after a message that moved something, or of a topic that nobody publishes any more, is
     a lost device, as an unplugged one is: nobody has let go of it. So is a number that is none.
-
-    Attributes:
-        topic: Name of the topic.
-        namespace: Below which it is, unless it begins with a slash.
-        timeout_s: A message older than this moves nothing [s].
     """
 
-    topic: str = ""
-    namespace: str = ""
-    timeout_s: float = 0.25
+    topic: str = ""  # name of the topic
+    namespace: str = ""  # below which it is, unless it begins with a slash
+    timeout_s: float = 0.25  # a message older than this moves nothing [s]
     _client: RosClient | None = field(default=None, init=False, repr=False)
     # Replaced as a whole by the thread of ROS: axes, and when they came on the steady clock.
     _heard: tuple[Vector, float] = field(default=(np.zeros(6), -1e9), init=False, repr=False)
@@ -141,17 +136,13 @@ class TopicDevice(TeleopDevice):
 
 @dataclass
 class JoyTopic(TopicDevice):
-    """Moves with the axes of a Joy message; its buttons are `button_0`, `button_1`, ….
-
-    Attributes:
-        sticks: For each of the axes front, left, up, and turns about them, the number of the
-            message's axis; -1 for none. The default is spacenav's order.
-        signs: Direction of each.
-    """
+    """Moves with the axes of a Joy message; its buttons are `button_0`, `button_1`, …."""
 
     topic: str = "joy"
+    # For each of the axes front, left, up, and turns about them, the number of the message's axis;
+    # -1 for none. The default is spacenav's order.
     sticks: Sequence[int] = (0, 1, 2, 3, 4, 5)
-    signs: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    signs: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # direction of each
     _buttons: Sequence[int] = field(default=(), init=False, repr=False)
 
     def message_type(self) -> Any:
@@ -173,16 +164,11 @@ class JoyTopic(TopicDevice):
 
 @dataclass
 class TwistTopic(TopicDevice):
-    """Moves with the velocity of a TwistStamped message.
-
-    Attributes:
-        full_translation: Velocity that is the largest action [m/s].
-        full_rotation: The same for turns [rad/s].
-    """
+    """Moves with the velocity of a TwistStamped message."""
 
     topic: str = "teleop/command"  # that of `teleop_node`
-    full_translation: float = 0.1
-    full_rotation: float = 0.5
+    full_translation: float = 0.1  # velocity that is the largest action [m/s]
+    full_rotation: float = 0.5  # the same for turns [rad/s]
 
     def message_type(self) -> Any:
         """geometry_msgs/TwistStamped."""
