@@ -23,18 +23,13 @@ FORMAT_VERSION = 3
 
 @dataclass(frozen=True)
 class Exploration:
-    """How the executed action departs from the policy's best guess.
+    """How the executed action departs from the policy's best guess."""
 
-    Attributes:
-        mode: "mean" of the policy, a "sample" of it, or the action of its "base" alone.
-        noise: Extra noise on the action, before the clip to ±1: "none", "normal", "uniform".
-        noise_scale: Standard deviation or half width of the extra noise, in action units.
-        base_share: Share of the episodes in which its base acts, without noise, for comparison.
-    """
-
-    mode: str = "mean"
+    mode: str = "mean"  # "mean" of the policy, a "sample" of it, or the action of its "base" alone
+    # Extra noise on the action, before the clip to ±1: "none", "normal", "uniform".
     noise: str = "none"
-    noise_scale: float = 0.0
+    noise_scale: float = 0.0  # standard deviation or half width of the extra noise, in action units
+    # Share of the episodes in which its base acts, without noise, for comparison.
     base_share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,38 +62,26 @@ class Exploration:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a policy was trained for.
+    """What a policy was trained for."""
 
-    Attributes:
-        task: Name of the task.
-        control_rate_hz: Steps per second at which its actions are meant.
-        action_names: One name per action column.
-    """
-
-    task: str
-    control_rate_hz: float
-    action_names: tuple[str, ...]
+    task: str  # name of the task
+    control_rate_hz: float  # steps per second at which its actions are meant
+    action_names: tuple[str, ...]  # one name per action column
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A policy with everything that an actor must know to run it; it holds no seed.
+    """A policy with everything that an actor must know to run it; it holds no seed."""
 
-    Attributes:
-        policy: The networks with their normalisers.
-        interface: What it was trained for.
-        execute_steps: Actions of a chunk that are executed before the next plan; 1 without chunks.
-        exploration: How the executed action departs from the policy's best guess.
-        version: Gradient updates behind it, strictly increasing within a run.
-        vision: What turns camera images into features, for a policy that sees them; or, with a
-            policy that sees the images itself, for the rows to carry.
-    """
-
-    policy: Policy
-    interface: Interface
+    policy: Policy  # the networks with their normalisers
+    interface: Interface  # what it was trained for
+    # Actions of a chunk that are executed before the next plan; 1 without chunks.
     execute_steps: int = 1
+    # How the executed action departs from the policy's best guess.
     exploration: Exploration = field(default_factory=Exploration)
-    version: int = 0
+    version: int = 0  # gradient updates behind it, strictly increasing within a run
+    # What turns camera images into features, for a policy that sees them; or, with a policy that
+    # sees the images itself, for the rows to carry.
     vision: ImageEncoder | None = None
 
     def __post_init__(self) -> None:

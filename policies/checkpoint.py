@@ -40,15 +40,10 @@ _FOLDER_KEY = "base_folder"
 
 @dataclass(frozen=True)
 class StoredBase:
-    """A base policy in a folder of its own, so that what acts on it need not carry its weights.
+    """A base policy in a folder of its own, so that what acts on it need not carry its weights."""
 
-    Attributes:
-        policy: The base.
-        checksum: Of its folder.
-    """
-
-    policy: ChunkPolicy
-    checksum: str
+    policy: ChunkPolicy  # the base
+    checksum: str  # of its folder
 
     @classmethod
     def load(cls, folder: Path | str) -> StoredBase:

@@ -22,57 +22,40 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What belongs to the final observation of an episode.
+    """What belongs to the final observation of an episode."""
 
-    Attributes:
-        base_action: (slots, d) float32, the base's proposal; zero without a base.
-        features: With an image encoder its ``features/image``, (slots, F) float16, as the policy
-            saw them, and ``encoder_id``, (slots,) int64; where the behaviour
-            `tells_instruction`, ``features/instruction``, (slots, 16) float16.
-    """
-
-    base_action: Floats
+    base_action: Floats  # (slots, d) float32, the base's proposal; zero without a base
+    # With an image encoder its ``features/image``, (slots, F) float16, as the policy saw them, and
+    # ``encoder_id``, (slots,) int64; where the behaviour `tells_instruction`,
+    # ``features/instruction``, (slots, 16) float16.
     features: dict[str, Array]
 
 
 @dataclass(frozen=True)
 class Decision(Conclusion):
-    """One step of all slots; rows of inactive slots are zero.
+    """One step of all slots; rows of inactive slots are zero."""
 
-    Attributes:
-        action: (slots, d) float32 in [-1, 1], exploration included.
-        chunk_index: (slots,) int16, position in the base's chunk; 0 without a base.
-        version: (slots,) int64, version of the behaviour that acted.
-        base_alone: (slots,) bool, whether the policy's base acted, without noise.
-    """
-
-    action: Floats
+    action: Floats  # (slots, d) float32 in [-1, 1], exploration included
+    # (slots,) int16, position in the base's chunk; 0 without a base.
     chunk_index: npt.NDArray[np.int16]
-    version: npt.NDArray[np.int64]
+    version: npt.NDArray[np.int64]  # (slots,) int64, version of the behaviour that acted
+    # (slots,) bool, whether the policy's base acted, without noise.
     base_alone: npt.NDArray[np.bool_]
 
 
 @dataclass
 class RunningEpisode:
-    """What belongs to one running episode: who acts in it, its noise and its queue of actions.
+    """What belongs to one running episode: who acts in it, its noise and its queue of actions."""
 
-    Attributes:
-        behaviour: Acts in it; a newer one takes over where `at_boundary` holds.
-        plan_noise: Source of the noise of plans, which alone can be repeated along a recording.
-        step_noise: Source of the noise of steps.
-        lot: Uniform in [0, 1); tells whether the base acts in this episode.
-        instruction: What is to be done; empty where nothing was said.
-        chunk: (execute_steps or more, d), what was planned; None before the first plan.
-        position: Of the next action in the chunk.
-    """
-
-    behaviour: Behaviour
+    behaviour: Behaviour  # acts in it; a newer one takes over where `at_boundary` holds
+    # Source of the noise of plans, which alone can be repeated along a recording.
     plan_noise: np.random.Generator
-    step_noise: np.random.Generator
-    lot: float
-    instruction: str
+    step_noise: np.random.Generator  # source of the noise of steps
+    lot: float  # uniform in [0, 1); tells whether the base acts in this episode
+    instruction: str  # what is to be done; empty where nothing was said
+    # (execute_steps or more, d), what was planned; None before the first plan.
     chunk: Floats | None = None
-    position: int = 0
+    position: int = 0  # of the next action in the chunk
 
     @classmethod
     def begin(cls, behaviour: Behaviour, seed: int, instruction: str) -> RunningEpisode:

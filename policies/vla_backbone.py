@@ -87,19 +87,14 @@ _ADAPTER = ".lora_"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What fine-tuning changes.
+    """What fine-tuning changes."""
 
-    Attributes:
-        mode: "full": everything; "expert": the action expert and its projections, the
-            vision-language model is frozen; "lora": low-rank adapters (Hu et al. 2021) in the
-            language model and the expert, and the expert's projections.
-        rank: Rank r of the adapters.
-        alpha: The adapters' output is scaled by alpha / r.
-    """
-
+    # "full": everything; "expert": the action expert and its projections, the vision-language model
+    # is frozen; "lora": low-rank adapters (Hu et al. 2021) in the language model and the expert,
+    # and the expert's projections.
     mode: str
-    rank: int = 16
-    alpha: float = 16.0
+    rank: int = 16  # rank r of the adapters
+    alpha: float = 16.0  # the adapters' output is scaled by alpha / r
 
     def __post_init__(self) -> None:
         """Check the values."""
