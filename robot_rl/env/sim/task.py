@@ -31,27 +31,22 @@ class SimTask(ABC):
     """A simulated task: one file that adds bodies, randomises them, observes and judges them.
 
     A subclass is a dataclass too: its fields are the keys of its configuration.
-
-    Attributes:
-        observation_fields: What `observe` returns: `state/object_poses`, and what `see` does.
-        action_names: Columns of the action: some of `ARM_ACTIONS` in their order (the target does
-            not move along the others), then `GRIPPER_ACTION` where the task uses the gripper.
-            Without that column the fingers stay `finger_opening` apart.
-        finger_opening: Distance between the fingers at the start of an episode [m].
-        observed_objects: Names of the bodies, or of sites on them, whose poses are the rows of
-            `state/object_poses`; for those who draw the scene.
-        name: Name of the task, recorded with every episode.
-        instruction: What the robot is to do, in words.
-        time_limit_steps: Control steps after which an episode is truncated.
     """
 
+    # What `observe` returns: `state/object_poses`, and what `see` does.
     observation_fields: tuple[Field, ...] = field(default=(), init=False)
+    # Columns of the action: some of `ARM_ACTIONS` in their order (the target does not move along
+    # the others), then `GRIPPER_ACTION` where the task uses the gripper. Without that column the
+    # fingers stay `finger_opening` apart.
     action_names: tuple[str, ...] = field(default=ARM_ACTIONS, init=False)
+    # Distance between the fingers at the start of an episode [m].
     finger_opening: float = field(default=0.0, init=False)
+    # Names of the bodies, or of sites on them, whose poses are the rows of `state/object_poses`;
+    # for those who draw the scene.
     observed_objects: tuple[str, ...] = field(default=(), init=False)
-    name: str
-    instruction: str
-    time_limit_steps: int
+    name: str  # name of the task, recorded with every episode
+    instruction: str  # what the robot is to do, in words
+    time_limit_steps: int  # control steps after which an episode is truncated
     _world: World | None = field(default=None, init=False)
 
     def attach(self, world: World) -> None:
