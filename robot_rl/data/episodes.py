@@ -70,21 +70,13 @@ Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode.
+    """One whole episode."""
 
-    Attributes:
-        rows: (T + 1,) structured; the last row and no other has `is_last`.
-        seed: Seed of its reset.
-        instruction: What the robot was told to do.
-        success: Whether it reached its goal.
-        source: SOURCE code: 0 demo, 1 policy, 2 intervention.
-    """
-
-    rows: Rows
-    seed: int
-    instruction: str
-    success: bool
-    source: int
+    rows: Rows  # (T + 1,) structured; the last row and no other has `is_last`
+    seed: int  # seed of its reset
+    instruction: str  # what the robot was told to do
+    success: bool  # whether it reached its goal
+    source: int  # SOURCE code: 0 demo, 1 policy, 2 intervention
 
 
 class EpisodeWriter:

@@ -90,21 +90,14 @@ _NUMPY = (np.ndarray, np.generic)
 
 @dataclass(frozen=True)
 class RowSchema:
-    """The columns of one task's rows.
+    """The columns of one task's rows."""
 
-    Attributes:
-        task: Name of the task that the rows were recorded on.
-        control_rate_hz: Steps per second of the recording.
-        action_names: One name per action column.
-        fields: All columns; scalars first so that a reader can take them without the images.
-        version: Version of this layout.
-    """
-
-    task: str
-    control_rate_hz: float
-    action_names: tuple[str, ...]
+    task: str  # name of the task that the rows were recorded on
+    control_rate_hz: float  # steps per second of the recording
+    action_names: tuple[str, ...]  # one name per action column
+    # All columns; scalars first so that a reader can take them without the images.
     fields: tuple[Field, ...]
-    version: int = SCHEMA_VERSION
+    version: int = SCHEMA_VERSION  # version of this layout
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:

@@ -37,15 +37,10 @@ class NothingToWrite(DatasetError):
 
 @dataclass(frozen=True)
 class Selection:
-    """Which episodes are wanted; None takes all.
+    """Which episodes are wanted; None takes all."""
 
-    Attributes:
-        source: SOURCE code.
-        success: Whether they reached their goal.
-    """
-
-    source: int | None = None
-    success: bool | None = None
+    source: int | None = None  # SOURCE code
+    success: bool | None = None  # whether they reached their goal
 
     def takes(self, source: int, success: bool) -> bool:
         """Whether an episode of this source and outcome is wanted."""

@@ -23,24 +23,19 @@ Episodes = Iterator[tuple[Mapping[str, Array], str]]
 
 @dataclass(frozen=True)
 class ForeignDataset:
-    """A dataset of others.
+    """A dataset of others."""
 
-    Attributes:
-        kind: The format, in words, and what else it says of itself.
-        counts: The choices of episodes that the mapping file has, and how many each takes.
-        columns: What the numbers of each column are called, () where they have no names.
-        episodes: Given names of columns and a choice, yields the columns of each episode, with what
-            the robot was told to do. They are (T, ...), or (T + 1, ...) with what followed the last
-            action. It raises `DatasetDamaged`.
-        rate: Steps per second [Hz]; None where nothing says it.
-        answers: Values that the metadata gives to keys of the mapping file.
-    """
-
-    kind: str
+    kind: str  # the format, in words, and what else it says of itself
+    # The choices of episodes that the mapping file has, and how many each takes.
     counts: Mapping[str, int]
+    # What the numbers of each column are called, () where they have no names.
     columns: Mapping[str, tuple[str, ...]]
+    # Given names of columns and a choice, yields the columns of each episode, with what the robot
+    # was told to do. They are (T, ...), or (T + 1, ...) with what followed the last action. It
+    # raises `DatasetDamaged`.
     episodes: Callable[[Collection[str], str], Episodes]
-    rate: float | None = None
+    rate: float | None = None  # steps per second [Hz]; None where nothing says it
+    # Values that the metadata gives to keys of the mapping file.
     answers: Mapping[str, Any] = field(default_factory=dict)
 
 

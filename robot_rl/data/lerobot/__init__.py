@@ -124,20 +124,13 @@ def _missing(error: ModuleNotFoundError) -> Exception:
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature of a LeRobot dataset.
+    """One feature of a LeRobot dataset."""
 
-    Attributes:
-        key: Its name.
-        dtype: NumPy's name, ``"video"``, or ``"image"`` of pictures beside the numbers.
-        shape: Of one frame; (n,), or (height, width, 3) of a camera.
-        names: What the numbers are called, where they have names.
-        fields: The fields of a row that it holds, each flattened, side by side.
-    """
-
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    names: tuple[str, ...] | None = None
+    key: str  # its name
+    dtype: str  # NumPy's name, ``"video"``, or ``"image"`` of pictures beside the numbers
+    shape: tuple[int, ...]  # of one frame; (n,), or (height, width, 3) of a camera
+    names: tuple[str, ...] | None = None  # what the numbers are called, where they have names
+    # The fields of a row that it holds, each flattened, side by side.
     fields: tuple[Field, ...] = ()
 
     @property
