@@ -37,22 +37,14 @@ class SensorLimits:
     """How fresh measurements must be.
 
     Ages count since the receipt, and since the stamp by the clock of this machine.
-
-    Attributes:
-        arm_s: Age of the arm's state [s].
-        image_s: Age of a camera's newest frame [s].
-        gripper_s: Age of the gripper's state [s].
-        tracker_s: Age of the poses of objects and of the success signal [s].
-        skew_s: Largest difference between the stamps of one observation [s].
-        start_timeout_s: How long an episode's start waits for fresh measurements [s].
     """
 
-    arm_s: float
-    image_s: float
-    gripper_s: float
-    tracker_s: float
-    skew_s: float
-    start_timeout_s: float
+    arm_s: float  # age of the arm's state [s]
+    image_s: float  # age of a camera's newest frame [s]
+    gripper_s: float  # age of the gripper's state [s]
+    tracker_s: float  # age of the poses of objects and of the success signal [s]
+    skew_s: float  # largest difference between the stamps of one observation [s]
+    start_timeout_s: float  # how long an episode's start waits for fresh measurements [s]
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -32,22 +32,15 @@ class NodeTableError(RobotRLError):
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """One node.
+    """One node."""
 
-    Attributes:
-        name: Its name in its namespace.
-        executable: Its name in the ROS package `robot_rl`.
-        module: The Python module that the executable runs.
-        namespace: Absolute.
-        parameters: ROS parameters: numbers, booleans, texts and lists, by dotted name.
-        remappings: Old name → new name of topics and services.
-    """
-
-    name: str
-    executable: str
-    module: str
-    namespace: str
+    name: str  # its name in its namespace
+    executable: str  # its name in the ROS package `robot_rl`
+    module: str  # the Python module that the executable runs
+    namespace: str  # absolute
+    # ROS parameters: numbers, booleans, texts and lists, by dotted name.
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    # Old name → new name of topics and services.
     remappings: Mapping[str, str] = field(default_factory=dict)
 
     @property
