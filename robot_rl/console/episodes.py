@@ -27,29 +27,17 @@ _MOST_FRAMES_HZ = 15.0
 
 @dataclass(frozen=True)
 class ListedEpisode:
-    """What the list says of an episode.
+    """What the list says of an episode."""
 
-    Attributes:
-        place: `store` or `demonstrations`.
-        table: Table of the store; empty for demonstrations.
-        number: Identifier in the table, or index among the demonstrations.
-        steps: Actions taken.
-        intervened_steps: Those of the operator.
-        source: Who acted: demo, policy, or intervention.
-        success: Whether it reached its goal.
-        complete: Whether it is over.
-        instruction: What the robot was told to do.
-    """
-
-    place: str
-    table: str
-    number: int
-    steps: int
-    intervened_steps: int
-    source: str
-    success: bool
-    complete: bool
-    instruction: str
+    place: str  # `store` or `demonstrations`
+    table: str  # table of the store; empty for demonstrations
+    number: int  # identifier in the table, or index among the demonstrations
+    steps: int  # actions taken
+    intervened_steps: int  # those of the operator
+    source: str  # who acted: demo, policy, or intervention
+    success: bool  # whether it reached its goal
+    complete: bool  # whether it is over
+    instruction: str  # what the robot was told to do
 
 
 @dataclass(frozen=True)

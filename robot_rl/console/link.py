@@ -85,61 +85,35 @@ class InControl(StrEnum):
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts of a moment, beside what was observed.
+    """The facts of a moment, beside what was observed."""
 
-    Attributes:
-        activity: What the loop is doing.
-        in_control: Who moves the robot.
-        reason: Why the robot holds still, where it does; empty otherwise.
-        episode: Number of the episode of this process, from 1; 0 before the first.
-        episode_step: Actions taken in it.
-        time_limit_steps: Actions after which it is cut.
-        reward: Of the last action.
-        total_reward: Of the episode so far.
-        success: Whether the goal is reached.
-        intervened_steps: Actions of the operator in the episode.
-        run_steps: Environment steps of the whole run, as far as known.
-        policy_version: Gradient updates behind the acting policy.
-        decision_seconds: From the tick to the sending of the last action [s].
-        lateness_seconds: How late the last tick was reached [s].
-        instruction: What the robot is told to do.
-        action_names: Columns of the actions.
-        action: What was sent last, (d,) in [-1, 1].
-        policy_action: What the policy wanted, (d,) in [-1, 1].
-        stamp_observation: Time of the observation on the clock of the environment [ns].
-    """
-
-    activity: Activity = Activity.WAITING
-    in_control: InControl = InControl.NOBODY
-    reason: str = ""
-    episode: int = 0
-    episode_step: int = 0
-    time_limit_steps: int = 0
-    reward: float = 0.0
-    total_reward: float = 0.0
-    success: bool = False
-    intervened_steps: int = 0
-    run_steps: int = 0
-    policy_version: int = 0
-    decision_seconds: float = 0.0
-    lateness_seconds: float = 0.0
-    instruction: str = ""
-    action_names: tuple[str, ...] = ()
-    action: tuple[float, ...] = ()
-    policy_action: tuple[float, ...] = ()
-    stamp_observation: int = 0
+    activity: Activity = Activity.WAITING  # what the loop is doing
+    in_control: InControl = InControl.NOBODY  # who moves the robot
+    reason: str = ""  # why the robot holds still, where it does; empty otherwise
+    episode: int = 0  # number of the episode of this process, from 1; 0 before the first
+    episode_step: int = 0  # actions taken in it
+    time_limit_steps: int = 0  # actions after which it is cut
+    reward: float = 0.0  # of the last action
+    total_reward: float = 0.0  # of the episode so far
+    success: bool = False  # whether the goal is reached
+    intervened_steps: int = 0  # actions of the operator in the episode
+    run_steps: int = 0  # environment steps of the whole run, as far as known
+    policy_version: int = 0  # gradient updates behind the acting policy
+    decision_seconds: float = 0.0  # from the tick to the sending of the last action [s]
+    lateness_seconds: float = 0.0  # how late the last tick was reached [s]
+    instruction: str = ""  # what the robot is told to do
+    action_names: tuple[str, ...] = ()  # columns of the actions
+    action: tuple[float, ...] = ()  # what was sent last, (d,) in [-1, 1]
+    policy_action: tuple[float, ...] = ()  # what the policy wanted, (d,) in [-1, 1]
+    stamp_observation: int = 0  # time of the observation on the clock of the environment [ns]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of a control loop.
+    """One moment of a control loop."""
 
-    Attributes:
-        situation: The facts.
-        observation: What was seen, by field name; its arrays are not written to any more.
-    """
-
-    situation: Situation = field(default_factory=Situation)
+    situation: Situation = field(default_factory=Situation)  # the facts
+    # What was seen, by field name; its arrays are not written to any more.
     observation: Observation = field(default_factory=dict)
 
     def to_frames(self) -> list[Frame]:
