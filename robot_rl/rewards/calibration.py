@@ -17,17 +17,11 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scored:
-    """What a classifier made of the frames of an episode that it was not trained on.
+    """What a classifier made of the frames of an episode that it was not trained on."""
 
-    Attributes:
-        index: Of the episode in its dataset.
-        scores: (T + 1,), logits or probabilities.
-        labels: Of the frames.
-    """
-
-    index: int
-    scores: Values
-    labels: FrameLabels
+    index: int  # of the episode in its dataset
+    scores: Values  # (T + 1,), logits or probabilities
+    labels: FrameLabels  # of the frames
 
     @property
     def positives(self) -> Values:
@@ -42,17 +36,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a threshold may lead to on held-out data: upper 95 % bounds.
+    """What a threshold may lead to on held-out data: upper 95 % bounds."""
 
-    Attributes:
-        frames: Of the rate of frames that show no success and are taken for one.
-        episodes: Of the rate of episodes without success in which it is seen all the same.
-        consecutive_frames: Frames in a row that it takes.
-    """
-
-    frames: float
-    episodes: float
-    consecutive_frames: int
+    frames: float  # of the rate of frames that show no success and are taken for one
+    episodes: float  # of the rate of episodes without success in which it is seen all the same
+    consecutive_frames: int  # frames in a row that it takes
 
 
 def upper_bound(count: int, trials: int) -> float:
@@ -157,19 +145,12 @@ def best_run(scores: Values, length: int) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """A count with its upper 95 % bound.
+    """A count with its upper 95 % bound."""
 
-    Attributes:
-        count: How often it happened.
-        trials: How often it could have.
-        rate: The share, None without a trial.
-        bound: Upper 95 % bound (Clopper-Pearson, one-sided).
-    """
-
-    count: int
-    trials: int
-    rate: float | None
-    bound: float
+    count: int  # how often it happened
+    trials: int  # how often it could have
+    rate: float | None  # the share, None without a trial
+    bound: float  # upper 95 % bound (Clopper-Pearson, one-sided)
 
     @classmethod
     def of(cls, count: int, trials: int) -> Rate:
@@ -179,27 +160,18 @@ class Rate:
 
 @dataclass(frozen=True)
 class Validation:
-    """What a threshold does to episodes.
+    """What a threshold does to episodes."""
 
-    Attributes:
-        true_positives: Frames of success that are seen.
-        false_negatives: Frames of success that are not.
-        false_frames: Frames without success that are taken for one, of all without.
-        false_episodes: Episodes without success in which it is seen, of all without.
-        early_episodes: Episodes with success in which it is seen before, of all with.
-        missed_episodes: Episodes with success in which it is not seen, of all with.
-        delay_frames: Median frames from success to its being seen, None where it never is.
-        bins: Calibration: for each tenth of probability its mean, the share of frames that show
-            success, and how many frames there are.
-    """
-
-    true_positives: int
-    false_negatives: int
-    false_frames: Rate
-    false_episodes: Rate
-    early_episodes: Rate
-    missed_episodes: Rate
+    true_positives: int  # frames of success that are seen
+    false_negatives: int  # frames of success that are not
+    false_frames: Rate  # frames without success that are taken for one, of all without
+    false_episodes: Rate  # episodes without success in which it is seen, of all without
+    early_episodes: Rate  # episodes with success in which it is seen before, of all with
+    missed_episodes: Rate  # episodes with success in which it is not seen, of all with
+    # Median frames from success to its being seen, None where it never is.
     delay_frames: float | None
+    # Calibration: for each tenth of probability its mean, the share of frames that show success,
+    # and how many frames there are.
     bins: tuple[tuple[float, float, int], ...]
 
 

@@ -112,17 +112,11 @@ class SuccessClassifier(nn.Module):
 
 @dataclass(frozen=True)
 class Decision:
-    """From a classifier's logit to its verdict, both chosen on held-out data.
+    """From a classifier's logit to its verdict, both chosen on held-out data."""
 
-    Attributes:
-        scale: Probability = sigmoid(scale · logit + offset) (Platt 1999).
-        offset: See `scale`.
-        threshold: Probability from which a frame shows success.
-    """
-
-    scale: float = 1.0
-    offset: float = 0.0
-    threshold: float = 0.5
+    scale: float = 1.0  # probability = sigmoid(scale · logit + offset) (Platt 1999)
+    offset: float = 0.0  # see `scale`
+    threshold: float = 0.5  # probability from which a frame shows success
 
     def probability(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Calibrated probabilities of logits, of the same shape."""
@@ -132,17 +126,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A classifier and how to read it.
+    """A classifier and how to read it."""
 
-    Attributes:
-        network: In evaluation mode.
-        decision: Calibration and threshold.
-        task: Task that it was trained on.
-    """
-
-    network: SuccessClassifier
-    decision: Decision
-    task: str
+    network: SuccessClassifier  # in evaluation mode
+    decision: Decision  # calibration and threshold
+    task: str  # task that it was trained on
 
     def save(self, folder: Path) -> None:
         """Write both files into an existing folder."""

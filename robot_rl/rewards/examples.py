@@ -31,15 +31,10 @@ REACTION_FRAMES = "reaction_frames"
 
 @dataclass(frozen=True)
 class FrameLabels:
-    """What the frames of an episode show; of those that are neither, nobody knows.
+    """What the frames of an episode show; of those that are neither, nobody knows."""
 
-    Attributes:
-        positive: bool (T + 1,), whether each shows success.
-        negative: bool (T + 1,), whether each shows that there is none yet.
-    """
-
-    positive: npt.NDArray[np.bool_]
-    negative: npt.NDArray[np.bool_]
+    positive: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows success
+    negative: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows that there is none yet
 
     @property
     def succeeds(self) -> bool:
@@ -49,17 +44,11 @@ class FrameLabels:
 
 @dataclass(frozen=True)
 class ExampleEpisode:
-    """The frames of an episode that has T actions, and so T + 1 observations.
+    """The frames of an episode that has T actions, and so T + 1 observations."""
 
-    Attributes:
-        index: Of the episode in its dataset.
-        images: Observation name → uint8 (T + 1, H, W, 3).
-        labels: Of its frames.
-    """
-
-    index: int
-    images: Images
-    labels: FrameLabels
+    index: int  # of the episode in its dataset
+    images: Images  # observation name → uint8 (T + 1, H, W, 3)
+    labels: FrameLabels  # of its frames
 
     def stacked(self, rows: npt.NDArray[np.int64], frames: int) -> Images:
         """Give what a classifier sees at some rows.
@@ -149,32 +138,21 @@ class Examples:
 
 @dataclass(frozen=True)
 class CollectionOptions:
-    """What `robot-rl collect-reward` records.
+    """What `robot-rl collect-reward` records."""
 
-    Attributes:
-        labels: Whose: ``task``, the task's detector while a scripted expert acts; or ``operator``,
-            who moves the robot and says when it has succeeded.
-        positive_frames: Frames that show success, in all.
-        frames_after_success: Frames that an episode goes on for from its success on.
-        negative_episodes: Episodes that never reach the goal.
-        offset: Standard deviation of a misplaced expert's error, per axis [m].
-        yaw_offset: Likewise of its yaw [rad].
-        action_noise: Standard deviation of a wandering expert's noise on each action column.
-        stall_steps: Most steps before its success at which a stalling expert stops for good.
-        fidget: Standard deviation of the action columns of one that has stopped.
-        reaction_s: Longest time [s] that an operator takes to say that it has succeeded; what the
-            frames of that time show, nobody knows.
-    """
-
+    # Whose: ``task``, the task's detector while a scripted expert acts; or ``operator``, who moves
+    # the robot and says when it has succeeded.
     labels: str
-    positive_frames: int
-    frames_after_success: int
-    negative_episodes: int
-    offset: float
-    yaw_offset: float
-    action_noise: float
-    stall_steps: int
-    fidget: float
+    positive_frames: int  # frames that show success, in all
+    frames_after_success: int  # frames that an episode goes on for from its success on
+    negative_episodes: int  # episodes that never reach the goal
+    offset: float  # standard deviation of a misplaced expert's error, per axis [m]
+    yaw_offset: float  # likewise of its yaw [rad]
+    action_noise: float  # standard deviation of a wandering expert's noise on each action column
+    stall_steps: int  # most steps before its success at which a stalling expert stops for good
+    fidget: float  # standard deviation of the action columns of one that has stopped
+    # Longest time [s] that an operator takes to say that it has succeeded; what the frames of that
+    # time show, nobody knows.
     reaction_s: float
 
     def __post_init__(self) -> None:

@@ -164,15 +164,10 @@ def check_address(address: str) -> None:
 
 
 class Comparison(NamedTuple):
-    """What a model says of n pairs of observations.
+    """What a model says of n pairs of observations."""
 
-    Attributes:
-        delta: (n,) in [-1, 1], share of the whole task that the second is nearer to the goal.
-        confidence: (n,) in [0, 1].
-    """
-
-    delta: Values
-    confidence: Values
+    delta: Values  # (n,) in [-1, 1], share of the whole task that the second is nearer to the goal
+    confidence: Values  # (n,) in [0, 1]
 
 
 class ProgressModel(Protocol):

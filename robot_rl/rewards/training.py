@@ -24,34 +24,21 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """Constants of the training.
+    """Constants of the training."""
 
-    Attributes:
-        updates: Gradient updates; after the first third of them the negatives are chosen anew.
-        batch_size: Examples per update, half of them positive.
-        learning_rate: Peak learning rate of AdamW; a cosine follows it to 0.
-        weight_decay: AdamW's weight decay.
-        random_shift: Largest shift of the images [pixels].
-        brightness: Largest change of an image's gain, and of its offset as a share of 255.
-        frames_per_episode: Negative frames that are taken of each episode: first any, then half of
-            them the ones that look most like success.
-        validation_share: Share of the episodes that is held out.
-        false_positive_frames: Largest upper 95 % bound of the false-positive rate of frames.
-        false_positive_episodes: The same of episodes.
-        threads: Computing threads; with several the sums are in another order, so bits differ.
-    """
-
-    updates: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    random_shift: int
-    brightness: float
+    updates: int  # gradient updates; after the first third of them the negatives are chosen anew
+    batch_size: int  # examples per update, half of them positive
+    learning_rate: float  # peak learning rate of AdamW; a cosine follows it to 0
+    weight_decay: float  # AdamW's weight decay
+    random_shift: int  # largest shift of the images [pixels]
+    brightness: float  # largest change of an image's gain, and of its offset as a share of 255
+    # Negative frames that are taken of each episode: first any, then half of them the ones that
+    # look most like success.
     frames_per_episode: int
-    validation_share: float
-    false_positive_frames: float
-    false_positive_episodes: float
-    threads: int
+    validation_share: float  # share of the episodes that is held out
+    false_positive_frames: float  # largest upper 95 % bound of the false-positive rate of frames
+    false_positive_episodes: float  # the same of episodes
+    threads: int  # computing threads; with several the sums are in another order, so bits differ
 
 
 class ClassifierTrainer:
