@@ -38,19 +38,12 @@ _BUSY_RATIO = 30
 
 
 class Measured(NamedTuple):
-    """What `measure` found.
+    """What `measure` found."""
 
-    Attributes:
-        decisions: Time from tick to sending of each step [s].
-        lateness: How late the tick after each step was reached [s].
-        updates: Of the learner, meanwhile.
-        kills: Of the replay server, meanwhile.
-    """
-
-    decisions: npt.NDArray[np.float64]
-    lateness: npt.NDArray[np.float64]
-    updates: int
-    kills: int
+    decisions: npt.NDArray[np.float64]  # time from tick to sending of each step [s]
+    lateness: npt.NDArray[np.float64]  # how late the tick after each step was reached [s]
+    updates: int  # of the learner, meanwhile
+    kills: int  # of the replay server, meanwhile
 
 
 def run(config: DictConfig) -> dict[str, object]:

@@ -22,17 +22,12 @@ _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a running server is found.
+    """Where a running server is found."""
 
-    Attributes:
-        address: ``tcp://HOST:PORT``.
-        pid: Its process id.
-        secret: What a client must say. Every user of the machine can reach the port; only those
-            who can read the file get in. None where the server lets everybody on this machine in.
-    """
-
-    address: str
-    pid: int
+    address: str  # ``tcp://HOST:PORT``
+    pid: int  # its process id
+    # What a client must say. Every user of the machine can reach the port; only those who can read
+    # the file get in. None where the server lets everybody on this machine in.
     secret: str | None = None
 
 

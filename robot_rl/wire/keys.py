@@ -41,15 +41,10 @@ _ANSWERED_AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What a server needs.
+    """What a server needs."""
 
-    Attributes:
-        secret: Its secret key, Z85.
-        clients: The 32 bytes of the admitted clients' public keys.
-    """
-
-    secret: bytes = field(repr=False)
-    clients: frozenset[bytes]
+    secret: bytes = field(repr=False)  # its secret key, Z85
+    clients: frozenset[bytes]  # the 32 bytes of the admitted clients' public keys
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
