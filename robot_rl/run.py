@@ -95,7 +95,8 @@ class RunDirectory:
         """Make `<runs_directory>/<task>/<YYYYmmdd-HHMMSS>` and point `latest` to it.
 
         Args:
-            task: Name of the task.
+            task: Name of the task; signs that a shell or a file system may take otherwise, as in
+                `module:id`, become `-`.
             runs_directory: Folder of all runs; made if it does not exist.
             now: Local time that names the run; None takes the clock's. Two runs in one second get
                 the suffixes `-2`, `-3`, ...
@@ -103,7 +104,7 @@ class RunDirectory:
         Raises:
             RunError: The folder cannot be written.
         """
-        runs = Path(runs_directory).absolute()
+        runs, task = Path(runs_directory).absolute(), re.sub(r"[^\w.-]+", "-", task)
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
         with _reported(f"the run directory below {runs} cannot be made"):
             (runs / task).mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,6 +53,13 @@ def test_runs_are_named_by_time_and_latest_points_to_the_newest(tmp_path: Path):
     ]
     assert (tmp_path / "latest").resolve() == runs[-1].path
     assert not os.path.isabs(os.readlink(tmp_path / "latest"))  # runs/ can be moved
+
+
+@pytest.mark.parametrize("task", ["my_module:ns/Env-v0", "ns/Env-v0", "a b:c"])
+def test_a_run_has_a_plain_name_whatever_its_task_is_called(task: str, tmp_path: Path):
+    run = RunDirectory.create(task, tmp_path)
+    assert re.fullmatch(r"[\w-]+", run.path.parent.name)
+    assert run.path.parent.parent == tmp_path  # where the list of runs looks for it
 
 
 def test_open_finds_a_run_by_path_by_name_and_as_latest(run, tmp_path, monkeypatch):
