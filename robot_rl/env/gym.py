@@ -174,6 +174,7 @@ class GymRobot:
         self.last_observation: Any = None
         self.last_outcome = _NOTHING_YET
         self._action = np.zeros(self._low.size)
+        self._seed = self._steps = 0
         spec = self._env.spec  # with the environment's own time limit, or 0
         self.time_limit_steps = (spec and spec.max_episode_steps) or 0
         task.attach(self)
@@ -186,9 +187,9 @@ class GymRobot:
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Reset the environment with a seed from `rng`; it starts where it likes."""
-        seed = int(rng.integers(_SEEDS))
-        with _seeded_global_generator(seed):
-            self.last_observation, _ = self._env.reset(seed=seed)
+        self._seed, self._steps = int(rng.integers(_SEEDS)), 0
+        with _seeded_global_generator(self._seed):
+            self.last_observation, _ = self._env.reset(seed=self._seed)
         if _spaces(self._env) != self._spaces:
             raise GymError(
                 f"the spaces of {self.id} change from one episode to the next",
@@ -218,8 +219,9 @@ class GymRobot:
         space = self._env.action_space
         action = wanted.reshape(space.shape).astype(space.dtype)
         seen, given, terminated, truncated, info = self._env.step(action)
+        self._steps += 1
         self.last_observation = seen
-        reward = _finite_reward(self.id, given)
+        reward = _finite_reward(self._now, given)
         now = self._success(info, bool(terminated), reward)
         self._reached = now or (self.any_step and self._reached)
         self.last_outcome = Outcome(reward, bool(terminated), bool(truncated), self._reached)
@@ -231,7 +233,12 @@ class GymRobot:
             GymError: It is not what the observation space declares, or not finite.
         """
         last = self.last_observation
-        return {column.name: _read(self.id, last, path, column) for path, column in self._columns}
+        return {column.name: _read(self._now, last, path, column) for path, column in self._columns}
+
+    @property
+    def _now(self) -> str:
+        """Where to look for what was wrong: which environment, episode and step."""
+        return f"{self.id}, in step {self._steps} after reset(seed={self._seed}),"
 
     def picture(self) -> npt.NDArray[np.uint8]:
         """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size.
@@ -365,17 +372,17 @@ def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
     return _UNKNOWN_RATE_HZ, None
 
 
-def _finite_reward(id: str, given: Any) -> float:
+def _finite_reward(now: str, given: Any) -> float:
     try:
         reward = float(given)
     except (TypeError, ValueError):
         reward = math.nan
     if not math.isfinite(reward):
-        raise GymError(f"the reward of {id} is no finite number", got=f"{given}", hint=_MEND)
+        raise GymError(f"the reward of {now} is no finite number", got=f"{given}", hint=_MEND)
     return reward
 
 
-def _read(id: str, observation: Any, path: tuple[str, ...], column: Field) -> npt.NDArray[Any]:
+def _read(now: str, observation: Any, path: tuple[str, ...], column: Field) -> npt.NDArray[Any]:
     """A column of an observation, as its field declares it."""
     try:
         given = np.asarray(functools.reduce(operator.getitem, path, observation))
@@ -384,13 +391,13 @@ def _read(id: str, observation: Any, path: tuple[str, ...], column: Field) -> np
         value = np.array(given, column.dtype).reshape(column.shape)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise GymError(
-            f"{column.name} of {id} is not what its observation space declares",
+            f"{column.name} of {now} is not what its observation space declares",
             got=repr(error),
             expected=f"{column.dtype} {column.shape}",
             hint=_MEND,
         ) from error
     if column.dtype != "uint8" and not np.isfinite(value).all():
-        raise GymError(f"{column.name} of {id} is not finite", got=value, hint=_MEND)
+        raise GymError(f"{column.name} of {now} is not finite", got=value, hint=_MEND)
     return value
 
 
