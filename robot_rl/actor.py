@@ -36,6 +36,7 @@ from robot_rl.learning.weights import (
 )
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
+from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import StoreFull
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server_place import ServerPlace
@@ -59,7 +60,6 @@ _ROOM_SECONDS = 0.05
 NOTE = "actor: "
 # The learner first has the base propose along all demonstrations, and a large base is slow.
 _FIRST_WEIGHTS_SECONDS = 900.0
-_QUIET_SECONDS = 5.0  # and then says what it waits for
 _CLAIM_SECONDS = 1.0  # for one that was killed just now to be gone
 
 
@@ -294,11 +294,9 @@ def _number(config: DictConfig) -> int:
 def _first_behaviour(
     client: ReplayClient, receiver: WeightsReceiver, run: RunDirectory, stop: StopEvent
 ) -> Published:
-    began, told = time.monotonic(), False
-    while (waited := time.monotonic() - began) < _FIRST_WEIGHTS_SECONDS:
-        if waited > _QUIET_SECONDS and not told:
-            told = True
-            _note("waiting for the learner's first weights")
+    began, wait = time.monotonic(), QuietWait(_note)
+    while time.monotonic() - began < _FIRST_WEIGHTS_SECONDS:
+        wait.goes_on("the learner's first weights")
         if stop.is_set():
             raise Stopped
         found = receiver.fetch(client, None, 0.5)

@@ -136,6 +136,7 @@ class Learner:
         # The first block of each start is saved at once: a learner that is killed again and again
         # gets on nevertheless.
         self._saved_at = -math.inf
+        self._wait = QuietWait(lambda text: bench.say(f"learner: {text}"))
         if bench.run.has_folder(LAST):
             self._load()
 
@@ -179,14 +180,14 @@ class Learner:
         self._save_what_is_new()
 
     def _wait_for(self, steps: int) -> bool:
-        wait = QuietWait(lambda text: self._bench.say(f"learner: {text}"))
         while (stored := self._rows.steps()) < steps:
-            wait.goes_on(
+            self._wait.goes_on(
                 f"the steps of an actor, {stored} of {steps}: if they stand still, look at its"
                 " process (robot-rl actor), and whether its robot waits for a person"
             )
             if self._bench.stop.wait(_POLL_SECONDS):
                 return False
+        self._wait.ends()
         return not self._bench.stop.is_set()
 
     def _wait_for_rewards(self, target: int) -> None:

@@ -179,7 +179,7 @@ class SteppedWeights(WeightSource):
         first: The behaviour that the actor has.
         stop: When set, waiting ends; with `kept` the actor ends at once.
         kept: What has acted before; None where an episode is never played again.
-        note: Told what is waited for, when that takes long.
+        note: Told what is waited for, when that takes unusually long.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class SteppedWeights(WeightSource):
         kept: KeptWeights | None = None,
         note: Callable[[str], None] = print,
     ) -> None:
-        self._note = note
+        self._wait = QuietWait(note)
         self._client, self._receiver, self._stop = client, receiver, stop
         self._present, self._kept, self._begun = first, kept, False
 
@@ -219,13 +219,13 @@ class SteppedWeights(WeightSource):
         return self._present
 
     def _wait_while(self, ahead: Callable[[], bool]) -> None:
-        wait = QuietWait(self._note)
         while ahead():
             self._look(_WAIT_SECONDS)
-            wait.goes_on(
+            self._wait.goes_on(
                 f"the learner's weights after step {self._present.acts_until}: if its progress"
                 " stands still, look at its process (robot-rl learner)"
             )
+        self._wait.ends()
 
     def _look(self, wait_seconds: float) -> None:
         """Take newer weights, if there are some within the time."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _Found = TypeVar("_Found")
-QUIET_SECONDS = 10.0  # and then who waits for another process says so
+# And then who waits for another process says so, if that is so many times the longest wait before.
+QUIET_SECONDS, _UNUSUAL = 60.0, 3.0
 
 
 def wait_until(reached: Callable[[], _Found], timeout_s: float, *, every_s: float = 0.02) -> _Found:
@@ -31,18 +32,28 @@ def wait_until(reached: Callable[[], _Found], timeout_s: float, *, every_s: floa
 
 
 class QuietWait:
-    """Says once what is waited for, when that takes long.
+    """Says what is waited for, when that takes long: also longer than it usually does here.
 
     Args:
-        say: Told it.
+        say: Told it, once in a wait.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._since, self._told = time.monotonic(), False
+        self._began: float | None = None
+        self._told, self._longest = False, 0.0
 
     def goes_on(self, what: str) -> None:
         """Called again and again while `what` is waited for."""
-        if not self._told and time.monotonic() - self._since > QUIET_SECONDS:
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        waited = now - self._began
+        if not self._told and waited > max(QUIET_SECONDS, _UNUSUAL * self._longest):
             self._told = True
             self._say(f"waiting for {what}")
+
+    def ends(self) -> None:
+        """Called when it has come, so that the next wait is measured by this one."""
+        if self._began is not None:
+            self._longest = max(self._longest, time.monotonic() - self._began)
+        self._began, self._told = None, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from tiny_runs import TINY, ServerProcess, publish_cloned
@@ -34,7 +35,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_an_actor_that_waits_for_the_first_weights_says_so_and_ends_when_asked_to(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(actor, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.1)
     stop = StopEvent()
     asked = threading.Timer(3.0, stop.set)
     asked.start()
@@ -63,6 +64,18 @@ def test_an_actor_whose_learner_is_frozen_says_once_whom_it_waits_for(
     told = capsys.readouterr().out
     assert told.count("actor: waiting for the learner's weights after step 1: ") == 1
     assert "look at its process (robot-rl learner)" in told
+
+
+def test_a_wait_is_told_where_it_lasts_unusually_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = 0.0, []
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now))
+    wait = waiting.QuietWait(told.append)
+    for seconds in (50, 300, 500, 800, 2500):  # such as a slow learner's blocks, and a frozen one
+        for _ in range(seconds + 1):
+            wait.goes_on(f"{seconds} s")
+            now += 1.0
+        wait.ends()
+    assert told == ["waiting for 300 s", "waiting for 2500 s"]
 
 
 def test_a_weight_source_that_cannot_be_closed_leaves_the_robot_held(
