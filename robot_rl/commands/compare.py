@@ -19,7 +19,7 @@ from robot_rl.config import check_value
 from robot_rl.data.intervals import anytime_interval
 from robot_rl.env.rollout import EpisodeResult, Seeds
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.evaluate import Evaluator, check_proof, name_of_domain
+from robot_rl.evaluation.evaluate import Evaluator, check_proof, name_of_domain, summarised
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.run import POLICIES, RunDirectory, open_policy
 
@@ -120,15 +120,12 @@ class Contest:
 
     def result(self, rival: Rival) -> EvaluationResult:
         """How often a policy succeeded, with an interval that holds however the contest ended."""
-        episodes = rival.episodes
-        result = EvaluationResult.of_episodes(
-            [episode.success for episode in episodes],
-            [episode.seconds_to_success for episode in episodes],
-            policy=rival.behaviour.kind,
+        result = summarised(
+            rival.episodes,
+            rival.behaviour,
             seed_set="final",
             first_seed=self._first_seed,
             environment_steps=rival.environment_steps,
-            gradient_updates=rival.behaviour.version,
             wall_seconds=time.monotonic() - self._began,
             domain=self._domain,
         )
@@ -153,8 +150,10 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
     """
     for one, other in itertools.combinations(rivals, 2):
         if _alike(one.behaviour, other.behaviour):
+            held_back = [r.name for r in (one, other) if not r.behaviour.policy.corrects]
+            why = f": {' and '.join(held_back)} is held back, its clone acts" if held_back else ""
             raise CompareError(
-                f"{one.name} and {other.name} are the same policy",
+                f"{one.name} and {other.name} are the same policy{why}",
                 got=f"{one.path} and {other.path}",
                 hint="name a checkpoint of each, as RUN/checkpoints/bc and RUN/checkpoints/last",
             )
@@ -170,10 +169,11 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
 
 def _alike(one: Behaviour, other: Behaviour) -> bool:
     """Whether two policies always act alike: whatever their versions are."""
-    mine, theirs = one.policy.state_dict(), other.policy.state_dict()
+    acting = [b.policy if b.policy.corrects else b.policy.base for b in (one, other)]
+    mine, theirs = ({} if policy is None else policy.state_dict() for policy in acting)
     return (
-        (one.kind, one.execute_steps, one.encoder_id)
-        == (other.kind, other.execute_steps, other.encoder_id)
+        (type(acting[0]), one.execute_steps, one.encoder_id)
+        == (type(acting[1]), other.execute_steps, other.encoder_id)
         and mine.keys() == theirs.keys()
         and all(torch.equal(mine[name], theirs[name]) for name in mine)
     )
@@ -201,6 +201,12 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
         for name, path in zip(names, paths, strict=False)
     ]
     check_rivals(rivals)
+    for rival in rivals:
+        if not rival.behaviour.policy.corrects:
+            note(
+                f"{rival.name} ({rival.path}) is held back: nothing that was learned had done"
+                " better on the robot, so its cloned policy acts"
+            )
     contest = Contest(rivals, config)
     with evaluator_of(config) as evaluator:
         for rival in rivals:

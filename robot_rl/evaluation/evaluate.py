@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
@@ -118,15 +117,12 @@ class Evaluator:
         # Those that began before, and ended after, say nothing more: not who was quicker counts.
         failed = [number for number, r in enumerate(results, 1) if not r.success]
         results = results[: failed[most] if len(failed) > most else None]
-        return EvaluationResult.of_episodes(
-            np.array([result.success for result in results]),
-            np.array([result.seconds_to_success for result in results]),
-            policy=behaviour.kind,
+        return summarised(
+            results,
+            behaviour,
             seed_set=seed_set,
             first_seed=first,
             environment_steps=environment_steps,
-            gradient_updates=behaviour.version,
-            held_back=not behaviour.policy.corrects,
             wall_seconds=time.monotonic() - started,
             repeated=seeds.repeated.total(),
             domain=name_of_domain(self._config),
@@ -185,6 +181,20 @@ class Evaluator:
         if result.interrupted is not None:
             return str(result.interrupted)
         return None if self._attended is None else self._attended.taken_back()
+
+
+def summarised(
+    episodes: Sequence[EpisodeResult], behaviour: Behaviour, **facts: Any
+) -> EvaluationResult:
+    """Summarise episodes in the order of the seeds; see `EvaluationResult` for the facts."""
+    return EvaluationResult.of_episodes(
+        [episode.success for episode in episodes],
+        [episode.seconds_to_success for episode in episodes],
+        policy=behaviour.kind,
+        gradient_updates=behaviour.version,
+        held_back=not behaviour.policy.corrects,
+        **facts,
+    )
 
 
 def first_scene(config: DictConfig, *, final: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from untrained_policy import untrained
 
 import robot_rl
 from policies import checkpoint
+from policies.encoders import StateEncoder
+from policies.gaussian import ResidualPolicy
+from policies.networks import seeded
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
@@ -76,6 +80,23 @@ def test_the_better_policy_is_named_as_soon_as_that_is_known(capsys):
     assert B not in printed.err
     again = lines(Path(A, "compare.jsonl"))[-1]
     assert again["words"] == sentence  # however many act side by side
+
+
+def test_a_rival_that_acts_as_its_clone_is_named_before_scenes_are_spent(capsys):
+    clone = checkpoint.load(Path(A, "checkpoints/bc").resolve() / "policy")
+    keys = StateEncoder({"state/tcp_pose": 7})
+    policy = ResidualPolicy.create(keys, clone.policy, generator=seeded(0))
+    policy.corrects = False
+    checkpoint.save(Path(A).resolve() / "checkpoints/held/policy", replace(clone, policy=policy))
+    held = f"{A}/checkpoints/held"
+    assert cli.main(["compare", f"{A}/checkpoints/bc", held]) == cli.EXIT_ERROR
+    told = capsys.readouterr().err
+    assert "A and B are the same policy: B is held back, its clone acts; got: " in told
+    printed = _said(capsys, "compare", B, held, *EASY, "scenes=1", "evaluation.slots=1")
+    assert printed.err.index(f"B ({held}) is held back: ") < printed.err.index("scene 1: ")
+    assert "held back: the cloned policy acts" in printed.out
+    record = lines(Path(B, "compare.jsonl"))[-1]
+    assert [e["held_back"] for e in record["evaluations"]] == [False, True]
 
 
 def test_several_policies_are_compared_with_the_first(capsys):
