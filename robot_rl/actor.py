@@ -305,7 +305,7 @@ def _first_behaviour(
     raise RobotRLError(
         "there are no weights to act with",
         got=f"none within {_FIRST_WEIGHTS_SECONDS:g} s",
-        hint=f"start the learner of this run: robot-rl learner run={run.path}",
+        hint=f"start the learner of this run: robot-rl learner {run.path}",
     )
 
 

@@ -149,9 +149,7 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
         positionals, options = _split(name, command, words)
         _load(command.target)(*positionals, **options)
         return 0
-    paths = [
-        word for word in words if command.arguments and ("=" not in word or Path(word).is_dir())
-    ]
+    paths = [word for word in words if "=" not in word or Path(word).is_dir()]
     _check_count(name, command, paths)
     words = [word for word in words if word not in paths]
     # Before the import: a mistyped word is answered at once.
@@ -201,12 +199,14 @@ def _split(
 
 
 def _check_count(name: str, command: Command, positionals: list[str]) -> None:
-    needed = [argument for argument in command.arguments if argument != "..."]
-    more = len(needed) < len(command.arguments)
-    if len(positionals) < len(needed) or (len(positionals) > len(needed) and not more):
-        one = "one " if len(needed) == 1 else "at least " if more else ""
+    known = command.positionals
+    named = [argument.strip("[]") for argument in known if argument != "..."]
+    least, more = sum(argument in known for argument in named), "..." in known
+    if len(positionals) < least or (len(positionals) > len(named) and not more):
+        one = "at least " if more else "one " if len(named) == 1 else ""
+        one = "at most one " if named and not least else one
         raise UsageError(
-            f"{name} takes {one}{' and '.join(needed) or 'key=value only'}",
+            f"{name} takes {one}{' and '.join(named) or 'key=value only'}",
             got=" ".join(positionals) or "nothing",
             hint=command.example,
         )
@@ -246,13 +246,16 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     default = command.default_run
     if command.new_run_key and any(o.startswith(f"{command.new_run_key}=") for o in overrides):
         default = None
+    if path and where[command.run_key]:
+        given = f"{path} and {command.run_key}={where[command.run_key]}"
+        raise UsageError("the run is named twice", got=given, expected="one of them")
     named = path or where[command.run_key] or default
     if named is None:
         return compose(overrides)
-    if path is None:
-        run = RunDirectory.open(named, where.runs_directory, with_policy=command.measures)
-    else:
+    if path and command.arguments:
         run = RunDirectory.around(path, where.runs_directory)
+    else:
+        run = RunDirectory.open(named, where.runs_directory, with_policy=command.measures)
     config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.measures)
     config[command.run_key] = str(run.path)
     return config

@@ -144,7 +144,7 @@ class RunDirectory:
                 f"there is no run {str(path)!r}",
                 got="searched " + ", ".join(str(c.absolute()) for c in candidates),
                 expected=recent or f"a run below {runs.absolute()}",
-                hint="name one of them, or start one: robot-rl train",
+                hint="name one of them, or start one: robot-rl train. A setting is key=value",
             )
         if not (found / CONFIG_FILE).is_file():
             raise RunError(

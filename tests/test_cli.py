@@ -128,6 +128,10 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["export", "a", "b", "format=lerobt"], "zarr, lerobot", "did you mean format=lerobot?"),
         (["import", "a", "b", "seed=1"], "one of table", "import has no option 'seed'"),
         (["evaluate", "run=nothing"], "there is no run 'nothing'", "robot-rl train"),
+        (["evaluate", "nothing"], "there is no run 'nothing'", "robot-rl train"),
+        (["console", "nothing"], "there is no run 'nothing'", "robot-rl train"),
+        (["learner", "a", "b"], "takes at most one RUN; got: a b", ""),
+        (["evaluate", "a", "run=b"], "the run is named twice; got: a and run=b", "one of them"),
         (["train", "task.value_range=[1.0,0.0]"], "low < high", "value_range=[0.0,1.0]"),
         (["train", "algorithm.settings.actor_every=0"], "'actor_every'", ">= 1"),
         (["train", "resume=nothing"], "there is no run 'nothing'", "robot-rl train"),
@@ -310,11 +314,13 @@ def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path,
     monkeypatch.syspath_prepend(str(folder))
     command = Command("own_stage:run", "", "", run_key="run", default_run="latest")
     monkeypatch.setitem(COMMANDS, "own", command)
-    assert cli.main(["own", f"runs_directory={tmp_path}/runs", "evaluation.episodes=4"]) == 0
-    seen = sys.modules["own_stage"].seen
-    assert seen[0].task.name == "reach"
-    assert seen[0].run == str(run.path)
-    assert seen[0].evaluation.episodes == 4
+    for name in ([], [str(run.path)], [f"run={run.path}"], ["latest"], [f"reach/{run.path.name}"]):
+        words = [*name, f"runs_directory={tmp_path}/runs", "evaluation.episodes=4"]
+        assert cli.main(["own", *words]) == 0
+        config = sys.modules["own_stage"].seen.pop()
+        assert config.task.name == "reach"
+        assert config.run == str(run.path)
+        assert config.evaluation.episodes == 4
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,10 @@ def test_every_command_is_one_and_composes(page, tmp_path, monkeypatch):
         words = [word for word in words if word != "--config-dir"]
         monkeypatch.setenv(PATH_VARIABLE, added)
         if COMMANDS[command].takes_overrides:
-            positional = len(COMMANDS[command].arguments)
+            paths = [word for word in words if "=" not in word]
+            assert len(paths) <= len(COMMANDS[command].positionals), line
             overrides = [
-                word for word in words[positional:] if not word.startswith(("run=", "resume="))
+                word for word in words if word not in paths and not word.startswith("resume=")
             ]
             if not any("..." in word for word in overrides):
                 compose(overrides)

@@ -40,6 +40,7 @@ from robot_rl.run import (
     learned_steps,
     load_policy,
     open_policy,
+    policy_folder,
 )
 
 _POLL_SECONDS = 0.2
@@ -180,12 +181,13 @@ def note(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
-    """Evaluate the run `config.run`, print the result and add it to the run's; or follow the run.
+def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
+    """Evaluate a policy, print the result and add it to its run's; or follow the run.
 
     Args:
-        config: The configuration, which may differ from that of the run.
-        overrides: What was typed to make it so.
+        config: The configuration of the run `config.run`, which may be changed.
+        overrides: What was typed to change it.
+        paths: The run, or a checkpoint in it; none: the run.
 
     Raises:
         KeyboardInterrupt: The follower was asked to stop.
@@ -200,15 +202,16 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> None:
                 raise KeyboardInterrupt from None
         return
     check_value("evaluation.policy", config.evaluation.policy, POLICIES)
-    behaviour, steps = load_policy(directory, config.evaluation.policy)
+    (path,) = paths or [config.run]
+    behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)
     with evaluator_of(config) as evaluator:
         result = evaluator.evaluate(behaviour, steps, "final")
-    facts = circumstances(overrides)
+    facts = {**circumstances(overrides), "path": path}
     changed = [word for word in facts["overrides"] if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
     print(f"{config.task.name}, {result.name}{where}: {result}")
     keep(directory, "evaluate", {**facts, **result.to_json()})
-    if not changed:  # RUN/videos shows the task that was trained
+    if not changed and policy_folder(path) is None:  # RUN/videos shows what was trained
         film_final(config, directory, behaviour, result)
 
 

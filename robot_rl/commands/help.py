@@ -20,7 +20,7 @@ def overview(commands: Mapping[str, Command]) -> str:
     """Say what each command does, in a line each."""
     lines = ["robot-rl COMMAND [key=value ...]", ""]
     for name, command in commands.items():
-        lines += _entry(" ".join((name, *command.arguments)), command.summary)
+        lines += _entry(" ".join((name, *command.positionals)), command.summary)
     return "\n".join([*lines, "", "robot-rl COMMAND --help says more. Start with: robot-rl train"])
 
 
@@ -37,7 +37,7 @@ def page(name: str, command: Command, words: Sequence[str], names: Sequence[str]
         ConfigError: An override that is not valid.
     """
     settings = " [key=value ...]" if command.takes_overrides or command.options else ""
-    lines = [" ".join(("robot-rl", name, *command.arguments)) + settings, ""]
+    lines = [" ".join(("robot-rl", name, *command.positionals)) + settings, ""]
     lines += textwrap.wrap(f"{command.summary} {command.details}", _WIDTH)
     if names:
         lines += ["", *textwrap.wrap(f"NAME is one of {', '.join(names)}.", _WIDTH)]

@@ -190,7 +190,7 @@ def _print_run(console: Console, run: Facts) -> None:
     if run["decision"] is not None:
         console.print(run["decision"])
     for told in run["evaluated"]:
-        words = " ".join(told["overrides"]) or "as trained"
+        words = " ".join([told.get("path", run["path"]), *told["overrides"]])
         console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
     for told in run["compared"]:
         console.print(f"compared {told['time']}, {', '.join(told['policies'])}: {told['words']}")

@@ -34,8 +34,9 @@ class Command:
         target: `module:function` that does the work; it is called with the configuration.
         summary: One line for the list of commands.
         details: What the command reads and writes.
-        run_key: The configuration key that names the run directory to work on. The configuration
-            of that run is used, and overrides that would make it another run are refused.
+        run_key: The configuration key that names the run directory to work on; its path alone does
+            too. The configuration of that run is used, and overrides that would make it another run
+            are refused.
         default_run: The run when that key is not given; None when the command makes its own.
         new_run_key: A key with which the command makes its own run in place of the default one.
         measures: Whether it measures a run's policy: `latest` is then the newest run that has one,
@@ -44,9 +45,9 @@ class Command:
         keys: The settings that matter most, for its help page: keys and groups
             of the configuration, with spaces between them.
         short: Words that stand for a longer key of the configuration.
-        arguments: Names of the positional arguments, which come before the overrides. Where the
-            command has a configuration they are runs or checkpoints, and it is that of the first's
-            run; the command is told all of them, last.
+        arguments: Names of the positional arguments, [OPTIONAL] and ... for more. Where the command
+            has a configuration they are runs or checkpoints, and it is that of the first's run; the
+            command is told all of them, last.
         options: What `key=value` may follow, of a command that has no configuration.
         takes_overrides: Whether the command has a configuration.
         example: A command to show to somebody who gave the wrong arguments.
@@ -66,6 +67,11 @@ class Command:
     takes_overrides: bool = True
     example: str = ""
 
+    @property
+    def positionals(self) -> tuple[str, ...]:
+        """What may come without a key: its arguments, or the run."""
+        return self.arguments or (("[RUN]",) if self.run_key else ())
+
 
 _PROOF = {
     name: f"proof.{name}" for name in ("confidence", "seed", "scenes", "score", "claim", "episodes")
@@ -77,7 +83,7 @@ COMMANDS: dict[str, Command] = {
         "Record demonstrations with the task's scripted expert.",
         "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
-        " keeps all finished episodes; run=RUN goes on with it.",
+        " keeps all finished episodes; RUN goes on with one.",
         run_key="run",
         keys="task robot domain teleop observation reward seed demonstrations"
         " recording.wait_for_start recording.countdown_s recording.undo_s recording.keep_failures"
@@ -87,8 +93,8 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.stage:collect_reward",
         "Record frames of success and of failure for a success classifier.",
         "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
-        " `run=RUN`, where it has one, fails as it does. The task's own detector gives the labels."
-        " Writes reward.zarr in a new run directory; run=RUN adds to that of RUN.",
+        " RUN, where it has one, fails as it does. The task's own detector gives the labels. Writes"
+        " reward.zarr in a new run directory, or adds to that of RUN.",
         run_key="run",
         keys="task robot operator teleop seed classifier.collection.labels"
         " classifier.collection.positive_frames classifier.collection.negative_episodes"
@@ -112,7 +118,7 @@ COMMANDS: dict[str, Command] = {
     "pretrain": Command(
         "robot_rl.commands.stage:pretrain",
         "Clone the demonstrations into a policy.",
-        "Trains the policy on the demonstrations of `run=RUN`, by default of the latest run, or of"
+        "Trains the policy on the demonstrations of RUN, by default of the latest run, or of"
         " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
         " resume=RUN learns online.",
         run_key="run",
@@ -129,7 +135,7 @@ COMMANDS: dict[str, Command] = {
         " server, actor and learner as processes of their own. Ends by deciding which policy is"
         " deployed, the cloned or the learned one, and with summary.json and report.html in"
         " runs/<task>/<time>, which runs/latest points to. Ctrl-C stops everything with data and"
-        " checkpoint saved; resume=RUN goes on at the stage that was interrupted.",
+        " checkpoint saved; resume=RUN, or RUN, goes on at the stage that was interrupted.",
         run_key="resume",
         keys="task robot domain policy algorithm observation operator teleop reset reward seed"
         " demonstrations dataset recipe environment_steps evaluation.every_steps"
@@ -176,14 +182,16 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(
         "robot_rl.commands.evaluate:run",
         "Measure the success rate of a run's policy.",
-        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
-        " Runs seeded episodes that training never used; prints the success rate with its exact"
-        " 95 % interval, the mean time to success and the longest run of successes, and adds one"
-        " line of JSON to RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
+        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names;"
+        " RUN may be a checkpoint too, and is the latest by default. Runs seeded episodes that"
+        " training never used; prints the success rate with its exact 95 % interval, the mean time"
+        " to success and the longest run of successes, and adds one line of JSON to"
+        " RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
         " task.environment.time_limit_steps=50, test a policy outside of its training.",
         run_key="run",
         default_run="latest",
         measures=True,
+        arguments=("[RUN]",),
         keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot domain"
         " teleop device start_nodes run runs_directory",
         short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},

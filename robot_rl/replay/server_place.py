@@ -39,9 +39,9 @@ _SAMPLING_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 MAXIMUM_SAMPLERS = 4
 MAXIMUM_WAITING = 64
-_START_HERE = "start it with: robot-rl replay run=RUN"
+_START_HERE = "start it with: robot-rl replay RUN"
 _START_THERE = (
-    "on that machine start it with: robot-rl replay run=RUN replay=network replay.keys=FOLDER,"
+    "on that machine start it with: robot-rl replay RUN replay=network replay.keys=FOLDER,"
     " and see that no firewall closes the port"
 )
 

@@ -129,7 +129,7 @@ class Examples:
                     f"there are too few episodes {kind} to split in two",
                     got=f"{len(found)} of {len(self)} episodes in {self.dataset.path}",
                     expected="several of each, for training and for validation",
-                    hint="record more: robot-rl collect-reward run=RUN",
+                    hint="record more: robot-rl collect-reward RUN",
                 )
             parts[0].extend(found[count:].tolist())
             parts[1].extend(found[:count].tolist())

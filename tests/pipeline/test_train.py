@@ -92,15 +92,17 @@ def test_a_policy_is_tested_outside_of_its_training(folder, capsys, monkeypatch)
     run = (folder / "runs" / "latest").resolve()
     config = (run / "config.yaml").read_text()
     easy = ["task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0", "domain=lab"]
-    for words in (["seed=7", *easy], ["seed=7"], ["seed=8"], [f"run={run}"]):
+    bc = "runs/latest/checkpoints/bc"
+    for words in (["seed=7", *easy], ["seed=7"], ["seed=8"], [f"run={run}"], [str(run)], [bc]):
         said = said_by(capsys, "evaluate", "episodes=3", "evaluation.videos=0", *words)
         assert (", with task.environment.tolerance=1.0 task.env" in said) == (easy[0] in words)
     results = lines(run / "evaluate.jsonl")
-    assert [r["first_seed"] for r in results] == [7, 7, 8, 20000]
-    assert [r["episodes"] for r in results] == [3] * 4
+    assert [r["first_seed"] for r in results] == [7, 7, 8, 20000, 20000, 20000]
+    assert [r["path"] for r in results] == [*[str(run)] * 5, bc]
+    assert [r["episodes"] for r in results] == [3] * 6
     assert results[0]["overrides"] == ["episodes=3", "evaluation.videos=0", "seed=7", *easy]
     assert results[3]["overrides"] == ["episodes=3", "evaluation.videos=0"]
-    assert [r["domain"] for r in results] == ["lab", "ideal", "ideal", "ideal"]
+    assert [r["domain"] for r in results] == ["lab", *["ideal"] * 5]
     assert results[0]["successes"] == 3 > results[1]["successes"]
     assert (run / "config.yaml").read_text() == config
     page = said_by(capsys, "inspect", "runs/latest")
