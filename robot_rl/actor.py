@@ -200,7 +200,8 @@ def _act(
                     if result.interrupted is not None:
                         controller.step -= 1  # the last action has no row, so does not count
                         _note(f"the episode is cut: {result.interrupted}")
-                    result.facts |= {"session": opened.session, **env.episode_facts}
+                    heard = {"session": opened.session, "ended_by": operated.ended_by}
+                    result.facts |= {**heard, **env.episode_facts}
                     yield controller.run_steps, result
         client.flush(stop=stop)
 

@@ -81,6 +81,8 @@ class EpisodeResult:
     # episode is truncated.
     interrupted: RobotInterrupted | None = None
     rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
+    # Why attempts at it before were made again, and how often.
+    made_again: Counter[str] = field(default_factory=Counter)
     facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
     instruction: str = ""  # what the robot was told to do
 
@@ -110,15 +112,10 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
 
 
 class Seeds:
-    """Seeds of episodes, in their order; an episode that says nothing can be run again.
-
-    Attributes:
-        repeated: How often each was.
-    """
+    """Seeds of episodes, in their order; an episode that says nothing can be run again."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._left = deque(seeds)
-        self.repeated: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._left)
@@ -134,7 +131,6 @@ class Seeds:
     def again(self, seed: int) -> None:
         """Let this seed be the next one."""
         self._left.appendleft(seed)
-        self.repeated[seed] += 1
 
     def end(self) -> None:
         """Let no episode begin any more."""

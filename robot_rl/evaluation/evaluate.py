@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from robot_rl.env.reset import make_reset
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.evaluation.statistics import EvaluationResult, Labels
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.rewards.source import TaskReward
 from robot_rl.rewards.wrapper import (
@@ -34,7 +35,7 @@ from robot_rl.rewards.wrapper import (
 SeedSet = Literal["periodic", "final"]
 SCORES = ("success", "return")
 # A robot that cuts the same episode so often in a row cannot do it.
-_MOST_CUTS = 5
+_CUT, _MOST_CUTS = "cut", 5
 # What an operator says of the attempt, not of the policy.
 _TAKEN_BACK = (OperatorEvent.PAUSE, OperatorEvent.DISCARD)
 
@@ -124,7 +125,6 @@ class Evaluator:
             first_seed=first,
             environment_steps=environment_steps,
             wall_seconds=time.monotonic() - started,
-            repeated=seeds.repeated.total(),
             domain=name_of_domain(self._config),
         )
 
@@ -145,19 +145,23 @@ class Evaluator:
         envs = self._envs[: len(seeds)]
         runner = PolicyRunner(acting, slots=len(envs))
         given_up = StopEvent() if stop is None else stop
+        made_again: dict[int, Counter[str]] = defaultdict(Counter)
         for result in rollout(envs, runner, seeds, stop=given_up.is_set):
-            reason = self._says_nothing(result)
-            if reason is None:
+            said = None if self._attended is None else self._attended.heard_of(result)
+            again = made_again[result.seed]
+            if result.interrupted is None and said not in _TAKEN_BACK:
                 result.success = result.success and not result.intervened_steps
+                result.made_again = again
                 yield result
                 continue
+            reason = result.interrupted or f"the operator said {said}"
             self._note(f"evaluation: episode {result.seed} is made again: {reason}")
             seeds.again(result.seed)
-            cuts = seeds.repeated[result.seed]
-            if result.interrupted is not None and cuts >= _MOST_CUTS:
+            again[_CUT if result.interrupted else str(said)] += 1
+            if result.interrupted and again[_CUT] >= _MOST_CUTS:
                 raise EvaluationError(
                     f"the robot does not get through episode {result.seed}",
-                    got=f"cut {cuts} times: {reason}",
+                    got=f"cut {again[_CUT]} times: {reason}",
                     hint="mend what cuts it, then evaluate again",
                 )
         if given_up.is_set():
@@ -176,12 +180,6 @@ class Evaluator:
         """How many episodes run side by side."""
         return len(self._envs)
 
-    def _says_nothing(self, result: EpisodeResult) -> str | None:
-        """Why an episode says nothing of the policy, None if it does."""
-        if result.interrupted is not None:
-            return str(result.interrupted)
-        return None if self._attended is None else self._attended.taken_back()
-
 
 def summarised(
     episodes: Sequence[EpisodeResult], behaviour: Behaviour, **facts: Any
@@ -193,6 +191,9 @@ def summarised(
         policy=behaviour.kind,
         gradient_updates=behaviour.version,
         held_back=not behaviour.policy.corrects,
+        made_again=dict(sum((episode.made_again for episode in episodes), Counter())),
+        operated=sum(episode.intervened_steps > 0 for episode in episodes),
+        labels=Labels.of([episode.facts for episode in episodes]),
         **facts,
     )
 
@@ -249,8 +250,9 @@ class AttendedRobot:
     """One robot, with its operator and the reset that it is trained with.
 
     The task's own detector judges where there is one, else the configured reward source; the
-    operator may say `success` and `failure` as in training. An episode in which the operator drives
-    is none of the policy's successes. One that they `pause` or `discard` is made again.
+    operator may say `success` and `failure` as in training; what they say after the end of an
+    episode is recorded, but does not count. An episode in which the operator drives is none of the
+    policy's successes. One that they `pause` or `discard` is made again.
 
     Args:
         config: The configuration.
@@ -272,15 +274,25 @@ class AttendedRobot:
             TaskReward() if detected else make_source(alone),
             hidden=hidden,
         )
-        self.env.on_late_label = lambda success: note(
+        self.env.on_late_label = self._heard_late
+        self._note, self._last = note, EpisodeResult(0)
+
+    def heard_of(self, episode: EpisodeResult) -> OperatorEvent | None:
+        """Note in the facts of the episode that has just ended who called it a success.
+
+        Returns:
+            What the operator ended it with, if so.
+        """
+        episode.facts |= self.env.episode_facts
+        self._last = episode
+        return self._operated.ended_by
+
+    def _heard_late(self, success: bool) -> None:
+        self._last.facts["operator_success"] = success
+        self._note(
             f"evaluation: the label {'success' if success else 'failure'} came after the end of"
             " its episode and does not count"
         )
-
-    def taken_back(self) -> str | None:
-        """Why the attempt that has just ended says nothing of the policy, None if it does."""
-        event = self._operated.ended_by
-        return f"the operator said {event}" if event in _TAKEN_BACK else None
 
 
 def _without_simulation(config: DictConfig) -> DictConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata, resources
@@ -31,6 +32,7 @@ from robot_rl.evaluation.records import (
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
     EvaluationResult,
+    Labels,
     first_confirmed,
     worse_than_cloned,
 )
@@ -92,7 +94,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
     return {
         "title": f"{task} · {algorithm}",
         "subtitle": f"Run {run.directory.name}, seed {seed}" + _domain(run),
-        "notes": [*run.notes, *_setbacks(run)],
+        "notes": [*run.notes, *_setbacks(run), *_conduct(run)],
         "bc": _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
         "decision": run.summary.get("decision"),
@@ -137,6 +139,17 @@ def _setbacks(run: RunRecords) -> list[str]:
         f" {', '.join(map(_count, steps))} steps (one-sided sign test on the same scenes, at"
         f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together)."
     ]
+
+
+def _conduct(run: RunRecords) -> list[str]:
+    """Say which attempts of evaluations and training were made again, ended or judged by people."""
+    told = [f"{e.name}: {e.conduct}" for e in run.evaluations if e.conduct]
+    ended = Counter(e["ended_by"] for e in run.episodes if e.get("ended_by"))
+    ended["cut"] = sum(e.get("interrupted") is not None for e in run.episodes)
+    training = [f"{count} episodes ended by {why}" for why, count in ended.items() if count]
+    labels = Labels.of(run.episodes)
+    training += [str(labels)] if labels and str(labels) else []
+    return [*told, *([f"training: {', '.join(training)}"] if training else [])]
 
 
 def _success(result: EvaluationResult | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import msgspec
@@ -123,6 +123,48 @@ class Comparison:
         )
 
 
+@dataclass(frozen=True)
+class Labels:
+    """What detector and operator said of the episodes of an attended robot.
+
+    Attributes:
+        detector_successes: Episodes that the detector, or another reward source, called a success;
+            None where only the operator judges.
+        operator_successes: Those that the operator called so, also after their end.
+        operator_failures: Those that the operator called a failure.
+        disputed: Numbers of the episodes, from 0, of which the two said different things.
+    """
+
+    detector_successes: int | None
+    operator_successes: int
+    operator_failures: int
+    disputed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, episodes: Sequence[Mapping[str, Any]]) -> Labels | None:
+        """Count them in the facts of episodes; None where no operator was there."""
+        if not any("operator_success" in facts for facts in episodes):
+            return None
+        said = [facts.get("operator_success") for facts in episodes]
+        found = [facts.get("detector_success") for facts in episodes]
+        both = enumerate(zip(said, found, strict=True))
+        disputed = tuple(n for n, (a, b) in both if None not in (a, b) and a != b)
+        detected = None if None in found else found.count(True)
+        return cls(detected, said.count(True), said.count(False), disputed)
+
+    def __str__(self) -> str:
+        """Say it in words; empty where the operator said nothing."""
+        judged = self.operator_successes + self.operator_failures
+        if not judged:
+            return ""
+        first = ", ".join(map(str, self.disputed[:10]))
+        otherwise = f" (first numbers {first})" if self.disputed else ""
+        return (
+            f"the operator judged {judged} episodes, {len(self.disputed)} of them otherwise than"
+            f" the detector{otherwise}"
+        )
+
+
 @functools.lru_cache(maxsize=65536)
 def _chance_of_ever(more: int, fewer: int, most: int) -> float:
     """Chance that a fair coin, thrown up to `most` times, ever looks as unfair as it does here.
@@ -178,8 +220,10 @@ class EvaluationResult:
         failures: Numbers of the failed episodes in the order of the seeds, from 0.
         held_back: Whether the cloned policy acted, since nothing that was learned had done better
             on the robot.
-        repeated: Attempts that the robot cut, or the operator took back, and that were made again;
-            none of them is among the episodes.
+        made_again: How many attempts were made again, and none of them is among the episodes: those
+            that the robot has "cut", and by word those that the operator took back.
+        operated: Episodes in which a person drove; none of them is a success.
+        labels: Of detector and operator; None where no operator was there.
         domain: The simulated robot's, with values that are other than its file's; None for another
             robot, which has none.
         against_cloned: Beside the cloned policy's evaluation, where there is one of these scenes.
@@ -200,7 +244,9 @@ class EvaluationResult:
     wall_seconds: float
     failures: tuple[int, ...]
     held_back: bool = False
-    repeated: int = 0
+    made_again: dict[str, int] = field(default_factory=dict)
+    operated: int = 0
+    labels: Labels | None = None
     domain: str | None = None
     against_cloned: Comparison | None = None
 
@@ -220,6 +266,17 @@ class EvaluationResult:
     def count(self) -> str:
         """How often it succeeded."""
         return f"{self.successes} of {self.episodes}"
+
+    @property
+    def conduct(self) -> str:
+        """What else happened while it was made, in words; empty where nothing did."""
+        again = ", ".join(f"{count} {why}" for why, count in self.made_again.items())
+        parts = (
+            again and f"{sum(self.made_again.values())} attempts made again ({again})",
+            self.operated and f"the operator drove in {self.operated} episodes",
+            self.labels and str(self.labels),
+        )
+        return ", ".join(filter(None, map(str, filter(None, parts))))
 
     def beside(self, cloned: EvaluationResult, looks: int = 1) -> Comparison | None:
         """Compare it with the cloned policy's evaluation, None where they share no scene.
@@ -280,7 +337,8 @@ class EvaluationResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of this line, equal to what is read back from it."""
-        return {**asdict(self), "failures": list(self.failures)}
+        content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> EvaluationResult:
@@ -301,13 +359,13 @@ class EvaluationResult:
         """Say the result in one line, as `robot-rl evaluate` prints it."""
         time = self.mean_seconds_to_success
         domain = f", domain {self.domain}" if self.domain else ""
-        again = f", {self.repeated} attempts cut and made again" if self.repeated else ""
+        conduct = f", {self.conduct}" if self.conduct else ""
         held = ", held back: the cloned policy acts" if self.held_back else ""
         return (
             f"{self.successes}/{self.episodes} = {100 * self.success_rate:.1f} % "
             f"(95 % interval {100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %)"
             f", mean time to success {'none' if time is None else f'{time:.1f} s'}"
-            f", longest run of successes {self.longest_success_run}{again}{domain}{held}"
+            f", longest run of successes {self.longest_success_run}{conduct}{domain}{held}"
         )
 
 

@@ -71,7 +71,8 @@ class RewardWrapper(RobotEnvWrapper):
         self._hidden = frozenset(hidden)
         self.on_late_label: Callable[[bool], None] = lambda success: None
         self._step = 0
-        self._task_success = False
+        self._task_success = self._detected = False
+        self._said: bool | None = None
         if self._hidden:
             shown: Any = self._visible(dict(cast("spaces.Dict", env.observation_space).items()))
             self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(shown))
@@ -84,10 +85,13 @@ class RewardWrapper(RobotEnvWrapper):
 
     @property
     def episode_facts(self) -> dict[str, object]:
-        """What to record of the episode beside its rewards; empty for the task's own."""
+        """What to record of the episode beside its rewards: who called it a success."""
+        facts: dict[str, object] = {"operator_success": self._said}
+        if self._source.version != HUMAN_VERSION:
+            facts["detector_success"] = self._detected
         if self._source.version == TASK_VERSION:
-            return {}
-        return {"task_success": self._task_success, "reward_alarm": self._source.alarm}
+            return facts
+        return {**facts, "task_success": self._task_success, "reward_alarm": self._source.alarm}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -99,7 +103,7 @@ class RewardWrapper(RobotEnvWrapper):
             self.on_late_label(late)
         check_observed(self._source, observation)
         self._source.reset(observation)
-        self._step, self._task_success = 0, False
+        self._step, self._task_success, self._detected, self._said = 0, False, False, None
         return self._visible(observation), info
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -109,7 +113,8 @@ class RewardWrapper(RobotEnvWrapper):
         task = Outcome(float(reward), terminated, truncated, bool(info["success"]))
         self._task_success = self._task_success or task.success
         outcome, version = self._source.judge(observation, task), self._source.version
-        label = _label(info)
+        label = self._said = _label(info)
+        self._detected = outcome.success
         if label is not None:
             outcome, version = Outcome(float(label), True, False, label), HUMAN_VERSION
         info |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
+from robot_rl.evaluation.statistics import Labels
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import make_windows
 
@@ -125,14 +128,61 @@ def evaluated(failures, monkeypatch):
 
 def test_an_evaluation_says_which_episodes_were_cut_and_made_again(monkeypatch):
     result, noted = evaluated([5, 9], monkeypatch)
-    assert (result.episodes, result.repeated) == (1, 2)
+    assert (result.episodes, result.made_again) == (1, {"cut": 2})
     assert [note.rpartition(": ")[2] for note in noted] == [
         "no measurement number 5",
         "no measurement number 9",
     ]
-    assert ", 2 attempts cut and made again, " in str(result)
+    assert ", 2 attempts made again (2 cut), " in str(result)
 
 
 def test_an_evaluation_on_a_robot_that_always_fails_ends(monkeypatch):
     with pytest.raises(EvaluationError, match=r"cut 5 times: no measurement number 10"):
         evaluated(range(2, 99, 2), monkeypatch)
+
+
+class Person:
+    """Says something in the third step of each attempt, and after the end of some."""
+
+    during = ("success", "discard", "pause", None, "take_over")
+
+    def __init__(self, inbox):
+        self.inbox, self.attempt, self.step = inbox, 0, 0
+
+    def begin(self, seed):
+        self.attempt, self.step = self.attempt + 1, 0
+
+    def watch(self, observation):
+        self.step += 1
+        word = self.during[self.attempt - 1]
+        if self.step == 3 and word:
+            self.inbox.post(word)
+
+    def listen(self, observation):
+        if self.step and self.attempt in (3, 4):
+            self.inbox.post("resume" if self.attempt == 3 else "success")
+        self.step = 0
+
+    def close(self):
+        pass
+
+
+def test_what_people_do_and_say_during_an_evaluation_is_counted(monkeypatch):
+    """Of an attended robot, which here is simulated on the stepped clock."""
+    place = "robot_rl.evaluation.evaluate"
+    attended = SimpleNamespace(clock="realtime")
+    monkeypatch.setattr(f"{place}.on_stepped_clock", lambda config: attended)
+    monkeypatch.setattr(
+        f"{place}.make_intervention",
+        lambda config, env, inbox: Intervention(env, inbox, 0.5, [Person(inbox)]),
+    )
+    words = ["evaluation.episodes=3", "evaluation.slots=1", "task.environment.time_limit_steps=8"]
+    config, noted = compose(["task=reach", *words]), []
+    with closing(Evaluator(config, noted.append)) as evaluator:
+        result = evaluator.evaluate(untrained(make_env(config).schema), 0, "periodic")
+    # What is said too late does not count as a success, but is a label; driven, it is none either.
+    assert (result.episodes, result.failures) == (3, (1, 2))
+    assert result.made_again == {"discard": 1, "pause": 1}
+    assert result.operated == 1
+    assert result.labels == Labels(0, operator_successes=2, operator_failures=0, disputed=(0, 1))
+    assert [note for note in noted if "does not count" in note]

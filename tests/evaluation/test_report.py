@@ -15,7 +15,7 @@ from robot_rl.evaluation.records import (
     without_superseded,
 )
 from robot_rl.evaluation.report import write_report
-from robot_rl.evaluation.statistics import Comparison, EvaluationResult
+from robot_rl.evaluation.statistics import Comparison, EvaluationResult, Labels
 
 CONFIG = """\
 seed: 3
@@ -155,6 +155,19 @@ def test_what_learning_has_spoilt_and_what_is_deployed_is_said_first(run):
     assert "worse than the cloned one, by more than noise, after 500 steps" in text
     assert decision in text
     assert text.index("after 500 steps") < text.index(decision) < text.index("Learning curve")
+
+
+def test_attempts_and_labels_of_people_are_told(run):
+    asked = {"made_again": {"discard": 2}, "operated": 1, "labels": Labels(90, 3, 1, (4,))}
+    (run / "evaluations.jsonl").write_text(lines([evaluation(1500, 90, **asked)]))
+    ended = [{"ended_by": "pause"}, {"ended_by": None, "interrupted": "no measurement"}]
+    said = [{"operator_success": True, "detector_success": False}, {"operator_success": None}]
+    episodes = [{"environment_steps": n, **e} for n, e in enumerate([*ended, *said])]
+    (run / "episodes.jsonl").write_text(lines(episodes))
+    text = Page(write_report(run)).text
+    assert "after 1,500 steps: 2 attempts made again (2 discard), the operator drove in 1" in text
+    assert "judged 4 episodes, 1 of them otherwise than the detector (first numbers 4)" in text
+    assert "training: 1 episodes ended by pause, 1 episodes ended by cut, the operator" in text
 
 
 def test_a_policy_without_an_update_has_not_learned(run):

@@ -21,6 +21,7 @@ from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
     Comparison,
     EvaluationResult,
+    Labels,
     StatisticsError,
     first_confirmed,
     longest_run,
@@ -172,7 +173,9 @@ def test_an_evaluation_summarises_its_episodes():
         "wall_seconds": 1.5,
         "failures": [2],
         "held_back": False,
-        "repeated": 0,
+        "made_again": {},
+        "operated": 0,
+        "labels": None,
         "domain": None,
         "against_cloned": None,
     }
@@ -180,6 +183,25 @@ def test_an_evaluation_summarises_its_episodes():
     compared = replace(result, against_cloned=Comparison(lost=3, won=1, level=0.01))
     assert EvaluationResult.from_json(json.loads(json.dumps(compared.to_json()))) == compared
     assert str(result).startswith("3/4 = 75.0 % (95 % interval 19.4 to 99.4 %)")
+
+
+def test_what_people_did_and_said_is_part_of_the_result():
+    facts = [
+        {"operator_success": said, "detector_success": found}
+        for said, found in [(None, True), (True, True), (False, True), (True, False), (None, False)]
+    ]
+    labels = Labels.of(facts)
+    assert labels == Labels(3, operator_successes=2, operator_failures=1, disputed=(2, 3))
+    assert Labels.of([{}, {}]) is None  # nobody was there
+    only_human = Labels.of([{"operator_success": True}, {"operator_success": None}])
+    assert only_human == Labels(None, 1, 0, ())
+    result = evaluation(9, made_again={"cut": 2, "pause": 1}, operated=1, labels=labels)
+    assert EvaluationResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert (
+        "3 attempts made again (2 cut, 1 pause), the operator drove in 1 episodes, the operator"
+        " judged 3 episodes, 2 of them otherwise than the detector (first numbers 2, 3)"
+    ) in str(result)
+    assert evaluation(9).conduct == ""
 
 
 def test_no_success_has_no_time_to_success():

@@ -35,7 +35,8 @@ def test_the_source_decides_and_the_tasks_success_is_only_noted():
     assert len(steps) == inner.task.time_limit_steps
     assert [(r, t) for r, t, *_ in steps] == [(0.0, False)] * len(steps)
     assert [truncated for _, _, truncated, _ in steps] == [False] * (len(steps) - 1) + [True]
-    assert env.episode_facts == {"task_success": True, "reward_alarm": None}
+    judged = {"operator_success": None, "detector_success": False}
+    assert env.episode_facts == {**judged, "task_success": True, "reward_alarm": None}
 
     steps = play(*rewarded(After(3)))
     assert len(steps) == 3
@@ -54,8 +55,11 @@ def test_a_label_ends_the_episode_at_the_next_tick_whatever_the_source(source, s
         if step == 4:
             said.post("success" if success else "failure")
 
-    steps = play(*rewarded(source, said), before_step=label)
+    inner, env = rewarded(source, said)
+    steps = play(inner, env, before_step=label)
     assert len(steps) == 5
+    assert env.episode_facts["operator_success"] is success
+    assert env.episode_facts.get("detector_success", False) is False
     reward, terminated, truncated, info = steps[-1]
     assert (reward, terminated, truncated) == (float(success), True, False)
     assert (info["success"], info["reward_version"]) == (success, 1)

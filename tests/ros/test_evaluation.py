@@ -17,6 +17,7 @@ from untrained_policy import untrained
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.statistics import Labels
 
 
 def ros_threads():
@@ -78,5 +79,7 @@ def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scen
     finally:
         arm.close()
     assert (result.episodes, result.successes, result.failures) == (3, 1, (1, 2))
-    assert result.repeated == 1
+    assert result.made_again == {"discard": 1}
+    assert result.operated == 1
+    assert result.labels == Labels(None, 2, 0, ())  # nothing but the person judges here
     assert [note for note in noted if "the operator said discard" in note]
