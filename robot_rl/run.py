@@ -223,6 +223,16 @@ class RunDirectory:
                 )
             yield file.fileno()
 
+    def claimed(self) -> list[str]:
+        """The roles that processes have claimed now."""
+
+        def free(lock: Path) -> bool:
+            with lock.open("rb") as file:
+                return locked(file.fileno())
+
+        locks = sorted(self.path.glob(".*.lock"))
+        return [lock.name.removesuffix(".lock")[1:] for lock in locks if not free(lock)]
+
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one record as one line to `<name>.jsonl`; each file has one writer.
 

@@ -20,6 +20,7 @@ from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.transfer import rebuild_catalogue, summarize_store
 from robot_rl.run import CLONED, LAST, RunDirectory, RunError
@@ -48,7 +49,8 @@ def run(path: str, **options: str | None) -> None:
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
-        _PAGES[facts["kind"]](Console(highlight=False, soft_wrap=True), facts)
+        console = Console(highlight=False, soft_wrap=True, force_terminal=False)
+        _PAGES[facts["kind"]](console, facts)
 
 
 class Kind(StrEnum):
@@ -120,6 +122,8 @@ def _run_directory(path: Path) -> Facts:
     ]
     return {
         "finished": bool(records.summary),
+        "working": run.claimed(),
+        "learns": bool(records.episodes or records.learner),
         "deployed": records.summary.get("deployed"),
         "decision": records.summary.get("decision"),
         "evaluations": evaluations,
@@ -178,13 +182,18 @@ _DESCRIBERS: dict[Kind, Callable[[Path], Facts]] = {
 
 
 def _print_run(console: Console, run: Facts) -> None:
-    console.print(f"run directory {run['path']}")
-    for part in run["parts"].values():
-        _PAGES[part["kind"]](console, part)
+    from robot_rl.commands.train import Feed  # late: loads torch
+
+    directory, config = RunDirectory(Path(run["path"])), load_resolved(Path(run["path"]))
+    chosen = f"task={config.task.name} algorithm={config.choices.algorithm} seed={config.seed}"
+    console.print(f"run directory {run['path']}: {chosen}")
+    if run["learns"]:
+        with WorkProgress(int(config.environment_steps), console=console) as progress:
+            Feed(directory, progress).show()
     periodic = [e for e in run["evaluations"] if e["seed_set"] == "periodic"]
     rates = [f"{e['environment_steps']}: {100 * e['success_rate']:.0f} %" for e in periodic]
     if rates:
-        console.print(f"\nsuccess by environment steps: {', '.join(rates)}")
+        console.print(f"success by environment steps: {', '.join(rates)}")
     for final in (e for e in run["evaluations"] if e["seed_set"] == "final"):
         console.print(f"final, {final['words']}")
     if run["decision"] is not None:
@@ -194,18 +203,34 @@ def _print_run(console: Console, run: Facts) -> None:
         console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
     for told in run["compared"]:
         console.print(f"compared {told['time']}, {', '.join(told['policies'])}: {told['words']}")
-    if not run["finished"]:
+    console.print("in it, of which robot-rl inspect PATH says more:")
+    for part in run["parts"].values():
+        console.print(f"  {part['path']}: {_in_short(part)}")
+    if run["working"]:
+        console.print(f"at work: {', '.join(run['working'])}")
+    elif not run["finished"]:
         console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
+
+
+def _in_short(part: Facts) -> str:
+    if part["kind"] == Kind.POLICY:
+        return f"{part['policy']} policy, version {part['version']}"
+    if part["kind"] != Kind.STORE:
+        return _counts(part)
+    damage = "DAMAGED, " * any(table["missing_rows"] for table in part["tables"].values())
+    tables = "; ".join(f"table {name}: {_counts(t)}" for name, t in part["tables"].items())
+    return f"{damage}{part['disk_bytes'] / 1e6:.1f} MB; {tables or 'no rows'}"
+
+
+def _counts(held: Facts) -> str:
+    return f"{held['episodes']} episodes, {held['steps']} steps, {held['successes']} successful"
 
 
 def _print_episodes(console: Console, dataset: Facts) -> None:
     name = "LeRobot dataset" if dataset["kind"] == Kind.LEROBOT else "dataset"
     console.print(f"\n{name} {dataset['path']}")
     _print_schema(console, dataset["schema"])
-    console.print(
-        f"{dataset['episodes']} episodes, {dataset['steps']} steps,"
-        f" {dataset['successes']} successful"
-    )
+    console.print(_counts(dataset))
     if "sources" in dataset:
         counts = ", ".join(f"{name} {count}" for name, count in dataset["sources"].items())
         console.print(f"by source: {counts}")

@@ -134,7 +134,8 @@ class WorkProgress:
             rows["by the operator"] = f"{100 * sum(self._intervened) / len(self._intervened):.0f} %"
         rows.update(self._figures)
         left = self.seconds_left()
-        rows["time left"] = "?" if left is None else str(timedelta(seconds=round(left)))
+        if left is not None:
+            rows["time left"] = str(timedelta(seconds=round(left)))
         return rows
 
     def _render(self) -> RenderableType:

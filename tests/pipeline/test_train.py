@@ -86,6 +86,28 @@ def said_by(capsys, *words: str) -> str:
     return "".join(capsys.readouterr())
 
 
+def test_inspect_says_in_short_how_far_a_run_is_that_trains(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    run = RunDirectory.open("latest")
+    for number in range(30):
+        episode = {"success": number >= 15, "intervened_steps": 5, "length": 10}
+        run.append_jsonl("episodes", {"environment_steps": 10 * number, **episode})
+    pace = {"updates_per_second": 60.0, "update_to_data": 3.0, "replay_transitions": 340}
+    run.append_jsonl("learner", {"environment_steps": 300, "gradient_updates": 900, **pace})
+    with run.claim("train"):
+        page = said_by(capsys, "inspect", "runs/latest")
+    for part in (
+        "environment steps 300 of 400 | success of the last 20 episodes 75 % | by the operator 50 %"
+        " | updates/s 60.0",
+        f"{run.path}/checkpoints/bc/policy: diffusion policy, version 0",
+        f"{run.demonstrations}: 4 episodes",
+        "at work: train",
+    ):
+        assert part in page
+    assert len(page.splitlines()) < 10
+    assert "not finished; to go on: " in said_by(capsys, "inspect", "runs/latest")
+
+
 def test_a_policy_is_tested_outside_of_its_training(folder, capsys, monkeypatch):
     """Every result is kept, with what made it."""
     monkeypatch.chdir(folder)
@@ -201,11 +223,12 @@ def test_train_stop_resume_evaluate_inspect(
 
     page = said_by(capsys, "inspect", "runs/latest")
     learned = f"final, the learned policy (residual) after {best}"
-    assert "recorded in simulated time" in page
-    assert "1970" not in page
     assert f"{run}/checkpoints/" in page  # on one line
     for part in ("4 episodes", "250 steps", "success by environment steps: 0:", learned):
         assert part in " ".join(page.split()), page
+    page = said_by(capsys, "inspect", "runs/latest/store")
+    assert "recorded in simulated time" in page
+    assert "1970" not in page
 
 
 @pytest.mark.slow
