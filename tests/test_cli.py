@@ -122,7 +122,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "seed=1,2"], "one value", "one run for each"),
         (["train", "dataset=a=b"], "key=value", "\"dataset='a=b'\""),
         (["train", "--seed=1"], "key=value", "--help"),
-        (["inspect"], "takes one PATH", "robot-rl inspect runs/latest"),
+        (["inspect"], "takes at least PATH", "robot-rl inspect runs/latest"),
         (["export", "runs/latest"], "takes STORE and OUT", "robot-rl export runs/latest OUT"),
         (["export", "a", "b", "fromat=zarr"], "format, table, source", "did you mean format?"),
         (["export", "a", "b", "format=lerobt"], "zarr, lerobot", "did you mean format=lerobot?"),

@@ -20,6 +20,7 @@ from robot_rl.data import lerobot
 from robot_rl.data.episodes import Episode as Episode
 from robot_rl.data.episodes import NotADataset
 from robot_rl.data.intervals import StatisticsError, clopper_pearson
+from robot_rl.data.intervals import interval_over_runs as interval_over_runs
 from robot_rl.data.schema import Field as Field
 from robot_rl.data.schema import Observation, Row
 from robot_rl.data.schema import RowSchema as RowSchema

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from robot_rl.commands.runs import load_resolved
+from robot_rl.commands.runs import MAY_DIFFER, compare_run, load_resolved
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.intervals import interval_over_runs
 from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.evaluation.records import read_run
@@ -23,7 +25,7 @@ from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.transfer import rebuild_catalogue, summarize_store
-from robot_rl.run import CLONED, LAST, RunDirectory, RunError
+from robot_rl.run import CLONED, CLONED_POLICY, LAST, LEARNED_POLICY, RunDirectory, RunError
 
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import LeRobotEpisodes
@@ -31,11 +33,12 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 
-def run(path: str, **options: str | None) -> None:
+def run(path: str, *further: str, **options: str | None) -> None:
     """Print what is at `path`; nothing is changed without `rebuild`.
 
     Args:
         path: A dataset, store, checkpoint or run directory.
+        *further: With a run: others that differ in the training seed, to be summarised with it.
         **options: `json`, "true" to print one JSON object in place of the page; `rebuild`, "true"
             to make the catalogue of a store anew before.
 
@@ -45,7 +48,7 @@ def run(path: str, **options: str | None) -> None:
     if options.get("rebuild") == "true":
         store = Path(path) / "store" if (Path(path) / "config.yaml").is_file() else Path(path)
         sys.stderr.write(rebuild_catalogue(store) + "\n")
-    facts = describe(Path(path))
+    facts = _runs([path, *further]) if further else describe(Path(path))
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
@@ -61,6 +64,7 @@ class Kind(StrEnum):
     POLICY = "policy"
     LEROBOT = "lerobot"
     DATASET = "dataset"
+    RUNS = "runs"
 
 
 def look(path: Path) -> tuple[Kind, Path]:
@@ -130,6 +134,57 @@ def _run_directory(path: Path) -> Facts:
         "evaluated": run.read_jsonl("evaluate"),
         "compared": run.read_jsonl("compare"),
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
+    }
+
+
+def _runs(paths: Sequence[str]) -> Facts:
+    """What several runs have come to together.
+
+    Raises:
+        RobotRLError: They are no runs, or differ in more, or in less, than the training seed.
+    """
+    runs = [RunDirectory.open(path).path for path in paths]
+    configs = [load_resolved(run) for run in runs]
+    for config in configs[1:]:
+        compare_run(
+            config,
+            configs[0],
+            may_differ=(*MAY_DIFFER, "dataset", "seed"),
+            hint="name runs that differ in their training seed alone",
+        )
+    seeds = [int(config.seed) for config in configs]
+    if len(set(seeds)) < len(seeds):
+        hint = "train others with another seed=, and name each run once"
+        raise RunError("runs of one training seed say nothing of another", got=seeds, hint=hint)
+    records = [read_run(run) for run in runs]
+    finals = {
+        name: [found.final(cloned=name == CLONED_POLICY) for found in records]
+        for name in (CLONED_POLICY, LEARNED_POLICY)
+    }
+    return {
+        "kind": Kind.RUNS.value,
+        "runs": [{"path": str(run), "seed": seed} for run, seed in zip(runs, seeds, strict=True)],
+        "policies": {name: _over_runs(found) for name, found in finals.items() if any(found)},
+    }
+
+
+def _over_runs(results: Sequence[EvaluationResult | None]) -> Facts:
+    """A policy's final evaluations, and what they say of further seeds where all runs have one."""
+    words = [f"{r.seed_set}, {r}" if r else "not evaluated yet" for r in results]
+    final = [r for r in results if r is not None and r.seed_set == "final"]
+    if len(final) < len(results):
+        return {"words": words}
+    rates = [result.success_rate for result in final]
+    scenes = [range(r.first_seed, r.first_seed + r.episodes) for r in final]
+    low, high = interval_over_runs(rates)
+    return {
+        "words": words,
+        "successes": sum(result.successes for result in final),
+        "episodes": sum(result.episodes for result in final),
+        "rates": rates,
+        "mean": sum(rates) / len(rates),
+        "interval": [low, high],
+        "scenes_shared": any(a[0] in b or b[0] in a for a, b in itertools.combinations(scenes, 2)),
     }
 
 
@@ -210,6 +265,22 @@ def _print_run(console: Console, run: Facts) -> None:
         console.print(f"at work: {', '.join(run['working'])}")
     elif not run["finished"]:
         console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
+
+
+def _print_runs(console: Console, facts: Facts) -> None:
+    for name, over in facts["policies"].items():
+        console.print(f"the {name} policy")
+        for run, words in zip(facts["runs"], over["words"], strict=True):
+            console.print(f"  seed {run['seed']}, {run['path']}: {words}")
+        if "interval" in over:
+            least, most = 100 * min(over["rates"]), 100 * max(over["rates"])
+            low, high = (100 * bound for bound in over["interval"])
+            scenes = "these scenes, which they share" * over["scenes_shared"] or "further scenes"
+            console.print(
+                f"  together {over['successes']} of {over['episodes']}, by run {least:.1f} to"
+                f" {most:.1f} %, mean {100 * over['mean']:.1f} %; to expect of a further training"
+                f" seed on {scenes}: 95 % interval {low:.0f} to {high:.0f} %"
+            )
 
 
 def _in_short(part: Facts) -> str:
@@ -312,6 +383,7 @@ def _print_schema(console: Console, schema: Facts) -> None:
 
 _PAGES: dict[str, Callable[[Console, Facts], None]] = {
     Kind.RUN: _print_run,
+    Kind.RUNS: _print_runs,
     Kind.STORE: _print_store,
     Kind.POLICY: _print_policy,
     Kind.LEROBOT: _print_episodes,

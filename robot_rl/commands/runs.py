@@ -122,7 +122,11 @@ def _follow(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
 
 
 def compare_run(
-    config: DictConfig, run_config: DictConfig, *, may_differ: Iterable[str] = MAY_DIFFER
+    config: DictConfig,
+    run_config: DictConfig,
+    *,
+    may_differ: Iterable[str] = MAY_DIFFER,
+    hint: str = "leave these overrides out to go on with the run, or start a new run with them",
 ) -> None:
     """Check that a run directory was made with this configuration.
 
@@ -130,6 +134,7 @@ def compare_run(
         config: What is asked for.
         run_config: What the run directory holds.
         may_differ: Keys, or prefixes of keys, that do not make it another run.
+        hint: What to do next.
 
     Raises:
         ConfigError: Names the first keys that differ, with both values.
@@ -155,7 +160,7 @@ def compare_run(
         expected=", ".join(
             f"{s}={theirs.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)
         ),
-        hint="leave these overrides out to go on with the run, or start a new run with them",
+        hint=hint,
     )
 
 

@@ -228,10 +228,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "inspect": Command(
         "robot_rl.commands.inspection:run",
-        "Say what a dataset, store, checkpoint or run directory holds.",
-        "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Nothing is"
-        " changed, but by rebuild.",
-        arguments=("PATH",),
+        "Say what a dataset, store, checkpoint or run holds, or several runs together.",
+        "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Several runs that"
+        " differ in their training seed are summarised together: what to expect of a further one,"
+        " with an interval for which seeds and scenes are random. Nothing is changed, but by"
+        " rebuild.",
+        arguments=("PATH", "..."),
         options=(
             Option("json", "false", ("true", "false"), "one JSON object in its place"),
             Option("rebuild", "false", ("true", "false"), "make a store's catalogue anew before"),

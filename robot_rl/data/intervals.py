@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
 
 from robot_rl.errors import RobotRLError
 
 _MOST_TRIALS = 10**9
+_DRAWS = 100_000
 
 
 class StatisticsError(RobotRLError):
@@ -76,6 +80,36 @@ def anytime_interval(successes: int, trials: int, confidence: float = 0.95) -> t
     low = brentq(surplus, 0.0, seen) if successes else 0.0
     high = brentq(surplus, seen, 1.0) if failures else 1.0
     return float(low), float(high)
+
+
+def interval_over_runs(rates: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the success rate to expect of a further training seed, on further scenes.
+
+    Both are random: each run's rate is one draw of an unknown distribution on [0, 1], of which this
+    is the mean. Nothing else is assumed, so that a seed in ten that fails is covered too, and few
+    runs say little. The bounds are quantiles of the mean of the rates and one that is 0, or 1, with
+    weights that are uniform on the simplex (Gaffke 2005; Learned-Miller and Thomas, arXiv
+    1905.06208). With rates of 0 and 1 alone they are those of Clopper and Pearson. That they hold
+    for every distribution is a conjecture, which simulations support.
+
+    Args:
+        rates: (k,) success rate of each run, each with a training seed of its own, k >= 1.
+        confidence: Level in (0, 1).
+
+    Returns:
+        Lower and upper bound, to about 0.002: their quantiles are drawn, always the same.
+
+    Raises:
+        StatisticsError: No rates, or impossible ones, or the level is.
+    """
+    _check(0, 0, confidence)
+    if not rates or not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise StatisticsError("impossible rates", got=rates, expected="one or more in [0, 1]")
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(rates) + 1), _DRAWS)
+    tail = (1.0 - confidence) / 2.0
+    low = np.quantile(weights @ [0.0, *rates], tail)
+    high = np.quantile(weights @ [1.0, *rates], 1.0 - tail)
+    return float(low), min(float(high), 1.0)
 
 
 def failures_allowed(trials: int, claim: float, confidence: float = 0.95) -> int:

@@ -8,6 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from robot_rl import cli
+from robot_rl.commands.runs import save_resolved
+from robot_rl.config import compose
+from robot_rl.data.intervals import interval_over_runs
 from robot_rl.evaluation.records import (
     ReportError,
     read_json_lines,
@@ -302,3 +306,52 @@ def test_episodes_of_one_actor_do_not_supersede_those_of_another(tmp_path):
     (tmp_path / "episodes.jsonl").write_text("\n".join(lines))
     kept = [(e["actor"], e["environment_steps"]) for e in read_run(tmp_path).episodes]
     assert kept == [(1, 1000), (1, 1010), (2, 1012), (2, 1030), (1, 1045)]
+
+
+def trained(path, *words, final=True, first_seed=20000, successes=198):
+    """A run that has trained, and been evaluated at its end."""
+    path.mkdir()
+    save_resolved(compose(["task=reach", *words]), path)
+    results = [evaluation(0, 30), evaluation(500, 90)]
+    if final:
+        results += [evaluation(500, successes, 200, "final", first_seed=first_seed)]
+    (path / "evaluations.jsonl").write_text(lines(results))
+    return str(path)
+
+
+def test_runs_that_differ_in_their_training_seed_are_summarised_together(tmp_path, capsys):
+    three = [
+        trained(tmp_path / str(n), f"seed={n}", first_seed=1000 * n, successes=s)
+        for n, s in ((1, 200), (2, 198), (3, 199))
+    ]
+    assert cli.main(["inspect", *three]) == 0
+    page = capsys.readouterr().out
+    assert f"seed 2, {three[1]}: final, 198/200 = 99.0 % (95 % interval 96.4" in page
+    low, high = interval_over_runs([1.0, 0.99, 0.995])
+    assert (
+        "together 597 of 600, by run 99.0 to 100.0 %, mean 99.5 %; to expect of a further training"
+        f" seed on further scenes: 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
+    ) in page
+    assert cli.main(["inspect", *three, "json=true"]) == 0
+    learned = json.loads(capsys.readouterr().out)["policies"]["learned"]
+    assert learned["interval"] == [low, high]
+    assert low < 0.3  # three seeds say little
+    same = trained(tmp_path / "4", "seed=4", first_seed=1050)
+    assert cli.main(["inspect", three[0], same]) == 0
+    assert "seed on these scenes, which they share: 95 %" in capsys.readouterr().out
+    going_on = trained(tmp_path / "5", "seed=5", final=False)
+    assert cli.main(["inspect", three[0], going_on]) == 0
+    page = capsys.readouterr().out
+    assert f"{going_on}: periodic, 90/100" in page
+    assert "together" not in page
+
+
+def test_runs_that_are_no_repetitions_are_not_summarised_together(tmp_path, capsys):
+    one = trained(tmp_path / "1", "seed=1")
+    for words, told in (
+        (["seed=1"], "runs of one training seed say nothing of another; got: [1, 1]"),
+        (["seed=2", "algorithm=rlpd"], "differs in algorithm; got: algorithm=rlpd; expected: alg"),
+    ):
+        other = trained(tmp_path / words[-1], *words)
+        assert cli.main(["inspect", one, other]) == cli.EXIT_ERROR
+        assert told in capsys.readouterr().err

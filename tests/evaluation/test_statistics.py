@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robot_rl.commands.evaluate import FinalEvaluation
+from robot_rl.data import intervals
 from robot_rl.data.intervals import (
     anytime_interval,
     clopper_pearson,
     failures_allowed,
+    interval_over_runs,
     trials_needed,
 )
 from robot_rl.evaluation.statistics import (
@@ -94,6 +96,40 @@ def test_an_interval_holds_however_often_one_looks(p):
         intervals = [known[s, n] for n, s in enumerate(seen, 1)]
         left_out += not all(low <= p <= high for low, high in intervals)
     assert left_out / runs <= 0.05
+
+
+def test_over_runs_few_training_seeds_say_little():
+    # As for so many coins: three seeds that always succeed may be luck.
+    for rates in ([1.0], [1.0] * 3, [1.0] * 10, [0.0, 1.0, 1.0, 1.0]):
+        exact = clopper_pearson(int(sum(rates)), len(rates))
+        assert interval_over_runs(rates) == pytest.approx(exact, abs=0.01)
+    widths = [np.ptp(interval_over_runs([0.97, 0.99] * n)) for n in (1, 3, 10, 50)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 0.8
+    assert widths[-1] < 0.1
+    for impossible in ([], [1.1]):
+        with pytest.raises(StatisticsError, match="impossible rates"):
+            interval_over_runs(impossible)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 10])
+@pytest.mark.parametrize(
+    ("draw", "mean"),
+    [
+        (lambda rng, k: np.full(k, 0.9), 0.9),  # all seeds alike: only the scenes are random
+        (lambda rng, k: rng.beta(0.98 * 2, 0.02 * 2, k), 0.98),
+        (lambda rng, k: rng.beta(0.5, 0.5, k), 0.5),
+        (lambda rng, k: np.where(rng.random(k) < 0.1, 0.0, 0.99), 0.9 * 0.99),  # one in ten fails
+    ],
+)
+def test_over_runs_the_interval_covers_what_a_further_seed_does(runs, draw, mean, monkeypatch):
+    monkeypatch.setattr(intervals, "_DRAWS", 2_000)
+    rng, trials, covered = np.random.default_rng(1), 200, 0
+    for _ in range(trials):
+        rates = rng.binomial(100, draw(rng, runs)) / 100
+        low, high = interval_over_runs(rates.tolist())
+        covered += low <= mean <= high
+    assert covered / trials >= 0.95
 
 
 def test_the_trials_that_a_claim_needs():
