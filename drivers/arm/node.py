@@ -64,11 +64,11 @@ class ArmNode(DeviceNode):
     """
 
     default_rate_hz: ClassVar[float] = 100.0
+    guard: ArmGuard  # of this driver's arm, from the first configure on
 
     def __init__(self, name: str = "arm", **options: Any) -> None:
         super().__init__(name, **options)
         self._settings = ArmParameters(self)
-        self.guard: ArmGuard | None = None
 
     def setup(self) -> None:
         """Make the guard of this driver's arm.
@@ -104,7 +104,6 @@ class ArmNode(DeviceNode):
         self._wrench = publisher(WrenchStamped, "current_wrench", sensors)
         self._applied = publisher(PoseStamped, "applied_pose", sensors)
         self._mode = publisher(String, "mode", qos.latched())
-        assert self.guard is not None
         source = SoleSource(self.guard.limits.command_deadline)
         self.subscribe_to_commands(PoseStamped, "target_pose", source, self._take_target)
         self.serve("stop", self._stop)
@@ -146,7 +145,6 @@ class ArmNode(DeviceNode):
 
     def _drive(self) -> ArmState:
         """One turn from a measurement to a target."""
-        assert self.guard is not None
         guard, driver = self.guard, self.driver
         try:
             state: ArmState = driver.read()
@@ -169,20 +167,17 @@ class ArmNode(DeviceNode):
 
     def _stop_guard(self, reason: str) -> None:
         """Stop for a reason that the driver knows of."""
-        assert self.guard is not None
         self.guard.stop(reason)
         self._stops = self.guard.counts["stop"]
 
     def _heed_stop(self) -> None:
         """Tell the mode, and let the driver know of a stop that comes from the guard."""
-        assert self.guard is not None
         self._tell_mode()
         if self._stops != self.guard.counts["stop"]:
             self._stops = self.guard.counts["stop"]
             self._stop_driver_or_log()
 
     def _check_stamp(self, state: ArmState) -> None:
-        assert self.guard is not None
         age, most = 1e-9 * (time.time_ns() - state.stamp_ns), self.guard.limits.max_stamp_age
         if abs(age) > most:
             raise DriverError(
@@ -194,7 +189,6 @@ class ArmNode(DeviceNode):
             )
 
     def _tell_mode(self) -> None:
-        assert self.guard is not None
         mode = f"{self.guard.mode.value}: {self.guard.reason}"
         if (words := _NUMBER.sub("", mode)) == self._told_mode:
             return  # an age, for example, is another one at every poll
@@ -208,7 +202,6 @@ class ArmNode(DeviceNode):
 
     def commanded_by_several(self, problem: str) -> None:
         """Hold: nobody knows which of them is right."""
-        assert self.guard is not None
         self.guard.refuse("publishers", problem)
 
     def _take_target(self, message: PoseStamped) -> None:
@@ -218,7 +211,6 @@ class ArmNode(DeviceNode):
             CommandRefused: It is not followed.
         """
         guard = self.guard
-        assert guard is not None
         self._heard = now = time.monotonic()
         if self._resets.busy:  # it shows that somebody is there
             self._reset_is_accompanied = True
@@ -261,7 +253,6 @@ class ArmNode(DeviceNode):
             self.get_logger().error(str(error))
 
     def _clear_errors(self) -> str:
-        assert self.guard is not None
         if not self.is_connected:
             raise DriverError("the arm is not connected")
         self.driver.clear_errors()
@@ -272,7 +263,6 @@ class ArmNode(DeviceNode):
 
     def _zero_ft(self) -> str:
         """Zero the force sensor of an arm that holds; afterwards it holds where it is measured."""
-        assert self.guard is not None
         if not (self.is_connected and self.is_polling) or self.guard.mode is not Mode.HOLD:
             raise DriverError(f"only where the arm holds; it is: {self.guard.mode.value}")
         force = self._rest.force()
@@ -307,7 +297,6 @@ class ArmNode(DeviceNode):
 
     def connected(self) -> None:
         """Hold where the arm is found; one that is stopped stays so, by its own means too."""
-        assert self.guard is not None
         self._forget("connected")
         if self.guard.mode is Mode.STOPPED:
             self._stop_driver_or_log()
@@ -318,7 +307,6 @@ class ArmNode(DeviceNode):
 
     def _forget(self, reason: str, *, elsewhere: bool = False) -> None:
         """Hold, whatever it was doing; see `ArmGuard.forget`."""
-        assert self.guard is not None
         self._conclude_reset(self._resets.give_up(reason))
         self.guard.forget(reason, elsewhere=elsewhere)
         self._rest.forget()
@@ -339,9 +327,9 @@ class ArmNode(DeviceNode):
 
     def facts(self) -> Mapping[str, object]:
         """Mode, reason, the compliance, and what was refused and limited."""
-        guard = self.guard
-        if guard is None or not self.is_configured:
+        if not self.is_configured:
             return {}
+        guard = self.guard
         return {
             "mode": guard.mode.value,
             "reason": guard.reason,
@@ -352,11 +340,8 @@ class ArmNode(DeviceNode):
 
     def warning(self) -> str | None:
         """A stop, or commands that are being refused."""
-        guard = self.guard
-        if guard is None:
-            return None
-        if guard.mode is Mode.STOPPED:
-            return f"stopped: {guard.reason}"
+        if self.guard.mode is Mode.STOPPED:
+            return f"stopped: {self.guard.reason}"
         return super().warning()
 
 

@@ -93,7 +93,6 @@ class SimArmNode(ArmNode):
             self.get_logger().warning(str(error), throttle_duration_sec=1.0)
 
     def _begin_episode(self) -> str:
-        assert self.guard is not None
         if not self.is_configured:
             raise DriverError("the arm's node is not configured")
         if self.guard.mode is Mode.STOPPED:
