@@ -54,7 +54,6 @@ class TopicArm(ABC):
     frame: str = ""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         ranges = {
             "stale_after_s": (self.stale_after_s, 0.005, 5.0),
             "timeout_s": (self.timeout_s, 0.1, 60.0),
@@ -102,7 +101,7 @@ class TopicArm(ABC):
                 sole=name != "joints" or not self.pose_topic,
                 restarts=False,  # a controller that is launched twice has one name
                 accepts=own if name == "joints" else lambda _: True,
-                frame=frames.get(name, str),
+                in_frame=frames.get(name, str),
             )
             for name, (topic, kind, decode) in topics.items()
             if topic
@@ -205,7 +204,6 @@ class PoseTopicArm(TopicArm):
     compliance: Compliance = "impedance"  # of the controller
 
     def __post_init__(self) -> None:
-        """Check the numbers, and that the pose is measured."""
         super().__post_init__()
         if not self.pose_topic:
             raise DriverError(
@@ -255,7 +253,6 @@ class TrajectoryTopicArm(TopicArm):
     max_joint_step: float = 0.3  # farthest that a joint may go in one command [rad]
 
     def __post_init__(self) -> None:
-        """Check the numbers, and read the model."""
         import mujoco
 
         from robot_rl.env.sim.world import Chain

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ Vector = npt.NDArray[np.float64]
 
 _ATTEMPTS = 2
 _COMMAND_SECONDS = 0.05
+_SETTLING_STEPS = 10  # of such, in which the arm comes to rest
 _AGAIN_SECONDS = 1.0  # a parameter may be set twice
 _LARGEST_SEED = 2**63
 
@@ -89,23 +91,15 @@ class SceneMirror:
             self._scene.restore(self._sensor.value(self._sensor.newest()))
 
 
+@dataclass(frozen=True)
 class SimulatedEpisodes:
-    """Lets the simulation begin the episode that the seed decides, as it does in one process.
+    """Lets the simulation begin the episode that the seed decides, as it does in one process."""
 
-    Args:
-        node: Name of the node that owns the world; its parameter `episode_seed` is the seed.
-        service: Of that node, which begins the episode.
-        timeout_s: For each answer [s].
+    opens_grippers: ClassVar[bool] = True  # see `robot_rl.env.robot.Robot`
 
-    Attributes:
-        opens_grippers: See `robot_rl.env.robot.Robot`.
-    """
-
-    opens_grippers = True
-
-    def __init__(self, node: str, service: str, timeout_s: float) -> None:
-        self._parameters, self._service = f"{node}/set_parameters", service
-        self._timeout = timeout_s
+    node: str  # name of the node that owns the world; its parameter `episode_seed` is the seed
+    service: str  # of that node, which begins the episode
+    timeout_s: float  # for each answer [s]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
         """Place the scene and the arm.
@@ -113,55 +107,40 @@ class SimulatedEpisodes:
         Raises:
             ServiceFailed: The simulation does not answer, or refuses.
         """
-        seed = _seed_of(rng)
+        seed, parameters = _seed_of(rng), f"{self.node}/set_parameters"
         value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
         request = SetParameters.Request(parameters=[Parameter(name="episode_seed", value=value)])
         answer = robot.client.call(
-            SetParameters, self._parameters, request, self._timeout, again_s=_AGAIN_SECONDS
+            SetParameters, parameters, request, self.timeout_s, again_s=_AGAIN_SECONDS
         )
         for result in answer.results:
             if not result.successful:
                 raise ServiceFailed(
-                    f"{robot.client.topic(self._parameters)} was refused", got=result.reason
+                    f"{robot.client.topic(parameters)} was refused", got=result.reason
                 )
-        robot.client.trigger(self._service, self._timeout)
+        robot.client.trigger(self.service, self.timeout_s)
         if robot.mirror is not None:
             robot.mirror.begin(seed)
 
 
+@dataclass(frozen=True)
 class ScriptedEpisodes:
     """Lets the arm's node perform its reset motion, then moves slowly to the episode's start.
 
     Both are under the safety of the arm's node, and end when somebody stops the arm, when a
     measurement is late, and when this process is killed. What was cut is not gone on with: it all
     begins anew.
-
-    Args:
-        service: Reset service of the arm's node.
-        timeout_s: For the reset motion [s].
-        speed: Of the motion to the start [m/s].
-        turn_speed: The same for its rotation [rad/s].
-        tolerance: Distance from the start at which an episode may begin [m].
-        turn_tolerance: The same for the angle [rad].
-
-    Attributes:
-        opens_grippers: See `robot_rl.env.robot.Robot`: nobody tells the gripper anything.
     """
 
-    opens_grippers = False
+    # See `robot_rl.env.robot.Robot`: nobody tells the gripper anything.
+    opens_grippers: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        service: str,
-        timeout_s: float,
-        speed: float,
-        turn_speed: float,
-        tolerance: float,
-        turn_tolerance: float,
-    ) -> None:
-        self._service, self._timeout = service, timeout_s
-        self._speeds = (speed, turn_speed)
-        self._tolerances = (tolerance, turn_tolerance)
+    service: str  # reset service of the arm's node
+    timeout_s: float  # for the reset motion [s]
+    speed: float  # of the motion to the start [m/s]
+    turn_speed: float  # the same for its rotation [rad/s]
+    tolerance: float  # distance from the start at which an episode may begin [m]
+    turn_tolerance: float  # the same for the angle [rad]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
         """Move there; a motion that does not arrive is tried once more, one that is cut is not.
@@ -171,18 +150,18 @@ class ScriptedEpisodes:
             ResetFailed: The arm did not arrive in two attempts; a person has to look.
         """
         for _ in range(_ATTEMPTS):
-            robot.client.trigger(self._service, self._timeout, robot.accompany)
+            robot.client.trigger(self.service, self.timeout_s, robot.accompany)
             try:
                 left = self._approach(robot, start_pose)
             except RobotInterrupted:
                 robot.hold()
                 raise
-            if all(rest <= most for rest, most in zip(left, self._tolerances, strict=True)):
+            if left[0] <= self.tolerance and left[1] <= self.turn_tolerance:
                 return
         raise ResetFailed(
             "the arm does not come to where the episode starts",
             got=f"{1e3 * left[0]:.1f} mm and {left[1]:.3f} rad away after {_ATTEMPTS} attempts",
-            expected=f"at most {1e3 * self._tolerances[0]:.1f} mm, {self._tolerances[1]:.3f} rad",
+            expected=f"at most {1e3 * self.tolerance:.1f} mm, {self.turn_tolerance:.3f} rad",
             hint="is it obstructed? See /diagnostics; if it is stopped call clear_errors; then let"
             " it go on: say start, or run the command again",
         )
@@ -191,9 +170,9 @@ class ScriptedEpisodes:
         """Move the target in a straight line; returns what is left [m, rad]."""
         start = robot.tcp_pose()
         distance, turn = _difference(start, goal)
-        longest = max(distance / self._speeds[0], math.hypot(*turn) / self._speeds[1])
+        longest = max(distance / self.speed, math.hypot(*turn) / self.turn_speed)
         steps = max(1, math.ceil(longest / _COMMAND_SECONDS))
-        for step in range(1, steps + _settling_steps()):
+        for step in range(1, steps + _SETTLING_STEPS):
             share = min(1.0, step / steps)
             part = rotations.from_rotation_vector(share * turn)
             orientation = rotations.normalize(rotations.multiply(part, start[3:]))
@@ -202,10 +181,6 @@ class ScriptedEpisodes:
             time.sleep(_COMMAND_SECONDS)
         distance, turn = _difference(robot.tcp_pose(), goal)
         return distance, math.hypot(*turn)
-
-
-def _settling_steps() -> int:
-    return math.ceil(0.5 / _COMMAND_SECONDS)
 
 
 def _difference(pose: Vector, goal: Vector) -> tuple[float, Vector]:

@@ -47,7 +47,6 @@ class SensorLimits:
     start_timeout_s: float  # how long an episode's start waits for fresh measurements [s]
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value > 0.0):
                 raise RobotRLError(
@@ -110,7 +109,7 @@ class Measurements:
             decode = lambda message: messages.poses_array(message, objects)  # noqa: E731
             late = limits.tracker_s
             self.objects = self._sensor(
-                PoseArray, "object_poses", late, decode, frame=self._base_frame
+                PoseArray, "object_poses", late, decode, in_frame=self._base_frame
             )
             self._aligned.append(self.objects)
         if success:
@@ -228,7 +227,7 @@ class Measurements:
                 late,
                 messages.twist_array,
                 sole=True,
-                frame=self._base_frame,
+                in_frame=self._base_frame,
                 without=without,
             )
             self._optional["state/tcp_velocity"] = self.twist
@@ -240,7 +239,7 @@ class Measurements:
                 late,
                 messages.wrench_array,
                 sole=True,
-                frame=self._base_frame,
+                in_frame=self._base_frame,
                 without=without,
             )
             self._optional["state/tcp_wrench"] = self.wrench

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
@@ -66,72 +67,50 @@ class NodeHealth:
                 self._problems[name] = status.message
 
 
+@dataclass(eq=False)
 class Sensor:
     """One subscribed topic.
 
     A message with the stamp of the one before it is no new measurement. One with an earlier stamp
     means that a clock was set back: what was received before is forgotten.
 
-    Args:
-        client: The node.
-        kind: Type of the message.
-        topic: Name, relative to the node's namespace.
-        limit_s: Age at which the newest message is too old [s]: since its receipt and, if messages
-            are stamped, since it was measured. Who is steadily late, or ahead, is late too.
-        decode: Turns a message into what `value` returns.
-        stamped: Whether messages have a header.
-        keep: Messages that are kept to be matched with those of other topics.
-        health: Tells why the topic is silent.
-        sole: Whether nobody knows what is right as soon as there are two publishers.
-        restarts: Whether publishers of one node name count as one, which was started again.
-        plausibility: Of what is decoded, a pose. After one that cannot be true nothing is believed
-            until `forget`.
-        without: Which setting does without this topic, said where no message has ever come.
-        accepts: Which messages count; by default all.
-        frame: Tells the frame that messages must be in; empty where it is not known, or any will
-            do. A message that names none is believed, which is said once.
-
     Attributes:
-        topic: The full name.
-        limit_s: See above.
         count: New measurements so far.
     """
 
-    def __init__(
-        self,
-        client: RosClient,
-        kind: Any,
-        topic: str,
-        limit_s: float,
-        decode: Callable[[Any], Any],
-        *,
-        stamped: bool = True,
-        keep: int = _KEPT,
-        health: NodeHealth | None = None,
-        sole: bool = False,
-        restarts: bool = True,
-        plausibility: Plausibility | None = None,
-        without: str = "",
-        accepts: Callable[[Any], bool] = lambda _: True,
-        frame: Callable[[], str] = str,
-    ) -> None:
-        self.topic = client.topic(topic)
-        self.limit_s = limit_s
+    client: RosClient  # the node
+    kind: Any  # type of the message
+    topic: str  # name, relative to the node's namespace; then the full name
+    # Age at which the newest message is too old [s]: since its receipt and, if messages are
+    # stamped, since it was measured. Who is steadily late, or ahead, is late too.
+    limit_s: float
+    decode: Callable[[Any], Any]  # turns a message into what `value` returns
+    _: KW_ONLY
+    stamped: bool = True  # whether messages have a header
+    keep: int = _KEPT  # messages that are kept to be matched with those of other topics
+    health: NodeHealth | None = None  # tells why the topic is silent
+    sole: bool = False  # whether nobody knows what is right as soon as there are two publishers
+    restarts: bool = True  # whether publishers of one node name count as one, started again
+    # Of what is decoded, a pose. After one that cannot be true nothing is believed until `forget`.
+    plausibility: Plausibility | None = None
+    without: str = ""  # which setting does without this topic, said where no message ever came
+    accepts: Callable[[Any], bool] = lambda _: True  # which messages count
+    # Tells the frame that messages must be in; empty where it is not known, or any will do. A
+    # message that names none is believed, which is said once.
+    in_frame: Callable[[], str] = str
+
+    def __post_init__(self) -> None:
+        relative, self.topic = self.topic, self.client.topic(self.topic)
         self.count = 0
-        self._decode = decode
-        self._health = health
-        self._stamped = stamped
         self._repeated = -float("inf")  # when a message bore the stamp of the one before [s]
-        self._without = without
-        self._sole, self._restarts, self._plausibility = sole, restarts, plausibility
         self._doubt: str | None = None
         self._lock = threading.Lock()
-        self._kept: deque[Received] = deque(maxlen=keep if stamped else 1)
-        self._accepts, self._frame, self._told = accepts, frame, False
-        self._node = client.node
+        self._kept: deque[Received] = deque(maxlen=self.keep if self.stamped else 1)
+        self._told = False  # that messages name no frame
+        self._node = self.client.node
         self._subscription: Any = None  # while a first message may come already
-        self._subscription = client.node.create_subscription(
-            kind, topic, self._receive, qos.sensor_subscription(1)
+        self._subscription = self._node.create_subscription(
+            self.kind, relative, self._receive, qos.sensor_subscription(1)
         )
 
     def trouble(self) -> RobotInterrupted | None:
@@ -148,7 +127,7 @@ class Sensor:
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
         if age > self.limit_s:
-            return SensorLate(self.topic, age, self.limit_s, self._why(), self._without)
+            return SensorLate(self.topic, age, self.limit_s, self._why(), self.without)
         if abs(measured) > self.limit_s:
             return MeasuredLate(self.topic, measured, self.limit_s, self._why())
         return None
@@ -176,7 +155,7 @@ class Sensor:
         with self._lock:  # another thread may have forgotten what was received
             if self._kept:
                 return self._kept[-1]
-        raise SensorLate(self.topic, float("inf"), self.limit_s, self._why(), self._without)
+        raise SensorLate(self.topic, float("inf"), self.limit_s, self._why(), self.without)
 
     def nearest(self, stamp_ns: int) -> Received:
         """The measurement that was taken closest to a stamp."""
@@ -196,7 +175,7 @@ class Sensor:
         """
         try:
             self._check_frame(received.message)
-            return self._decode(received.message)
+            return self.decode(received.message)
         except MessageError as error:
             raise BadMeasurement(f"{self.topic}: {error}") from error
 
@@ -205,11 +184,11 @@ class Sensor:
         with self._lock:
             self._kept.clear()
             self.count, self._doubt = 0, None
-            if self._plausibility is not None:
-                self._plausibility.forget()
+            if self.plausibility is not None:
+                self.plausibility.forget()
 
     def _check_frame(self, message: Any) -> None:
-        expected = self._frame()
+        expected = self.in_frame()
         if not expected or message.header.frame_id == expected:
             return
         if message.header.frame_id:
@@ -226,9 +205,9 @@ class Sensor:
 
     def _is_doubtful(self) -> bool:
         made = self._subscription
-        if not self._sole or made is None or made.get_publisher_count() < 2:
+        if not self.sole or made is None or made.get_publisher_count() < 2:
             return False
-        if not self._restarts:
+        if not self.restarts:
             return True
         # One that was killed and is started again is listed twice for a while.
         return len(set(publisher_names(self._node, self.topic))) > 1
@@ -238,7 +217,7 @@ class Sensor:
 
     def _age_by_stamp(self) -> float:
         """Age of the newest by the system clock [s]: another machine's clock may differ."""
-        if not self._kept or not self._stamped:
+        if not self._kept or not self.stamped:
             return 0.0
         return 1e-9 * (time.time_ns() - self._kept[-1].stamp_ns)
 
@@ -246,14 +225,14 @@ class Sensor:
         """What is known of the reason for a late message."""
         if time.monotonic() - self._repeated <= self.limit_s:
             return "messages come, but all bear one and the same stamp"
-        return "" if self._health is None else self._health.behind(self.topic)
+        return "" if self.health is None else self.health.behind(self.topic)
 
     def _receive(self, message: Any) -> None:
-        if self._is_doubtful() or not self._accepts(message):
+        if self._is_doubtful() or not self.accepts(message):
             return  # `trouble` says so; what is kept is of before
-        stamp = to_nanoseconds(message.header.stamp) if self._stamped else time.time_ns()
+        stamp = to_nanoseconds(message.header.stamp) if self.stamped else time.time_ns()
         with self._lock:
-            if self._kept and self._stamped:
+            if self._kept and self.stamped:
                 last = self._kept[-1].stamp_ns
                 if stamp == last:
                     self._repeated = time.monotonic()
@@ -267,13 +246,13 @@ class Sensor:
                 self._doubt = self._doubt_of(received)
 
     def _doubt_of(self, received: Received) -> str | None:
-        if self._plausibility is None:
+        if self.plausibility is None:
             return None
         try:
-            pose = self._decode(received.message)
+            pose = self.decode(received.message)
         except MessageError:
             return None  # `value` says so
-        return self._plausibility.problem(pose, received.stamp_ns, received.received)
+        return self.plausibility.problem(pose, received.stamp_ns, received.received)
 
 
 def first_trouble(sensors: Iterable[Sensor]) -> RobotInterrupted | None:
