@@ -14,7 +14,7 @@ from typing import Any
 
 from policies.errors import require
 from robot_rl.data.episodes import NotADataset
-from robot_rl.data.lerobot import INFO_PATH, PackagesMissing
+from robot_rl.data.lerobot import INFO_PATH, PackagesMissing, require_packages
 from robot_rl.data.schema import Array
 
 ALL = "all"
@@ -50,8 +50,7 @@ def open_foreign(path: Path) -> ForeignDataset:
         DatasetError: It is none, or cannot be read.
     """
     if (path / INFO_PATH).is_file():
-        require("pyarrow", "lerobot", PackagesMissing)
-        require("av", "lerobot", PackagesMissing)
+        require_packages()
         from robot_rl.data.foreign.lerobot import open_lerobot
 
         return open_lerobot(path)

@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.errors import require
 from robot_rl.data.episodes import Rows
 from robot_rl.data.schema import Array, Field, RowSchema, SchemaMismatch
 from robot_rl.errors import RobotRLError
@@ -85,6 +86,16 @@ class PackagesMissing(RobotRLError):
     """The packages of the extra `lerobot` are not installed."""
 
 
+def require_packages() -> None:
+    """Check that what reads and writes LeRobot datasets is installed.
+
+    Raises:
+        PackagesMissing: It is not; names the package and the extra.
+    """
+    for package in ("pyarrow", "av"):
+        require(package, "lerobot", PackagesMissing)
+
+
 def open_lerobot(path: Path) -> LeRobotEpisodes:
     """Open a LeRobot dataset that `robot-rl export` wrote.
 
@@ -92,10 +103,9 @@ def open_lerobot(path: Path) -> LeRobotEpisodes:
         PackagesMissing: pyarrow or av is not installed.
         DatasetError: It is none, of another version, or damaged; names the file or feature.
     """
-    try:
-        from robot_rl.data.lerobot.reader import LeRobotEpisodes
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    require_packages()
+    from robot_rl.data.lerobot.reader import LeRobotEpisodes
+
     return LeRobotEpisodes(path)
 
 
@@ -106,20 +116,10 @@ def create_lerobot(path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -
         PackagesMissing: pyarrow or av is not installed.
         SchemaMismatch: A field has no place in the layout.
     """
-    try:
-        from robot_rl.data.lerobot.writer import LeRobotSink
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    require_packages()
+    from robot_rl.data.lerobot.writer import LeRobotSink
+
     return LeRobotSink(path, schema, metadata)
-
-
-def _missing(error: ModuleNotFoundError) -> Exception:
-    if error.name not in ("pyarrow", "av"):
-        return error
-    return PackagesMissing(
-        f"LeRobot datasets need the package {error.name!r}, which is not installed",
-        hint="pip install 'robot_rl[lerobot]'",
-    )
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,6 @@ class Feature:
     def is_video(self) -> bool:
         """Whether it is a camera, whose pictures have files of their own."""
         return self.dtype == VIDEO
-
-    @property
-    def is_picture(self) -> bool:
-        """Whether it is a camera."""
-        return self.dtype in (VIDEO, IMAGE)
 
     def values(self, rows: Rows) -> Array:
         """Return its values in rows: (rows, n), or (rows, height, width, 3) of a camera."""
