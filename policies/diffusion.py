@@ -147,10 +147,6 @@ class DiffusionPolicy(ChunkPolicy):
             self.action_normalizer.normalize(action), features, valid, generator
         )
 
-    def draw_noise(self, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw the noise (batch, *noise_shape) of one plan for each of `batch` observations."""
-        return torch.randn((batch, *self.noise_shape), generator=generator, device=generator.device)
-
     def compile(self, *arguments: Any, **options: Any) -> None:
         """Compile the denoiser, which is nearly all of the work."""
         self.process.denoiser.compile(*arguments, **options)

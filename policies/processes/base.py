@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from policies import registry
 from policies.denoisers import Denoiser
 from policies.errors import PolicyError
-from policies.networks import standard_normal
 
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -100,10 +99,6 @@ class Process(nn.Module, ABC):
     def noise_shape(self) -> tuple[int, int, int]:
         """Shape (draws, H, d) of the noise of one sample: the start, then one per transition."""
         return (1 if self.deterministic else self.steps + 1, self.horizon, self.action_dimension)
-
-    def draw_noise(self, features: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the noise (B, *noise_shape) of a batch of samples."""
-        return standard_normal((len(features), *self.noise_shape), features, generator)
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """Run the chain.

@@ -40,7 +40,7 @@ class ExactVelocity(nn.Module):
 def sampled(std, steps, count=64):
     process = Flow(ExactVelocity(std), steps=steps)
     features = torch.zeros(count, 5)
-    noise = process.draw_noise(features, seeded(0))
+    noise = torch.randn(count, *process.noise_shape, generator=seeded(0))
     return process, process.sample(features, noise), noise[:, 0]
 
 

@@ -56,7 +56,7 @@ def test_sampler_and_scorer_share_one_grid(horizon, prediction):
     """The policy-gradient ratio of an unchanged policy is 1 at every step of the chain."""
     mine = process(horizon, eta=1.0, std_bounds=(0.0067, 0.1), prediction=prediction)
     features = torch.randn(3, 5, generator=seeded(1))
-    noise = mine.draw_noise(features, seeded(2))
+    noise = torch.randn(3, *mine.noise_shape, generator=seeded(2))
     chain = mine.sample(features, noise).detach()
     score = mine.log_prob(chain, features)
     assert score.shape == (3, 10, horizon, 2)
@@ -71,7 +71,7 @@ def test_sampler_and_scorer_share_one_grid(horizon, prediction):
 def test_a_deterministic_chain_has_no_density():
     mine = process(eta=0.0)
     features = torch.zeros(1, 5)
-    chain = mine.sample(features, mine.draw_noise(features, seeded(0)))
+    chain = mine.sample(features, torch.zeros(1, *mine.noise_shape))
     with pytest.raises(PolicyError, match=r"deterministic and has no density.*std_bounds"):
         mine.log_prob(chain, features)
 
