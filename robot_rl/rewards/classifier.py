@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -181,27 +181,23 @@ class TrainedClassifier:
         return {"task": self.task, "network": self.network.config, "decision": decision}
 
 
+@dataclass
 class RewardGuard:
     """Lets a success through only after several frames in a row, and after the robot has moved.
 
     A success before the TCP has moved is no success: a camera that has turned, a light, a scene
     that was not reset. It is held back, and `alarm` says so until the next episode.
-
-    Args:
-        consecutive_frames: Frames in a row that must show success, from 1.
-        least_motion: Distance [m] between two places of the TCP in the episode below which a
-            success is not believed; 0 believes all. Without `state/tcp_pose` all are believed.
-
-    Attributes:
-        alarm: Why a success of this episode was held back, None if none was.
     """
 
-    def __init__(self, consecutive_frames: int, least_motion: float) -> None:
-        self._frames, self._least_motion = max(1, consecutive_frames), least_motion
-        self._seen = 0
-        self._start: npt.NDArray[np.float32] | None = None
-        self._moved = 0.0
-        self.alarm: str | None = None
+    consecutive_frames: int  # in a row that must show success, from 1
+    # Distance [m] between two places of the TCP in the episode below which a success is not
+    # believed; 0 believes all. Without `state/tcp_pose` all are believed.
+    least_motion: float
+    _seen: int = field(default=0, init=False)
+    _moved: float = field(default=0.0, init=False)
+    _start: npt.NDArray[np.float32] | None = field(default=None, init=False)
+    # Why a success of this episode was held back, None if none was.
+    alarm: str | None = field(default=None, init=False)
 
     def reset(self, observation: Observation) -> None:
         """Begin an episode."""
@@ -220,13 +216,13 @@ class RewardGuard:
             distance = float(np.linalg.norm(observation[POSE][:3] - self._start))
             self._moved = max(self._moved, distance)
         self._seen = self._seen + 1 if success else 0
-        if self._seen < self._frames:
+        if self._seen < max(1, self.consecutive_frames):
             return False
-        if self._start is None or self._moved >= self._least_motion:
+        if self._start is None or self._moved >= self.least_motion:
             return True
         self.alarm = (
             f"success without motion: the arm had moved {1e3 * self._moved:.1f} mm of at least"
-            f" {1e3 * self._least_motion:.1f} mm; look at cameras, light and reset"
+            f" {1e3 * self.least_motion:.1f} mm; look at cameras, light and reset"
         )
         return False
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -74,39 +75,33 @@ class HumanReward(TaskReward):
         return sparse(False, task)
 
 
+@dataclass(eq=False)
 class PoseReward:
-    """Success where the TCP has been within tolerances of a pose for some steps in a row.
+    """Success where the TCP has been within tolerances of a pose for some steps in a row."""
 
-    Args:
-        pose: Target position [m] and quaternion xyzw (7,), base frame.
-        position_tolerance: Largest error along each axis of the base frame (3,) [m].
-        rotation_tolerance: Largest angle from the target's orientation [rad].
-        steps: Control steps in a row.
-        key: Observation that holds the measured pose (7,).
-    """
+    version: ClassVar[int] = POSE_VERSION
+    alarm: ClassVar[str | None] = None
 
-    version = POSE_VERSION
-    alarm: str | None = None
+    pose: Sequence[float]  # target position [m] and quaternion xyzw (7,), base frame
+    # Largest error along each axis of the base frame (3,) [m].
+    position_tolerance: Sequence[float]
+    rotation_tolerance: float  # largest angle from the target's orientation [rad]
+    steps: int = 1  # control steps in a row
+    key: str = "state/tcp_pose"  # observation that holds the measured pose (7,)
 
-    def __init__(
-        self,
-        pose: Sequence[float],
-        position_tolerance: Sequence[float],
-        rotation_tolerance: float,
-        steps: int = 1,
-        key: str = "state/tcp_pose",
-    ) -> None:
-        self._pose, self._tolerance = np.array(pose, float), np.array(position_tolerance, float)
+    def __post_init__(self) -> None:
+        self._pose = np.array(self.pose, float)
+        self._tolerance = np.array(self.position_tolerance, float)
         norm = float(np.linalg.norm(self._pose[3:])) if self._pose.shape == (7,) else 0.0
-        if abs(norm - 1.0) > 1e-3 or self._tolerance.shape != (3,) or steps < 1:
+        if abs(norm - 1.0) > 1e-3 or self._tolerance.shape != (3,) or self.steps < 1:
+            tolerances = list(self.position_tolerance)
             raise RewardError(
                 "the pose of a pose reward, its tolerances or its steps are impossible",
-                got=f"pose {list(pose)}, tolerances {list(position_tolerance)}, steps {steps}",
+                got=f"pose {list(self.pose)}, tolerances {tolerances}, steps {self.steps}",
                 expected="x, y, z [m] and a unit quaternion xyzw; 3 tolerances [m]; steps >= 1",
                 hint="read the pose off a demonstration's last observation",
             )
-        self._rotation_tolerance, self._steps = rotation_tolerance, steps
-        self.observed = (key,)
+        self.observed = (self.key,)
         self._inside = 0
 
     def reset(self, observation: Observation) -> None:
@@ -115,13 +110,13 @@ class PoseReward:
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
         """Reward 1, and the end, after enough steps within the tolerances."""
-        pose = observation[self.observed[0]].astype(np.float64)
+        pose = observation[self.key].astype(np.float64)
         error = np.abs(pose[:3] - self._pose[:3])
         turn = rotations.multiply(pose[3:], rotations.conjugate(self._pose[3:]))
         angle = float(np.linalg.norm(rotations.to_rotation_vector(turn)))
-        near = bool((error <= self._tolerance).all()) and angle <= self._rotation_tolerance
+        near = bool((error <= self._tolerance).all()) and angle <= self.rotation_tolerance
         self._inside = self._inside + 1 if near else 0
-        return sparse(self._inside >= self._steps, task)
+        return sparse(self._inside >= self.steps, task)
 
 
 def sparse(success: bool, task: Outcome) -> Outcome:

@@ -41,36 +41,26 @@ class ClassifierTraining:
     threads: int  # computing threads; with several the sums are in another order, so bits differ
 
 
+@dataclass(eq=False)
 class ClassifierTrainer:
-    """Trains a classifier on some episodes.
+    """Trains a classifier on some episodes."""
 
-    Args:
-        network: Untrained; trained in place.
-        examples: Where the episodes are.
-        episodes: Those to train on.
-        options: Constants of the training.
-        seed: Of everything random.
-    """
+    network: SuccessClassifier  # untrained; trained in place
+    examples: Examples  # where the episodes are
+    episodes: Sequence[int]  # those to train on
+    options: ClassifierTraining  # constants of the training
+    seed: int  # of everything random
 
-    def __init__(
-        self,
-        network: SuccessClassifier,
-        examples: Examples,
-        episodes: Sequence[int],
-        options: ClassifierTraining,
-        seed: int,
-    ) -> None:
-        self._network, self._examples, self._episodes = network, examples, list(episodes)
-        self._options = options
-        self._rng = np.random.default_rng(seed)
-        self._generator = torch.Generator().manual_seed(seed)
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self._generator = torch.Generator().manual_seed(self.seed)
         parts = [self._first_frames(e) for e in self._read()]
         self._positives = _joined([positives for positives, _ in parts])
         self._negatives = _joined([negatives for _, negatives in parts])
 
     def train(self, on_progress: Progress = lambda update: None) -> None:
         """Train; the network is in evaluation mode afterwards."""
-        options, network = self._options, self._network
+        options, network = self.options, self.network
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
         )
@@ -90,27 +80,27 @@ class ClassifierTrainer:
         network.eval()
 
     def _read(self) -> Iterator[ExampleEpisode]:
-        return (self._examples.episode(index) for index in self._episodes)
+        return (self.examples.episode(index) for index in self.episodes)
 
     def _first_frames(self, episode: ExampleEpisode) -> tuple[Images, Images]:
         """All positive frames of an episode and some of the others."""
-        frames = self._network.frames
+        frames = self.network.frames
         negative = np.flatnonzero(episode.labels.negative)
-        chosen = self._rng.permutation(negative)[: self._options.frames_per_episode]
+        chosen = self._rng.permutation(negative)[: self.options.frames_per_episode]
         positive = np.flatnonzero(episode.labels.positive)
         return episode.stacked(positive, frames), episode.stacked(chosen, frames)
 
     def _hard_frames(self, episode: ExampleEpisode) -> Images:
         """The negative frames that look most like success now, and as many of the others."""
-        scores = score(self._network.eval(), episode).scores
+        scores = score(self.network.eval(), episode).scores
         negative = np.flatnonzero(episode.labels.negative)
         ranked = negative[np.argsort(-scores[negative], kind="stable")]
-        half = max(1, self._options.frames_per_episode // 2)
+        half = max(1, self.options.frames_per_episode // 2)
         others = self._rng.permutation(ranked[half:])[:half]
-        return episode.stacked(np.concatenate([ranked[:half], others]), self._network.frames)
+        return episode.stacked(np.concatenate([ranked[:half], others]), self.network.frames)
 
     def _batch(self) -> tuple[Images, torch.Tensor]:
-        half = self._options.batch_size // 2
+        half = self.options.batch_size // 2
         parts = [self._drawn(kind, half) for kind in (self._positives, self._negatives)]
         labels = torch.cat([torch.ones(half), torch.zeros(half)])
         return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, labels
@@ -124,8 +114,8 @@ class ClassifierTrainer:
         """Shift and light images (n, frames, H, W, 3), all frames of an example alike."""
         count, frames, height, width, channels = images.shape
         side_by_side = images.transpose(0, 2, 3, 1, 4).reshape(count, height, width, -1)
-        shifted = random_shift(side_by_side, self._options.random_shift, self._generator)
-        most = self._options.brightness
+        shifted = random_shift(side_by_side, self.options.random_shift, self._generator)
+        most = self.options.brightness
         gain, offset = self._rng.uniform(-most, most, (2, count, 1, 1, 1)).astype(np.float32)
         lit = shifted * (1 + gain) + 255 * offset
         whole: npt.NDArray[np.uint8] = lit.clip(0, 255).astype(np.uint8)

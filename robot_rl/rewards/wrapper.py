@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -172,22 +172,21 @@ def make_watched_env(
     return make_env(config, further), frozenset(names)
 
 
+@dataclass(eq=False)
 class LateLabels:
     """Annotates the episode that an actor has sent last, without keeping its loop waiting.
 
     What somebody says becomes the annotation `reward` of the episode's rows. Learning that asks for
     it (`reward.annotation=reward`) takes the newest: 1 at the last action after a success, which
     then ends the episode as one that is said in time does, else 0.
-
-    Args:
-        place: Where the server is; each label has a connection of its own.
-        session: The actor's.
-        note: Told of a label that is lost.
     """
 
-    def __init__(self, place: ServerPlace, session: Opened, note: Callable[[str], None]) -> None:
-        self._place, self._session, self._note = place, session, note
-        self._first = self._last = session.next_sequence
+    place: ServerPlace  # where the server is; each label has a connection of its own
+    session: Opened  # the actor's
+    note: Callable[[str], None]  # told of a label that is lost
+
+    def __post_init__(self) -> None:
+        self._first = self._last = self.session.next_sequence
         self._threads: list[threading.Thread] = []
 
     def note_row(self, sequence: int, *, begins: bool) -> None:
@@ -215,15 +214,15 @@ class LateLabels:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                with self._place.client() as client:
+                with self.place.client() as client:
                     # A later label has a larger version, whoever gives it.
-                    place, now = self._session.place, time.time_ns()
+                    place, now = self.session.place, time.time_ns()
                     client.annotate(Annotations(place, LABELS, now, rows, rewards))
                 return None
             except (AnnotationRefused, ServerUnreachable, StoreFull) as problem:
                 # The rows may still be on their way.
                 if time.monotonic() > deadline:
-                    return self._note(f"a label of the last episode is lost: {problem}")
+                    return self.note(f"a label of the last episode is lost: {problem}")
             except RobotRLError as problem:
-                return self._note(f"a label of the last episode is lost: {problem}")
+                return self.note(f"a label of the last episode is lost: {problem}")
             time.sleep(_RETRY_SECONDS)
