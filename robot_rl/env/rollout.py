@@ -179,20 +179,14 @@ class _Slot:
                 return True
 
 
+@dataclass
 class _Rollout:
     """The slots of a rollout, and what they share; see `rollout`."""
 
-    def __init__(
-        self,
-        envs: Sequence[EpisodeEnv],
-        controller: Controller,
-        recorder: RowBuilder | None,
-        on_row: RowListener | None,
-    ) -> None:
-        self.slots = [_Slot(index, env) for index, env in enumerate(envs)]
-        self._controller = controller
-        self._recorder = recorder
-        self._on_row = on_row
+    slots: list[_Slot]
+    controller: Controller
+    recorder: RowBuilder | None
+    on_row: RowListener | None
 
     def stacked(self) -> Observation:
         if len(self.slots) == 1:  # a robot's pictures are not copied for it
@@ -217,15 +211,15 @@ class _Rollout:
             return True
         reward = float(given)
         truncated = truncated or (stopped and not terminated)
-        if self._recorder is not None:
+        if self.recorder is not None:
             outcome = (reward, terminated, truncated)
             seen = (slot.observation, slot.stamp, result.steps)
-            self._emit(self._recorder.step(*seen, decision, slot.index, outcome, info), result)
+            self._emit(self.recorder.step(*seen, decision, slot.index, outcome, info), result)
         before, slot.intervened = slot.intervened, bool(info.get("intervened", False))
         if slot.intervened:
             result.intervened_steps += 1
             result.take_overs += not before
-            self._controller.observe_override(info["executed_action"][None], [slot.index])
+            self.controller.observe_override(info["executed_action"][None], [slot.index])
         slot.observation = observation
         slot.stamp = int(info["stamp_observation"])
         result.steps += 1
@@ -240,22 +234,22 @@ class _Rollout:
 
     def finish(self, slot: _Slot, decision: Decision) -> None:
         """Make the row of the final observation."""
-        if self._recorder is None or not slot.result.steps:
+        if self.recorder is None or not slot.result.steps:
             return
         if slot.result.interrupted is not None:
             conclusion: Conclusion = decision  # for this very observation
         else:
             only = np.zeros(len(self.slots), bool)
             only[slot.index] = True
-            conclusion = self._controller.conclude(self.stacked(), only)
+            conclusion = self.controller.conclude(self.stacked(), only)
         seen = (slot.observation, slot.stamp, slot.result.steps)
-        self._emit(self._recorder.last(*seen, conclusion, slot.index), slot.result)
+        self._emit(self.recorder.last(*seen, conclusion, slot.index), slot.result)
 
     def _emit(self, row: Row, result: EpisodeResult) -> None:
-        if self._on_row is None:
+        if self.on_row is None:
             result.rows.append(row)
         else:
-            self._on_row(row, result)
+            self.on_row(row, result)
 
 
 def rollout(
@@ -283,7 +277,8 @@ def rollout(
     Yields:
         Each episode as it ends.
     """
-    run = _Rollout(envs, controller, recorder, on_row)
+    slots = [_Slot(index, env) for index, env in enumerate(envs)]
+    run = _Rollout(slots, controller, recorder, on_row)
     stopped = False
 
     def begin_next(slot: _Slot) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -106,40 +107,33 @@ class Tracker(Protocol):
         """
 
 
+@dataclass(eq=False)
 class Tracked:
     """A task whose objects are tracked from outside: by cameras and markers, or by a simulation.
 
     Observations and actions are those of the simulated task, so that a policy that was trained on
     one runs on the other.
-
-    Args:
-        task: What is seen, and done; a simulated one, which needs no world for this.
-        start_pose: TCP pose (7,) = position [m], quaternion xyzw, about which episodes start.
-        start_noise: Half range of the start position per axis [m].
-        reports_success: Whether something tells when the goal is reached (`task/success`); if not,
-            episodes end by their time limit or by a person.
     """
 
-    def __init__(
-        self,
-        task: TaskView,
-        start_pose: Sequence[float],
-        start_noise: float,
-        reports_success: bool,
-    ) -> None:
-        self.name = task.name
-        self.instruction = task.instruction
-        self.time_limit_steps = task.time_limit_steps
-        self.observation_fields = task.observation_fields
-        self.action_names = task.action_names
-        self.reports_success = reports_success
-        self._view = task
-        self._start_pose = np.array(start_pose, np.float64)
-        if self._start_pose.shape != (7,):
+    task: TaskView  # what is seen, and done; a simulated one, which needs no world for this
+    start_pose: Sequence[float]  # TCP pose (7,), m and xyzw, about which episodes start
+    start_noise: float  # half range of the start position per axis [m]
+    # Whether something tells when the goal is reached (`task/success`); if not, episodes end by
+    # their time limit or by a person.
+    reports_success: bool
+
+    def __post_init__(self) -> None:
+        self.name, self.instruction = self.task.name, self.task.instruction
+        self.time_limit_steps = self.task.time_limit_steps
+        self.observation_fields = self.task.observation_fields
+        self.action_names = self.task.action_names
+        self._start = np.array(self.start_pose, np.float64)
+        if self._start.shape != (7,):
             raise RobotRLError(
-                "task.tracked.start_pose is no pose", got=list(start_pose), expected="7 numbers"
+                "task.tracked.start_pose is no pose",
+                got=list(self.start_pose),
+                expected="7 numbers",
             )
-        self._start_noise = start_noise
         self._tracker: Tracker | None = None
 
     @property
@@ -154,8 +148,8 @@ class Tracked:
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw where the episode starts; the objects lie where they lie."""
-        shift = rng.uniform(-self._start_noise, self._start_noise, 3)
-        return np.concatenate([self._start_pose[:3] + shift, self._start_pose[3:]])
+        shift = rng.uniform(-self.start_noise, self.start_noise, 3)
+        return np.concatenate([self._start[:3] + shift, self._start[3:]])
 
     def resume(self, rng: np.random.Generator) -> None:
         """Nothing is drawn: the objects are seen where they are."""
@@ -163,7 +157,7 @@ class Tracked:
     def observe(self) -> Observation:
         """The task's part of the observation."""
         tracked = self._tracked()
-        return seen(self._view, tracked["object_poses"], tracked["tcp_pose"])
+        return seen(self.task, tracked["object_poses"], tracked["tcp_pose"])
 
     def outcome(self) -> Outcome:
         """The sparse reward: 1 and the end of the episode at success, 0 before."""

@@ -32,7 +32,6 @@ class CameraOptions:
     noise: float = 0.0  # standard deviation of the noise on each value, of 255
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name, least in (("width", 1), ("height", 1), ("noise", 0)):
             value = getattr(self, name)
             if value < least:

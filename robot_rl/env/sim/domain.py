@@ -64,7 +64,6 @@ class Domain:
     light: Sequence[float] = (1.0, 1.0)  # brightness of all lamps, share of the model's
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in (each.name for each in fields(self)):
             given = getattr(self, name)
             if given is not None or name != "friction":

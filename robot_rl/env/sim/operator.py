@@ -56,6 +56,7 @@ class _Reaction:
         return self.left < 0
 
 
+@dataclass(eq=False)
 class SimulatedOperator:
     """Watches like a person, and drives with the hand that the task describes.
 
@@ -80,23 +81,17 @@ class SimulatedOperator:
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped
     clock a run with it is repeatable.
-
-    Args:
-        inbox: What it writes to.
-        hand: What the task's `hand` or, without one, its `expert` describes, with the person's
-            imperfections.
-        habits: See `Habits`.
-        control_rate_hz: Steps per second.
     """
 
-    def __init__(
-        self, inbox: OperatorInbox, hand: ScriptedExpert, habits: Habits, control_rate_hz: float
-    ) -> None:
-        self._inbox = inbox
-        self._hand = hand
-        self._habits = habits
-        self._rate = control_rate_hz
-        names = hand.task.action_names
+    inbox: OperatorInbox  # what it writes to
+    # What the task's `hand` or, without one, its `expert` describes, with the person's
+    # imperfections.
+    hand: ScriptedExpert
+    habits: Habits
+    control_rate_hz: float  # steps per second
+
+    def __post_init__(self) -> None:
+        names = self.hand.task.action_names
         self._arm = [ARM_ACTIONS.index(name) for name in names if name != GRIPPER_ACTION]
         self._has_gripper = GRIPPER_ACTION in names
         self._judged: deque[tuple[float, float]] = deque()
@@ -105,16 +100,16 @@ class SimulatedOperator:
     def begin(self, seed: int) -> None:
         """Let go, and watch a new episode."""
         self._rng = np.random.default_rng([_SEED_STREAM, seed])
-        self._hand.reset(self._rng)
-        self._pose = self._hand.task.world.tcp_pose()
+        self.hand.reset(self._rng)
+        self._pose = self.hand.task.world.tcp_pose()
         self._wanted: Motion = np.zeros(6)
         self._ways = [self._wanted]
-        self._watching = bool(self._rng.random() < self._habits.attention)
+        self._watching = bool(self._rng.random() < self.habits.attention)
         self._driving = self._helped = False
         self._next_look = 0
         self._resignation = _Reaction()
         self._forget()
-        self._inbox.jog(np.zeros(6), source=_SOURCE)
+        self.inbox.jog(np.zeros(6), source=_SOURCE)
 
     def watch(self, observation: Observation) -> None:
         """Look at the robot for one step: go on watching, take over, drive, or let go.
@@ -124,12 +119,12 @@ class SimulatedOperator:
         """
         self._judge()
         self._look()
-        action = self._hand.act(self._rng)
+        action = self.hand.act(self._rng)
         self._wanted = np.zeros(6)
         self._wanted[self._arm] = action[: len(self._arm)]
         self._ways = self._ways_on()
         if self._gives_up():
-            self._inbox.post(OperatorEvent.FAILURE)
+            self.inbox.post(OperatorEvent.FAILURE)
         elif self._driving:
             self._drive_on()
         else:
@@ -137,34 +132,34 @@ class SimulatedOperator:
             if self._notices():
                 self._driving = True
                 self._forget()
-                self._inbox.post(OperatorEvent.TAKE_OVER)
+                self.inbox.post(OperatorEvent.TAKE_OVER)
         if self._driving:
             gripper = float(action[-1]) if self._has_gripper else None
-            self._inbox.jog(self._moved_by_hand(), gripper, source=_SOURCE)
+            self.inbox.jog(self._moved_by_hand(), gripper, source=_SOURCE)
 
     def listen(self, observation: Observation) -> None:
         """Lets go between episodes, and says nothing."""
-        self._inbox.jog(np.zeros(6), source=_SOURCE)
+        self.inbox.jog(np.zeros(6), source=_SOURCE)
 
     def close(self) -> None:
         """Nothing to release."""
 
     def _judge(self) -> None:
         """Note how far the last step went where it should go, and how far the person would have."""
-        pose = self._hand.task.world.tcp_pose()
-        moved = self._hand.motion_between(self._pose, pose)[self._arm]
+        pose = self.hand.task.world.tcp_pose()
+        moved = self.hand.motion_between(self._pose, pose)[self._arm]
         self._pose = pose
         pace = _length(self._wanted[self._arm])
         along = max(float(moved @ way[self._arm]) / _length(way[self._arm]) for way in self._ways)
         self._judged.append((along, pace))
-        span = self._habits.correction_s if self._driving else self._habits.patience_s
+        span = self.habits.correction_s if self._driving else self.habits.patience_s
         while len(self._judged) > self._steps(span):
             self._judged.popleft()
 
     def _ways_on(self) -> list[Motion]:
         """The motions (6,) that would be progress now: the person's own, and the straight one."""
-        destination = self._hand.destination()
-        straight = [] if destination is None else [self._hand.motion(destination)]
+        destination = self.hand.destination()
+        straight = [] if destination is None else [self.hand.motion(destination)]
         return [self._wanted, *straight]
 
     def _makes_progress(self, span_s: float) -> bool | None:
@@ -172,51 +167,51 @@ class SimulatedOperator:
         if len(self._judged) < self._steps(span_s):
             return None
         along, wanted = np.sum(self._judged, axis=0)
-        return bool(along >= self._habits.progress * wanted)
+        return bool(along >= self.habits.progress * wanted)
 
     def _notices(self) -> bool:
         """Whether the person sees that there is no progress, and has got their hand to move."""
         if not self._watching:
             self._forget()
             return False
-        stuck = self._makes_progress(self._habits.patience_s) is False
+        stuck = self._makes_progress(self.habits.patience_s) is False
         return self._reaction.has_come(stuck, self._drawn_reaction)
 
     def _gives_up(self) -> bool:
         """Whether the person has seen that nothing can be done, and has got to say so."""
         looks = self._watching or self._driving
-        hopeless = looks and self._hand.is_beyond_help()
+        hopeless = looks and self.hand.is_beyond_help()
         return self._resignation.has_come(hopeless, self._drawn_reaction)
 
     def _drawn_reaction(self) -> int:
         """A time from seeing something to the motion of a hand [control steps]."""
-        habits = self._habits
+        habits = self.habits
         delay = self._rng.uniform(habits.reaction_low_s, habits.reaction_high_s)
         return self._steps(float(delay))
 
     def _drive_on(self) -> None:
-        if not self._helped and self._makes_progress(self._habits.correction_s):
+        if not self._helped and self._makes_progress(self.habits.correction_s):
             self._driving, self._helped = False, True
             self._forget()
-            self._inbox.post(OperatorEvent.HAND_BACK)
-            self._inbox.jog(np.zeros(6), source=_SOURCE)
+            self.inbox.post(OperatorEvent.HAND_BACK)
+            self.inbox.jog(np.zeros(6), source=_SOURCE)
 
     def _moved_by_hand(self) -> Motion:
-        noise = self._habits.motor_noise * self._rng.standard_normal(6)
+        noise = self.habits.motor_noise * self._rng.standard_normal(6)
         return np.clip(self._wanted * (1.0 + noise), -1.0, 1.0)
 
     def _look(self) -> None:
         """See the goal anew, with new errors."""
         self._next_look -= 1
         if self._next_look < 0:
-            habits = self._habits
-            self._hand.error = self._rng.normal(0.0, habits.look_noise, 3) * (1.0, 1.0, 0.0)
-            self._hand.yaw_error = float(self._rng.normal(0.0, habits.look_yaw_noise))
+            habits = self.habits
+            self.hand.error = self._rng.normal(0.0, habits.look_noise, 3) * (1.0, 1.0, 0.0)
+            self.hand.yaw_error = float(self._rng.normal(0.0, habits.look_yaw_noise))
             self._next_look = self._steps(habits.look_s) - 1
 
     def _turn_attention(self) -> None:
         """Look elsewhere, or back, now and then."""
-        habits = self._habits
+        habits = self.habits
         leave = 1.0 / self._steps(habits.spell_s)
         come_back = leave * habits.attention / max(1.0 - habits.attention, 1e-9)
         if self._rng.random() < (leave if self._watching else come_back):
@@ -227,7 +222,7 @@ class SimulatedOperator:
         self._reaction = _Reaction()
 
     def _steps(self, seconds: float) -> int:
-        return max(1, round(seconds * self._rate))
+        return max(1, round(seconds * self.control_rate_hz))
 
 
 def _length(motion: Motion) -> float:

@@ -93,7 +93,6 @@ class ReachInstructed(SimTask):
     tolerance: float  # distance that counts as reached [m]
 
     def __post_init__(self) -> None:
-        """See the class."""
         if len(self.colours) != _MARKERS or "{colour}" not in self.instruction:
             raise RobotRLError(
                 "the task needs two colours and an instruction that names one",
