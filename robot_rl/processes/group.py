@@ -47,6 +47,7 @@ class _Child:
         return self.process.stdin.fileno()
 
 
+@dataclass(eq=False)
 class ProcessGroup:
     """Child processes of one run, each with a log file.
 
@@ -58,28 +59,18 @@ class ProcessGroup:
     terminal reaches only the parent, which then ends them. Should the parent be killed, they do
     so by themselves: each ends when its standard input closes, whose other end the parent and all
     later children hold.
-
-    Args:
-        logs: Folder of the log files.
-        inherited: Open descriptors that the children keep, for example of a lock.
-        note: Told of every child that is started again.
-        end_seconds: How long the children have to end, and then the first one, before they are
-            killed. A child that has children of its own needs longer than these [s].
     """
 
-    def __init__(
-        self,
-        logs: Path,
-        inherited: Sequence[int] = (),
-        note: Callable[[str], None] = print,
-        end_seconds: float = _END_SECONDS,
-    ) -> None:
-        self._logs = logs
-        self._end_seconds = end_seconds
-        self._note = note
-        self._inherited = tuple(inherited)
+    logs: Path  # folder of the log files
+    inherited: Sequence[int] = ()  # open descriptors that they keep, for example of a lock
+    note: Callable[[str], None] = print  # told of every child that is started again
+    # How long the children have to end, and then the first one, before they are killed. A child
+    # that has children of its own needs longer than these [s].
+    end_seconds: float = _END_SECONDS
+
+    def __post_init__(self) -> None:
         self._children: dict[str, _Child] = {}
-        logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
 
     def start(
         self,
@@ -97,7 +88,7 @@ class ProcessGroup:
             module: What runs.
             needed: Whether its death is an error; of another child it is only noted.
         """
-        log = (self._logs / f"{name}.log").open("ab+")
+        log = (self.logs / f"{name}.log").open("ab+")
         words = tuple(arguments)
         process = self._spawn(module, words, log, list(self._children.values()))
         at = log.tell()
@@ -122,7 +113,7 @@ class ProcessGroup:
             if child.needed:
                 raise self._died(name, code)
             child.lost = True
-            self._note(f"going on without it: {self._died(name, code)}")
+            self.note(f"going on without it: {self._died(name, code)}")
             return False
         self._start_again(name, code)
         return True
@@ -158,7 +149,7 @@ class ProcessGroup:
                 process = self._children[name].process
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + self._end_seconds
+            deadline = time.monotonic() + self.end_seconds
             problems += [problem for name in group if (problem := self._ended(name, deadline))]
         return problems
 
@@ -177,7 +168,7 @@ class ProcessGroup:
                 f"the process {name!r} was killed by {how} and cannot be started again", got=error
             ) from error
         child.log_start = child.log.tell()
-        self._note(f"the process {name!r} was killed by {how}; it is started again")
+        self.note(f"the process {name!r} was killed by {how}; it is started again")
 
     def _spawn(
         self, module: str, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]
@@ -188,7 +179,7 @@ class ProcessGroup:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=(*self._inherited, *(other.input_descriptor for other in others)),
+            pass_fds=(*self.inherited, *(other.input_descriptor for other in others)),
         )
 
     def _ended(self, name: str, deadline: float) -> ProcessDied | None:
@@ -197,7 +188,7 @@ class ProcessGroup:
             process.wait(min(_QUIET_SECONDS, max(deadline - time.monotonic(), 0.0)))
         left = deadline - time.monotonic()
         if process.returncode is None and left > 0.0:
-            self._note(f"waiting for {name!r} to save and end; in {left:.0f} s it is killed")
+            self.note(f"waiting for {name!r} to save and end; in {left:.0f} s it is killed")
             with suppress(subprocess.TimeoutExpired):
                 process.wait(left)
         code = process.returncode
@@ -205,9 +196,9 @@ class ProcessGroup:
             process.kill()
             process.wait()
             return ProcessDied(
-                f"the process {name!r} did not end within {self._end_seconds:g} s and was killed",
+                f"the process {name!r} did not end within {self.end_seconds:g} s and was killed",
                 got=self._last_words(name),
-                hint=f"see {self._logs / name}.log",
+                hint=f"see {self.logs / name}.log",
             )
         forgiven = code in _ASKED_TO_END or not self._children[name].needed
         return None if forgiven else self._died(name, code)
@@ -218,7 +209,7 @@ class ProcessGroup:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if isinstance(error, KeyboardInterrupt) and self._children:
             names = ", ".join(self._children)
-            self._note(f"ending {names}; Ctrl-C again kills them at once")
+            self.note(f"ending {names}; Ctrl-C again kills them at once")
         try:
             problems = self.end()
         finally:  # a second Ctrl-C while they save: nobody is left behind
@@ -238,12 +229,12 @@ class ProcessGroup:
         return ProcessDied(
             problem,
             got=f"{how}: {self._last_words(name)}",
-            hint=f"see {self._logs / name}.log",
+            hint=f"see {self.logs / name}.log",
         )
 
     def _last_words(self, name: str) -> str:
         try:
-            log = (self._logs / f"{name}.log").read_bytes()
+            log = (self.logs / f"{name}.log").read_bytes()
         except OSError as error:  # the run directory was removed meanwhile
             return f"its log cannot be read: {error}"
         written = log[self._children[name].log_start :]
