@@ -40,22 +40,15 @@ class Scene:
     port: int
 
 
+@dataclass(frozen=True)
 class Feeds:
-    """Tells the pages what happens. Of what comes faster than that, the newest counts.
+    """Tells the pages what happens. Of what comes faster than that, the newest counts."""
 
-    `scenes` are `live` and `replay`; there are none of a robot without a model.
-    """
-
-    def __init__(
-        self,
-        run: RunDirectory,
-        client: LoopClient,
-        player: EpisodePlayer,
-        pages: Pages,
-        scenes: dict[str, Scene],
-    ) -> None:
-        self._run, self._client, self._player = run, client, player
-        self._pages, self._scenes = pages, scenes
+    run: RunDirectory
+    client: LoopClient
+    player: EpisodePlayer
+    pages: Pages
+    scenes: dict[str, Scene]  # `live` and `replay`; there are none of a robot without a model
 
     def works(self) -> Iterator[Any]:
         """The coroutines that run as long as the console does."""
@@ -66,49 +59,49 @@ class Feeds:
 
     async def _tell_live(self) -> None:
         while True:
-            snapshot = await self._client.next_snapshot()
+            snapshot = await self.client.next_snapshot()
             await self._picture(LIVE, snapshot.observation)
             seen = snapshot.observation
             shown = {name: seen[name].astype(float).tolist() for name in _SHOWN if name in seen}
-            self._pages.tell(LIVE, {**asdict(snapshot.situation), "states": shown})
+            self.pages.tell(LIVE, {**asdict(snapshot.situation), "states": shown})
 
     async def _tell_status(self) -> None:
         while True:
-            seconds = self._client.round_trip_seconds
+            seconds = self.client.round_trip_seconds
             status = {
-                "connected": self._client.connected,
+                "connected": self.client.connected,
                 "round_trip_ms": None if seconds is None else round(1e3 * seconds, 1),
             }
-            self._pages.tell("status", status)
+            self.pages.tell("status", status)
             await asyncio.sleep(_STATUS_SECONDS)
 
     async def _tell_replay(self) -> None:
         while True:
-            await self._player.moved()
-            self._pages.tell("progress", self._player.progress())
-            await self._picture(REPLAY, self._player.observation())
+            await self.player.moved()
+            self.pages.tell("progress", self.player.progress())
+            await self._picture(REPLAY, self.player.observation())
 
     async def _tell_curves(self) -> None:
         while True:
-            if self._pages:
+            if self.pages:
                 try:
-                    curves = await asyncio.to_thread(read_curves, self._run)
-                    self._pages.tell("curves", curves)
+                    curves = await asyncio.to_thread(read_curves, self.run)
+                    self.pages.tell("curves", curves)
                 except RobotRLError as error:
-                    self._pages.tell("curves", {"problem": str(error)})
+                    self.pages.tell("curves", {"problem": str(error)})
             await asyncio.sleep(_CURVES_SECONDS)
 
     async def _picture(self, view: str, observation: Observation) -> None:
         """Show what was observed: in the 3-D scene and as camera images."""
-        if not self._pages:
+        if not self.pages:
             return
-        if view in self._scenes:
-            self._scenes[view].show(observation)
+        if view in self.scenes:
+            self.scenes[view].show(observation)
         encoded = await asyncio.to_thread(_jpegs, observation)
         for camera, jpeg in encoded.items():
             head = f"{view}/{camera}".encode()
             # The length of the head, the head, the JPEG.
-            self._pages.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
+            self.pages.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
 
 
 def _jpegs(observation: Observation) -> dict[str, bytes]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Vector = npt.NDArray[np.float64]
 
 _WXYZ = [3, 0, 1, 2]
-_TARGET = "target"
 _TABLE_COLOR = (196, 204, 212)
 _TARGET_COLOR = (230, 80, 30)
 _MOVED = 1e-6
