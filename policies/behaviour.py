@@ -33,7 +33,6 @@ class Exploration:
     base_share: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the names and the scale."""
         for name, value, known in (("mode", self.mode, MODES), ("noise", self.noise, NOISES)):
             if value not in known:
                 raise PolicyError(f"unknown exploration {name}", got=value, expected=known)
@@ -85,7 +84,6 @@ class Behaviour:
     vision: ImageEncoder | None = None
 
     def __post_init__(self) -> None:
-        """Check that the parts fit each other."""
         base = self.policy.base
         longest = 1 if base is None else base.horizon
         if not 1 <= self.execute_steps <= longest:

@@ -97,7 +97,6 @@ class Tuning:
     alpha: float = 16.0  # the adapters' output is scaled by alpha / r
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.mode not in MODES:
             raise PolicyError("unknown tuning mode", got=self.mode, expected=MODES)
         if self.rank < 1 or self.alpha <= 0:

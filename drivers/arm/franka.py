@@ -62,7 +62,6 @@ class FrankaArm:
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:
-        """See the class."""
         ranges = {
             "max_error_translation": (self.max_error_translation, 0.001, 0.1),
             "max_error_rotation": (self.max_error_rotation, 0.01, 0.6),

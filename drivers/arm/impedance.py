@@ -14,7 +14,11 @@ from robot_rl.safety import rotations
 
 @dataclass(frozen=True)
 class Spring:
-    """A spring and damper between the TCP and its target, the same along and about all axes."""
+    """A spring and damper between the TCP and its target, the same along and about all axes.
+
+    Raises:
+        DriverError: A number is not positive.
+    """
 
     stiffness_translation: float = 1000.0  # [N/m]
     stiffness_rotation: float = 50.0  # [Nm/rad]
@@ -24,11 +28,6 @@ class Spring:
     max_torque: float = 6.0  # largest torque that it asks for [Nm]
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive.
-
-        Raises:
-            DriverError: Names the number.
-        """
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value > 0.0):
                 raise DriverError(

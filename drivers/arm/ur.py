@@ -89,7 +89,6 @@ class UrArm:
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:
-        """See the class."""
         ranges = {
             "rate_hz": (self.rate_hz, 10.0, 500.0),
             "max_speed": (self.max_speed, 0.001, 1.0),

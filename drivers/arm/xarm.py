@@ -61,7 +61,6 @@ class XArm:
     timeout_s: float = 3.0  # for connecting and for answers [s]
 
     def __post_init__(self) -> None:
-        """See the class."""
         ranges = {
             "joints": (self.joints, 5, 7),
             "gain": (self.gain, 0.1, 20.0),

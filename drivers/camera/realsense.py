@@ -50,7 +50,6 @@ class RealSenseCamera:
     context: Callable[[], Any] | None = None  # makes the library's context
 
     def __post_init__(self) -> None:
-        """See the class."""
         if self.serial is not None and self.recording is not None:
             raise DriverError(
                 "a camera is either a serial number or a recording",

@@ -38,7 +38,6 @@ class SimCamera:
     namespace: str = ""  # of the arm's node
 
     def __post_init__(self) -> None:
-        """See the class."""
         self._copy = WorldCopy(self.task, self.model, self.gripper, self.namespace)
         compiled = self._copy.world.model
         known = [compiled.camera(i).name for i in range(compiled.ncam)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from drivers.gripper.base import GripperState, check_position
@@ -13,19 +14,19 @@ from robot_rl.env.task import Task
 _RATE_HZ = 50.0
 
 
+@dataclass(eq=False)
 class SimGripper:
-    """The fingers of the simulated arm, in the process of another node.
+    """The fingers of the simulated arm, in the process of another node."""
 
-    Args:
-        task: The simulated task, the same as the arm's.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        gripper: What moves the fingers where the task's action has a gripper column; in other
-            tasks they do not move.
-        namespace: Of the arm's node.
-    """
+    task: Task  # the simulated one, the same as the arm's
+    model: str  # path of the arm's MJCF, beginning with `hardware/`
+    # What moves the fingers where the task's action has a gripper column; in other tasks they do
+    # not move.
+    gripper: GripperMotor
+    namespace: str = ""  # of the arm's node
 
-    def __init__(self, task: Task, model: str, gripper: GripperMotor, namespace: str = "") -> None:
-        self._copy = WorldCopy(task, model, gripper, namespace)
+    def __post_init__(self) -> None:
+        self._copy = WorldCopy(self.task, self.model, self.gripper, self.namespace)
         self._commands: Any = None
 
     def connect(self) -> None:

@@ -36,7 +36,6 @@ class TopicsGripper:
     namespace: str = ""  # below which topics that do not begin with a slash are
 
     def __post_init__(self) -> None:
-        """See the class."""
         if self.command_type not in ("float64", "float64_array"):
             raise DriverError(
                 "command_type of the gripper",

@@ -46,7 +46,11 @@ class Axes(NamedTuple):
 
 @dataclass(frozen=True)
 class Shaping:
-    """How the axes of a device become a motion; the same for all devices."""
+    """How the axes of a device become a motion; the same for all devices.
+
+    Raises:
+        DriverError: No device can be shaped so; names the setting.
+    """
 
     # `base`: along the axes of the robot's base, turned by `rotation`; `tool`: along those of the
     # tool as it is now, with the operator's view as that of the tool's camera.
@@ -63,11 +67,6 @@ class Shaping:
     gripper_button: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no device can be shaped by.
-
-        Raises:
-            DriverError: Names the setting.
-        """
         if self.frame not in FRAMES:
             raise DriverError("frame of a device", got=self.frame, expected=" or ".join(FRAMES))
         if not 0.0 <= self.dead_zone < 1.0:

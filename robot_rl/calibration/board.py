@@ -48,7 +48,6 @@ class Board:
     dictionary: str = "DICT_5X5_100"  # OpenCV's name of the set of markers
 
     def __post_init__(self) -> None:
-        """Check the measures."""
         if self.columns < 3 or self.rows < 3:
             raise CalibrationError(
                 "the board is too small", got=f"{self.columns}×{self.rows}", expected="3×3 or more"
