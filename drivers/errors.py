@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from types import ModuleType
 
-from policies import errors
 from robot_rl.errors import RobotRLError
 
 
@@ -41,10 +39,6 @@ class Stale(DriverError):
         )
 
 
-class MissingExtra(DriverError):
-    """A vendor's SDK is not installed, or does not load."""
-
-
 def check_ranges(device: str, ranges: Mapping[str, tuple[float, float, float]]) -> None:
     """Check a driver's numbers before its device is touched.
 
@@ -60,19 +54,6 @@ def check_ranges(device: str, ranges: Mapping[str, tuple[float, float, float]]) 
             raise DriverError(
                 f"{name!r} of the {device} is out of range", got=value, expected=f"{low} to {high}"
             )
-
-
-def require(module: str, extra: str) -> ModuleType:
-    """Import a vendor's SDK when a driver is made, not before.
-
-    Args:
-        module: Dotted name of the module.
-        extra: The extra of `robot_rl` that installs it.
-
-    Raises:
-        MissingExtra: Names the extra to install, or the library that the SDK itself lacks.
-    """
-    return errors.require(module, extra, MissingExtra)
 
 
 def check_reachable(device: str, host: str, port: int, timeout_s: float) -> None:

@@ -40,6 +40,10 @@ class PolicyError(RobotRLError):
     """A policy, checkpoint or observation that does not fit."""
 
 
+class MissingExtra(RobotRLError):
+    """An optional package is not installed, or does not load."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is spelled most like a name; None without choices."""
     close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
@@ -52,27 +56,26 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
     return None if close is None else f"did you mean {close!r}?"
 
 
-def require(package: str, extra: str, error: type[RobotRLError] = PolicyError) -> ModuleType:
+def require(package: str, extra: str) -> ModuleType:
     """Import an optional package when it is needed, not before.
 
     Args:
         package: Dotted name of the module.
         extra: The extra of robot_rl that installs it.
-        error: What is raised.
 
     Raises:
-        RobotRLError: Names the extra to install, or the library that the package itself lacks.
+        MissingExtra: Names the extra to install, or the library that the package itself lacks.
     """
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as missing:
-        raise error(
+        raise MissingExtra(
             f"the package {package!r} is not installed",
             got=f"no module named {missing.name!r}",
             hint=f"pip install 'robot_rl[{extra}]'",
         ) from missing
     except ImportError as broken:  # it is there, but a shared library or another version is not
-        raise error(
+        raise MissingExtra(
             f"{package!r} is installed and does not load",
             got=broken,
             hint=f"install the libraries that it names, or reinstall 'robot_rl[{extra}]'",

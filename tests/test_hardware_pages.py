@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from drivers.arm.ur import UrArm
-from drivers.errors import MissingExtra
+from policies.errors import MissingExtra
 from policies.registry import make
 from robot_rl.config import compose
 from robot_rl.processes.resources import find_resource

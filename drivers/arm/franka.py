@@ -24,8 +24,8 @@ from drivers.errors import (
     DriverTimeout,
     check_ranges,
     check_reachable,
-    require,
 )
+from policies.errors import require
 from robot_rl.safety import Compliance
 
 _FCI_PORT = 1337

@@ -32,8 +32,8 @@ from drivers.errors import (
     Stale,
     check_ranges,
     check_reachable,
-    require,
 )
+from policies.errors import require
 from robot_rl.processes.waiting import wait_until
 from robot_rl.safety import Compliance
 

@@ -27,8 +27,8 @@ from drivers.errors import (
     DriverTimeout,
     check_ranges,
     check_reachable,
-    require,
 )
+from policies.errors import require
 from robot_rl.safety import Compliance, rotations
 
 WATCHDOG_SECONDS = 0.15

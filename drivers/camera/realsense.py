@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from drivers.camera.base import Depth, Frame, check_color
-from drivers.errors import DriverError, DriverTimeout, MissingExtra, require
+from drivers.errors import DriverError, DriverTimeout
+from policies.errors import MissingExtra, require
 from robot_rl.calibration.board import Intrinsics
 
 _MILLIMETRES = 1000.0

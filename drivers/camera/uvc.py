@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from drivers.camera.base import Frame, NewestFrame, check_color
-from drivers.errors import DriverError, require
+from drivers.errors import DriverError
+from policies.errors import require
 from robot_rl.calibration.board import Intrinsics
 
 _STOP_S = 5.0

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, require
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges
 from drivers.gripper.base import GripperState, check_position
+from policies.errors import require
 
 FULL = 255  # of position, speed and force in the registers
 FAULTS = {

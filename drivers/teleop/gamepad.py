@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from drivers.errors import DriverError, require
+from drivers.errors import DriverError
 from drivers.teleop.base import Axes, TeleopDevice
+from policies.errors import require
 
 _RELEASED = -0.9  # a trigger counts once it was seen below this
 

@@ -18,8 +18,9 @@ from scipy.spatial.transform import Rotation
 from drivers.arm import franka, ur, xarm
 from drivers.arm.base import pose_of
 from drivers.arm.impedance import Spring
-from drivers.errors import DriverError, DriverFault, DriverTimeout, MissingExtra
+from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
+from policies.errors import MissingExtra
 from robot_rl.config import compose
 from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact

@@ -2,7 +2,8 @@
 
 import pytest
 
-from drivers.errors import DriverError, MissingExtra, Stale, require
+from drivers.errors import DriverError, Stale
+from policies.errors import MissingExtra, require
 from robot_rl.errors import RobotRLError
 
 

@@ -10,9 +10,10 @@ import time
 import franka_hand_server as server
 import pytest
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout, MissingExtra
+from drivers.errors import DriverError, DriverFault, DriverTimeout
 from drivers.gripper import franka
 from drivers.gripper.franka import FrankaHand
+from policies.errors import MissingExtra
 
 
 @pytest.fixture

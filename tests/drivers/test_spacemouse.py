@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from drivers.errors import DriverError, MissingExtra
+from drivers.errors import DriverError
 from drivers.teleop.spacemouse import Reports, SpaceMouse
+from policies.errors import MissingExtra
 
 
 def after(*reports):

@@ -14,7 +14,7 @@ from typing import Any
 
 from policies.errors import require
 from robot_rl.data.episodes import NotADataset
-from robot_rl.data.lerobot import INFO_PATH, PackagesMissing, require_packages
+from robot_rl.data.lerobot import INFO_PATH, require_packages
 from robot_rl.data.schema import Array
 
 ALL = "all"
@@ -46,7 +46,7 @@ def open_foreign(path: Path) -> ForeignDataset:
         path: Folder of a LeRobot or Minari dataset, or of one `.npz` an episode; or a file.
 
     Raises:
-        PackagesMissing: The package that reads the format is not installed.
+        MissingExtra: The package that reads the format is not installed.
         DatasetError: It is none, or cannot be read.
     """
     if (path / INFO_PATH).is_file():
@@ -58,7 +58,7 @@ def open_foreign(path: Path) -> ForeignDataset:
 
     minari = path / "data" / "main_data.hdf5"
     if minari.is_file() or path.suffix in (".hdf5", ".h5"):
-        require("h5py", "hdf5", PackagesMissing)
+        require("h5py", "hdf5")
         return open_hdf5(minari if minari.is_file() else path)
     if path.suffix == ".npz" or any(path.glob("*.npz")):
         return open_npz(path)

@@ -53,7 +53,6 @@ import numpy as np
 from policies.errors import require
 from robot_rl.data.episodes import Rows
 from robot_rl.data.schema import Array, Field, RowSchema, SchemaMismatch
-from robot_rl.errors import RobotRLError
 
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import LeRobotEpisodes
@@ -82,25 +81,21 @@ _OUTCOMES = ("reward", "terminated", "truncated", "success")
 LARGEST_DENOMINATOR = 1001
 
 
-class PackagesMissing(RobotRLError):
-    """The packages of the extra `lerobot` are not installed."""
-
-
 def require_packages() -> None:
     """Check that what reads and writes LeRobot datasets is installed.
 
     Raises:
-        PackagesMissing: It is not; names the package and the extra.
+        MissingExtra: It is not; names the package and the extra.
     """
     for package in ("pyarrow", "av"):
-        require(package, "lerobot", PackagesMissing)
+        require(package, "lerobot")
 
 
 def open_lerobot(path: Path) -> LeRobotEpisodes:
     """Open a LeRobot dataset that `robot-rl export` wrote.
 
     Raises:
-        PackagesMissing: pyarrow or av is not installed.
+        MissingExtra: pyarrow or av is not installed.
         DatasetError: It is none, of another version, or damaged; names the file or feature.
     """
     require_packages()
@@ -113,7 +108,7 @@ def create_lerobot(path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -
     """Begin a LeRobot dataset in an empty directory.
 
     Raises:
-        PackagesMissing: pyarrow or av is not installed.
+        MissingExtra: pyarrow or av is not installed.
         SchemaMismatch: A field has no place in the layout.
     """
     require_packages()
