@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,9 @@ _HINT = "give what `robot-rl export` wrote; `robot-rl import` takes in what othe
 _COPY = "restore it from a copy"
 
 
+@dataclass(eq=False)
 class LeRobotFrames:
     """The frames of any LeRobot dataset of v3.0 or v2.1, as the features name them.
-
-    Args:
-        path: Directory of the dataset.
-        information: Content of `meta/info.json`.
-        features: The features that are wanted; `INDEX_FEATURES` are needed too.
-        rate: Frames per second.
-        told: Columns of `meta/episodes` that are wanted, beside those that say where frames are.
 
     Attributes:
         records: What is known of each episode, in order.
@@ -45,29 +40,28 @@ class LeRobotFrames:
         DatasetDamaged: A file cannot be read.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        information: Mapping[str, Any],
-        features: Sequence[Feature],
-        rate: Fraction,
-        told: Sequence[str],
-    ) -> None:
-        self._path, self._information, self._rate = path, information, rate
-        self._tabular = [feature for feature in features if not feature.is_video]
-        self._videos = [feature for feature in features if feature.is_video]
-        old = information.get("codebase_version") != layout.VERSION
-        self.records = self._read_old_records() if old else self._read_records(told)
-        total = information.get("total_episodes")
+    path: Path  # directory of the dataset
+    information: Mapping[str, Any]  # content of `meta/info.json`
+    features: Sequence[Feature]  # those that are wanted; `INDEX_FEATURES` are needed too
+    rate: Fraction  # frames per second
+    # Columns of `meta/episodes` that are wanted, beside those that say where frames are.
+    told: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self._tabular = [feature for feature in self.features if not feature.is_video]
+        self._videos = [feature for feature in self.features if feature.is_video]
+        old = self.information.get("codebase_version") != layout.VERSION
+        self.records = self._read_old_records() if old else self._read_records()
+        total = self.information.get("total_episodes")
         if len(self.records) != total:
             raise DatasetDamaged(
-                f"episodes are missing from {path / 'meta/episodes'}",
+                f"episodes are missing from {self.path / 'meta/episodes'}",
                 got=len(self.records),
                 expected=total,
                 hint=_COPY,
             )
         for number, record in enumerate(self.records):
-            _check_record(path, number, record)
+            _check_record(self.path, number, record)
 
     @property
     def steps(self) -> int:
@@ -82,7 +76,7 @@ class LeRobotFrames:
         """
         data, table, first = Path(), pa.table({}), 0
         with ExitStack() as opened:
-            videos = {f: opened.enter_context(_Video(self._rate)) for f in self._videos}
+            videos = {f: opened.enter_context(_Video(self.rate)) for f in self._videos}
             for record in self.records:
                 path = self._file("data_path", "data", record)
                 if path != data:
@@ -123,40 +117,38 @@ class LeRobotFrames:
         chunk, file = record[f"{prefix}/chunk_index"], record[f"{prefix}/file_index"]
         # v2.1 has a file an episode, and other words for the same numbers.
         old = {"episode_chunk": chunk, "episode_index": file}
-        with _read_errors(self._path / layout.INFO_PATH):
-            name: str = self._information[kind]
-            return self._path / name.format(
-                chunk_index=chunk, file_index=file, video_key=key, **old
-            )
+        with _read_errors(self.path / layout.INFO_PATH):
+            name: str = self.information[kind]
+            return self.path / name.format(chunk_index=chunk, file_index=file, video_key=key, **old)
 
-    def _read_records(self, told: Sequence[str]) -> list[dict[str, Any]]:
+    def _read_records(self) -> list[dict[str, Any]]:
         names = [
             "episode_index",
             "dataset_from_index",
             "dataset_to_index",
             "data/chunk_index",
             "data/file_index",
-            *told,
+            *self.told,
         ]
         for feature in self._videos:
             prefix = f"videos/{feature.key}"
             names += [f"{prefix}/{n}" for n in ("chunk_index", "file_index", "from_timestamp")]
         records: list[dict[str, Any]] = []
-        for file in sorted((self._path / "meta/episodes").glob("*/*.parquet")):
+        for file in sorted((self.path / "meta/episodes").glob("*/*.parquet")):
             records += _read_table(file, names).to_pylist()
         return records
 
     def _read_old_records(self) -> list[dict[str, Any]]:
         """Read those of v2.1, and add where in v3.0 each episode would be."""
         records: list[dict[str, Any]] = []
-        start, file = 0, self._path / "meta/episodes.jsonl"
+        start, file = 0, self.path / "meta/episodes.jsonl"
         with _read_errors(file):
             for line in file.read_text(encoding="utf-8").splitlines():
                 told = json.loads(line)
                 number, stop = int(told["episode_index"]), start + int(told["length"])
                 record = {"episode_index": number, "tasks": list(told.get("tasks") or ())}
                 record |= {"dataset_from_index": start, "dataset_to_index": stop}
-                chunk = number // int(self._information["chunks_size"])
+                chunk = number // int(self.information["chunks_size"])
                 for prefix in ("data", *(f"videos/{feature.key}" for feature in self._videos)):
                     record |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": number}
                     record[f"{prefix}/from_timestamp"] = 0.0
