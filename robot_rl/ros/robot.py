@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ _SHOWN_SECONDS = 0.05
 _FOUND_SECONDS = 2.0
 
 
+@dataclass(eq=False)
 class RosRobot:
     """One arm on topics.
 
@@ -50,56 +52,39 @@ class RosRobot:
     or cannot be used, the robot holds, and both raise `RobotInterrupted` until the next reset. When
     neither is called, the arm's node holds by itself.
 
-    Args:
-        client: Its node.
-        task: The task, which may need poses of objects and the success signal.
-        limiter: Makes targets of actions.
-        measurements: What arrives on topics.
-        sensors: How fresh they must be.
-        episodes: Brings the arm to where an episode starts.
-        control_rate_hz: At which commands are published.
-        mirror: The simulated world, for scripted experts; None for a real robot.
-
     Attributes:
         opens_grippers: See `Robot`.
         clamped: See `Robot` and `AppliedTarget`.
     """
 
-    def __init__(
-        self,
-        client: RosClient,
-        task: Tracked,
-        limiter: CartesianLimiter,
-        measurements: Measurements,
-        sensors: SensorLimits,
-        episodes: Any,
-        control_rate_hz: float,
-        mirror: SceneMirror | None = None,
-    ) -> None:
-        self.mirror = mirror
-        self.client = client
-        self.limiter = limiter
-        self.action_names = task.action_names
-        self.limits = sensors
-        self._episodes = episodes
-        self.opens_grippers = bool(episodes.opens_grippers)
+    client: RosClient  # its node
+    task: Tracked  # which may need poses of objects and the success signal
+    limiter: CartesianLimiter  # makes targets of actions
+    measurements: Measurements  # what arrives on topics
+    limits: SensorLimits  # how fresh they must be
+    episodes: Any  # brings the arm to where an episode starts
+    control_rate_hz: float  # at which commands are published
+    mirror: SceneMirror | None = None  # the world, for scripted experts; None for a real robot
+
+    def __post_init__(self) -> None:
+        self.action_names = self.task.action_names
+        self.opens_grippers = bool(self.episodes.opens_grippers)
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
         self._problem: RobotInterrupted | None = None  # why nothing more is published
-        command = qos.command_publisher(control_rate_hz)
-        self._target = client.node.create_publisher(PoseStamped, "target_pose", command)
-        self._grip = client.node.create_publisher(Float64, "gripper/command", command)
-        self.measurements = measurements
-        self.all_sensors = measurements.all_sensors
-        self.observation_fields = measurements.fields
-        self._applied = AppliedTarget(client)
+        command, node = qos.command_publisher(self.control_rate_hz), self.client.node
+        self._target = node.create_publisher(PoseStamped, "target_pose", command)
+        self._grip = node.create_publisher(Float64, "gripper/command", command)
+        self.all_sensors = self.measurements.all_sensors
+        self.observation_fields = self.measurements.fields
+        self._applied = AppliedTarget(self.client)
         self.clamped = False
-        self._mode = ArmMode(client)
+        self._mode = ArmMode(self.client)
         self._stops = 0  # of the arm, when the reset began
         self._shown = 0.0  # when the arm's node was last shown that somebody is there [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
-        task.attach(self)
+        self.task.attach(self)
 
     # -- Robot ------------------------------------------------------------------------------------
 
@@ -112,7 +97,7 @@ class RosRobot:
             PersonNeeded: The arm does not arrive, or the goal is reached already.
         """
         self._prepare()
-        self._episodes.perform(self, start_pose, rng)
+        self.episodes.perform(self, start_pose, rng)
         if self.opens_grippers and self._gripper_column:
             self._grip.publish(Float64(data=0.0))  # its node is to know of it too
         self.wait_until_fresh()

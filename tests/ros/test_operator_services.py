@@ -360,8 +360,8 @@ def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person():
         with pytest.raises(RobotInterrupted, match=r"got: the arm does not.*to go on say start"):
             cell.env.reset(seed=1)
         assert cell.stays()
-        easy = replace(cell.env.robot._episodes, tolerance=0.1, turn_tolerance=0.1)
-        cell.env.robot._episodes = easy  # the person has mended it
+        easy = replace(cell.env.robot.episodes, tolerance=0.1, turn_tolerance=0.1)
+        cell.env.robot.episodes = easy  # the person has mended it
         cell.inbox.post("start")
         cell.env.reset(seed=1)
     finally:
