@@ -14,7 +14,7 @@ from robot_rl.data.schema import Observation
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import Action
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
 from robot_rl.errors import RobotRLError
 
 _LOOK_SECONDS = 0.1
@@ -49,9 +49,7 @@ class TelemetryEnv(RobotEnvWrapper):
         self._newest = Snapshot()
         self._look_at = 0.0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode."""
         self._show_again(activity=Activity.RESETTING)
         with self._told():
@@ -63,7 +61,7 @@ class TelemetryEnv(RobotEnvWrapper):
         self._show(observation, stamp, activity=Activity.ACTING, in_control=InControl.POLICY)
         return observation, info
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> Stepped:
         """Step, and let the consoles see it."""
         with self._told():
             observation, reward, terminated, truncated, info = super().step(action)

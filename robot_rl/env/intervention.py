@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from robot_rl.env.robot import (
     RobotInterrupted,
     gripper_columns,
 )
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
 
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
 # What ends an episode with the robot holding still.
@@ -120,9 +120,7 @@ class Intervention(RobotEnvWrapper):
         """See the class."""
         return frozenset(self._waits_for)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode with the policy acting.
 
         Raises:
@@ -151,12 +149,12 @@ class Intervention(RobotEnvWrapper):
         self.ended_by = None
         return observation, {**info, "intervened": False, "operator": said}
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> Stepped:
         """Send the operator's action, if there is one, else the policy's."""
         self._ask(lambda attendant: attendant.watch(self._observation))
         return self._act(action)
 
-    def move(self, action: Action) -> tuple[Observation, dict[str, Any]]:
+    def move(self, action: Action) -> Begun:
         """Between episodes: a step of a reset motion, in which the operator is heard as ever.
 
         Returns:
@@ -171,7 +169,7 @@ class Intervention(RobotEnvWrapper):
         """End what the operator did in the last episode: from now on the policy acts."""
         self._kept, self._moved_steps = False, 0
 
-    def _act(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: Action) -> Stepped:
         """Hear what the operator says, and send their action or the policy's."""
         said = self._polled()
         self.ended_by = next((event for event in said.events if event in _ENDS), None)

@@ -21,7 +21,7 @@ from robot_rl.env.controllers import ExpertController
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import IN_PLACE, RobotEnvWrapper
+from robot_rl.env.robot_env import IN_PLACE, Begun, Options, RobotEnvWrapper, Stepped
 from robot_rl.env.rollout import Controller
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Task
@@ -39,9 +39,7 @@ class _Reset(RobotEnvWrapper):
 class HumanReset(_Reset):
     """Waits before every episode until a person has put the scene back and says `start`."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode.
 
         Raises:
@@ -64,9 +62,7 @@ class NoReset(_Reset):
 
     _begun = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode."""
         observation, info = super().reset(seed=seed, options=IN_PLACE if self._begun else options)
         self._begun = True
@@ -108,9 +104,7 @@ class BackwardReset(_Reset):
         self._observation: Observation | None = None
         self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Undo the last episode, then begin one.
 
         Raises:
@@ -129,7 +123,7 @@ class BackwardReset(_Reset):
         self._steps = 0
         return self._observation, {**info, "facts": facts}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Stepped:
         """A step of the forward task."""
         observation, reward, terminated, truncated, info = super().step(action)
         self._observation = observation

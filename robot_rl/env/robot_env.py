@@ -15,6 +15,10 @@ from robot_rl.env.robot import GRIPPER_OPEN, Action, Robot, gripper_columns
 from robot_rl.env.task import Task
 from robot_rl.safety import check_action
 
+# Options of a reset, and what it and a step return, as Gymnasium has them.
+Options = dict[str, Any] | None
+Begun = tuple[Observation, dict[str, Any]]
+Stepped = tuple[Observation, float, bool, bool, dict[str, Any]]
 # Option of a reset that moves neither the robot nor the scene.
 IN_PLACE: dict[str, Any] = {"in_place": True}
 
@@ -61,9 +65,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self._step = 0
         self._closed = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode; the seed alone decides the scene and the start pose.
 
         Args:
@@ -100,7 +102,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             "in_place": in_place,
         }
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> Stepped:
         """Send the action, let one control period pass, then observe and judge.
 
         Raises:

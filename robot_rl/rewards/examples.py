@@ -16,7 +16,7 @@ from robot_rl.data.schema import Observation
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.env.robot import Action, gripper_columns
-from robot_rl.env.robot_env import RobotEnvWrapper
+from robot_rl.env.robot_env import Begun, Options, RobotEnvWrapper, Stepped
 from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Outcome
 from robot_rl.rewards.source import RewardError, TaskReward
@@ -203,15 +203,13 @@ class OperatorDetector(RobotEnvWrapper):
         super().__init__(env)
         self.labelled = self._success = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode; what was said before it is about none."""
         observation, info = super().reset(seed=seed, options=options)
         self.labelled = self._success = False
         return observation, info | {"operator": NOTHING}
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> Stepped:
         """Step, and judge as the operator does."""
         observation, _, _, truncated, info = super().step(action)
         said: OperatorInput = info["operator"]

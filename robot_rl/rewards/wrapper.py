@@ -20,7 +20,7 @@ from robot_rl.data.schema import Observation, RowSchema
 from robot_rl.env.factory import make_env
 from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput
 from robot_rl.env.robot import Action
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import AnnotationRefused, StoreFull
@@ -93,9 +93,7 @@ class RewardWrapper(RobotEnvWrapper):
             return facts
         return {**facts, "task_success": self._task_success, "reward_alarm": self._source.alarm}
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode; a label that came since the last step is about the one before."""
         observation, info = super().reset(seed=seed, options=options)
         late = _label(info)
@@ -106,7 +104,7 @@ class RewardWrapper(RobotEnvWrapper):
         self._step, self._task_success, self._detected, self._said = 0, False, False, None
         return self._visible(observation), info
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> Stepped:
         """Step, then judge; a time limit counts whatever the task's own detector says."""
         observation, reward, terminated, truncated, info = super().step(action)
         self._step += 1
