@@ -252,10 +252,7 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     named = path or where[command.run_key] or default
     if named is None:
         return compose(overrides)
-    if path and command.arguments:
-        run = RunDirectory.around(path, where.runs_directory)
-    else:
-        run = RunDirectory.open(named, where.runs_directory, with_policy=command.measures)
+    run = RunDirectory.around(named, where.runs_directory, with_policy=command.measures)
     config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.measures)
     config[command.run_key] = str(run.path)
     return config

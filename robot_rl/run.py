@@ -158,14 +158,16 @@ class RunDirectory:
         return cls(found)
 
     @classmethod
-    def around(cls, path: str | Path, runs_directory: str | Path = "runs") -> RunDirectory:
+    def around(
+        cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
+    ) -> RunDirectory:
         """Open the run that a checkpoint lies in, or that is named itself: see `open`.
 
         Raises:
             RunError: There is no such run, or the checkpoint lies in none.
         """
         if policy_folder(path) is None:
-            return cls.open(path, runs_directory, with_policy=True)
+            return cls.open(path, runs_directory, with_policy=with_policy)
         parents = Path(path).absolute().parents
         found = next((folder for folder in parents if (folder / CONFIG_FILE).is_file()), None)
         if found is None:

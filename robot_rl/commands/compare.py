@@ -30,20 +30,13 @@ class CompareError(RobotRLError):
 
 @dataclass
 class Rival:
-    """One of the policies.
+    """One of the policies."""
 
-    Attributes:
-        name: A, B, ...
-        path: Where it is.
-        behaviour: The policy.
-        environment_steps: Training steps behind it.
-        episodes: What it did, in the order of the scenes.
-    """
-
-    name: str
-    path: str
-    behaviour: Behaviour
-    environment_steps: int
+    name: str  # A, B and so on
+    path: str  # where it is
+    behaviour: Behaviour  # the policy
+    environment_steps: int  # training steps behind it
+    # What it did, in the order of the scenes.
     episodes: list[EpisodeResult] = field(default_factory=list)
 
 

@@ -22,17 +22,11 @@ class Unusable(RobotRLError):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check came to.
+    """What a check came to."""
 
-    Attributes:
-        works: Whether it works.
-        found: What is there, or what is missing.
-        mend: How to mend it; None where it works.
-    """
-
-    works: bool
-    found: str
-    mend: str | None = None
+    works: bool  # whether it works
+    found: str  # what is there, or what is missing
+    mend: str | None = None  # how to mend it; None where it works
 
 
 def examine(name: str, *arguments: str) -> Finding:

@@ -78,16 +78,11 @@ class FinalEvaluation:
     """The cloned and the learned policy on the same scenes, and which of them is deployed.
 
     The one that succeeds more often is; the cloned one where learning has gained nothing.
-
-    Attributes:
-        cloned: Of the cloned policy, None where it was not compared.
-        learned: Of the learned policy, None where nothing was learned.
-        run: Where the run is.
     """
 
-    cloned: EvaluationResult | None
-    learned: EvaluationResult | None
-    run: Path
+    cloned: EvaluationResult | None  # of the cloned policy, None where it was not compared
+    learned: EvaluationResult | None  # of the learned policy, None where nothing was learned
+    run: Path  # where the run is
 
     @property
     def results(self) -> list[EvaluationResult]:

@@ -11,61 +11,45 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Option:
-    """One `key=value` of a command that has no configuration.
+    """One `key=value` of a command that has no configuration."""
 
-    Attributes:
-        name: The key, which is also the name of the function's argument.
-        default: The value if it is not given.
-        choices: What it may be; empty where any text may follow.
-        summary: What it decides.
-    """
-
-    name: str
-    default: str | None
-    choices: tuple[str, ...]
-    summary: str
+    name: str  # the key, which is also the name of the function's argument
+    default: str | None  # the value if it is not given
+    choices: tuple[str, ...]  # what it may be; empty where any text may follow
+    summary: str  # what it decides
 
 
 @dataclass(frozen=True)
 class Command:
-    """One word of the command line.
+    """One word of the command line."""
 
-    Attributes:
-        target: `module:function` that does the work; it is called with the configuration.
-        summary: One line for the list of commands.
-        details: What the command reads and writes.
-        run_key: The configuration key that names the run directory to work on; its path alone does
-            too. The configuration of that run is used, and overrides that would make it another run
-            are refused.
-        default_run: The run when that key is not given; None when the command makes its own.
-        new_run_key: A key with which the command makes its own run in place of the default one.
-        measures: Whether it measures a run's policy: `latest` is then the newest run that has one,
-            and the robot and the parameters of the task may be others than the run was made with.
-            It is told the overrides too, for its records.
-        keys: The settings that matter most, for its help page: keys and groups
-            of the configuration, with spaces between them.
-        short: Words that stand for a longer key of the configuration.
-        arguments: Names of the positional arguments, [OPTIONAL] and ... for more. Where the command
-            has a configuration they are runs or checkpoints, and it is that of the first's run; the
-            command is told all of them, last.
-        options: What `key=value` may follow, of a command that has no configuration.
-        takes_overrides: Whether the command has a configuration.
-        example: A command to show to somebody who gave the wrong arguments.
-    """
-
-    target: str
-    summary: str
-    details: str
+    target: str  # `module:function` that does the work; it is called with the configuration
+    summary: str  # one line for the list of commands
+    details: str  # what the command reads and writes
+    # The configuration key that names the run directory to work on; its path alone does too. The
+    # configuration of that run is used, and overrides that would make it another run are refused.
     run_key: str | None = None
+    # The run when that key is not given; None when the command makes its own.
     default_run: str | None = None
+    # A key with which the command makes its own run in place of the default one.
     new_run_key: str | None = None
+    # Whether it measures a run's policy: `latest` is then the newest run that has one, and the
+    # robot and the parameters of the task may be others than the run was made with. It is told the
+    # overrides too, for its records.
     measures: bool = False
+    # The settings that matter most, for its help page: keys and groups of the configuration, with
+    # spaces between them.
     keys: str = ""
+    # Words that stand for a longer key of the configuration.
     short: Mapping[str, str] = field(default_factory=dict)
+    # Names of the positional arguments, [OPTIONAL] and ... for more. Where the command has a
+    # configuration they are runs or checkpoints, and it is that of the first's run; the command is
+    # told all of them, last.
     arguments: tuple[str, ...] = ()
+    # What `key=value` may follow, of a command that has no configuration.
     options: tuple[Option, ...] = ()
-    takes_overrides: bool = True
-    example: str = ""
+    takes_overrides: bool = True  # whether the command has a configuration
+    example: str = ""  # a command to show to somebody who gave the wrong arguments
 
     @property
     def positionals(self) -> tuple[str, ...]:

@@ -64,20 +64,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Learning:
-    """What the learning curve shows.
+    """What the learning curve shows."""
 
-    Attributes:
-        evaluations: Periodic ones of the learned policy.
-        cloned: The last evaluation of the cloned policy, if there is one.
-        training: Success of the training episodes, rolling, against environment steps.
-        confirmed: Steps at which the threshold was reached and confirmed, or None.
-        final: The last evaluation of the learned policy, shown if it is final.
-    """
-
-    evaluations: Sequence[EvaluationResult]
-    cloned: EvaluationResult | None
-    training: Series
-    confirmed: int | None
+    evaluations: Sequence[EvaluationResult]  # periodic ones of the learned policy
+    cloned: EvaluationResult | None  # the last evaluation of the cloned policy, if there is one
+    training: Series  # success of the training episodes, rolling, against environment steps
+    confirmed: int | None  # steps at which the threshold was reached and confirmed, or None
+    # The last evaluation of the learned policy, shown if it is final.
     final: EvaluationResult | None
 
 

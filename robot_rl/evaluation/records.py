@@ -29,27 +29,17 @@ class ReportError(RobotRLError):
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What a run has written so far, read leniently.
+    """What a run has written so far, read leniently."""
 
-    Attributes:
-        directory: The run directory.
-        configuration: Text of `config.yaml`, empty if there is none.
-        config: The same as plain containers, empty if it cannot be read.
-        summary: `summary.json`, empty while the run goes on.
-        evaluations: In order of time, without those that a resumed run repeated.
-        episodes: Training episodes, likewise.
-        learner: The learner's records, likewise.
-        notes: What is missing or unreadable, as sentences for the reader.
-    """
-
-    directory: Path
-    configuration: str
-    config: dict[str, Any]
-    summary: dict[str, Any]
+    directory: Path  # the run directory
+    configuration: str  # text of `config.yaml`, empty if there is none
+    config: dict[str, Any]  # the same as plain containers, empty if it cannot be read
+    summary: dict[str, Any]  # `summary.json`, empty while the run goes on
+    # In order of time, without those that a resumed run repeated.
     evaluations: list[EvaluationResult]
-    episodes: list[Record]
-    learner: list[Record]
-    notes: list[str]
+    episodes: list[Record]  # training episodes, likewise
+    learner: list[Record]  # the learner's records, likewise
+    notes: list[str]  # what is missing or unreadable, as sentences for the reader
 
     def final(self, *, cloned: bool) -> EvaluationResult | None:
         """Return the last final evaluation of the cloned, or of the learned policy.

@@ -23,29 +23,17 @@ _PICTURES = 6
 
 @dataclass(frozen=True)
 class RewardRecord:
-    """A trained classifier and what is known of it.
+    """A trained classifier and what is known of it."""
 
-    Attributes:
-        trained: The classifier.
-        validation: How it does on held-out episodes.
-        warnings: Why it should not be trusted yet, if so.
-        limits: What its threshold was chosen for.
-        training_episodes: Episodes that it was trained on.
-        training_positives: Frames of success in them.
-        validation_episodes: Episodes that calibration and threshold were chosen on.
-        tested_on: Recording that `validation` is of.
-        separate_test: Whether that recording had no part in training or in any choice.
-    """
-
-    trained: TrainedClassifier
-    validation: Validation
-    warnings: Sequence[str]
-    limits: Limits
-    training_episodes: int
-    training_positives: int
-    validation_episodes: int
-    tested_on: str
-    separate_test: bool
+    trained: TrainedClassifier  # the classifier
+    validation: Validation  # how it does on held-out episodes
+    warnings: Sequence[str]  # why it should not be trusted yet, if so
+    limits: Limits  # what its threshold was chosen for
+    training_episodes: int  # episodes that it was trained on
+    training_positives: int  # frames of success in them
+    validation_episodes: int  # episodes that calibration and threshold were chosen on
+    tested_on: str  # recording that `validation` is of
+    separate_test: bool  # whether that recording had no part in training or in any choice
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the weights."""

@@ -56,18 +56,13 @@ class Comparison:
     either is as likely to be that one: an exact sign test, which here is McNemar's (Psychometrika
     12, 1947). Where one looks after each scene, and stops when the answer is there, what counts is
     how likely fair coins ever look so unfair.
-
-    Attributes:
-        lost: Scenes in which the other did better: that it alone has solved.
-        won: Scenes in which this policy did better.
-        level: Chance at or below which a difference is no noise.
-        most: Most scenes that there may be, fixed before, where one looks after each of them; 0
-            where one looks once.
     """
 
-    lost: int
-    won: int
-    level: float = NOISE_LEVEL
+    lost: int  # scenes in which the other did better: that it alone has solved
+    won: int  # scenes in which this policy did better
+    level: float = NOISE_LEVEL  # chance at or below which a difference is no noise
+    # Most scenes that there may be, fixed before, where one looks after each of them; 0 where one
+    # looks once.
     most: int = 0
 
     @property
@@ -125,19 +120,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Labels:
-    """What detector and operator said of the episodes of an attended robot.
+    """What detector and operator said of the episodes of an attended robot."""
 
-    Attributes:
-        detector_successes: Episodes that the detector, or another reward source, called a success;
-            None where only the operator judges.
-        operator_successes: Those that the operator called so, also after their end.
-        operator_failures: Those that the operator called a failure.
-        disputed: Numbers of the episodes, from 0, of which the two said different things.
-    """
-
+    # Episodes that the detector, or another reward source, called a success; None where only the
+    # operator judges.
     detector_successes: int | None
-    operator_successes: int
-    operator_failures: int
+    operator_successes: int  # those that the operator called so, also after their end
+    operator_failures: int  # those that the operator called a failure
+    # Numbers of the episodes, from 0, of which the two said different things.
     disputed: tuple[int, ...]
 
     @classmethod
@@ -201,53 +191,33 @@ def _chance_of_ever(more: int, fewer: int, most: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """One line of `evaluations.jsonl`: the success of one policy over one set of episodes.
+    """One line of `evaluations.jsonl`: the success of one policy over one set of episodes."""
 
-    Attributes:
-        environment_steps: Training steps that the policy has seen; the cloned one has seen none.
-        gradient_updates: Updates that produced the policy.
-        policy: Kind of the policy: diffusion, residual, ...
-        episodes: Number of episodes.
-        successes: Successful ones.
-        success_rate: Their ratio.
-        confidence_low: Lower bound of the exact 95 % interval.
-        confidence_high: Upper bound.
-        mean_seconds_to_success: Task time, averaged over the successful episodes.
-        longest_success_run: Longest run of successes in the order of the seeds.
-        seed_set: Seeds of the periodic or of the final evaluation.
-        first_seed: The first of them; each later episode has the next.
-        wall_seconds: How long the evaluation took.
-        failures: Numbers of the failed episodes in the order of the seeds, from 0.
-        held_back: Whether the cloned policy acted, since nothing that was learned had done better
-            on the robot.
-        made_again: How many attempts were made again, and none of them is among the episodes: those
-            that the robot has "cut", and by word those that the operator took back.
-        operated: Episodes in which a person drove; none of them is a success.
-        labels: Of detector and operator; None where no operator was there.
-        domain: The simulated robot's, with values that are other than its file's; None for another
-            robot, which has none.
-        against_cloned: Beside the cloned policy's evaluation, where there is one of these scenes.
-    """
-
-    environment_steps: int
-    gradient_updates: int
-    policy: str
-    episodes: int
-    successes: int
-    success_rate: float
-    confidence_low: float
-    confidence_high: float
-    mean_seconds_to_success: float | None
-    longest_success_run: int
-    seed_set: Literal["periodic", "final"]
-    first_seed: int
-    wall_seconds: float
-    failures: tuple[int, ...]
+    environment_steps: int  # training steps that the policy has seen; the cloned one has seen none
+    gradient_updates: int  # updates that produced the policy
+    policy: str  # kind of the policy, such as diffusion or residual
+    episodes: int  # number of episodes
+    successes: int  # successful ones
+    success_rate: float  # their ratio
+    confidence_low: float  # lower bound of the exact 95 % interval
+    confidence_high: float  # upper bound
+    mean_seconds_to_success: float | None  # task time, averaged over the successful episodes
+    longest_success_run: int  # longest run of successes in the order of the seeds
+    seed_set: Literal["periodic", "final"]  # seeds of the periodic or of the final evaluation
+    first_seed: int  # the first of them; each later episode has the next
+    wall_seconds: float  # how long the evaluation took
+    failures: tuple[int, ...]  # numbers of the failed episodes in the order of the seeds, from 0
+    # Whether the cloned policy acted, since nothing that was learned had done better on the robot.
     held_back: bool = False
+    # How many attempts were made again, and none of them is among the episodes: those that the
+    # robot has "cut", and by word those that the operator took back.
     made_again: dict[str, int] = field(default_factory=dict)
-    operated: int = 0
-    labels: Labels | None = None
+    operated: int = 0  # episodes in which a person drove; none of them is a success
+    labels: Labels | None = None  # of detector and operator; None where no operator was there
+    # The simulated robot's, with values that are other than its file's; None for another robot,
+    # which has none.
     domain: str | None = None
+    # Beside the cloned policy's evaluation, where there is one of these scenes.
     against_cloned: Comparison | None = None
 
     @property

@@ -41,19 +41,12 @@ class Filmable(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """The film of one episode.
+    """The film of one episode."""
 
-    Attributes:
-        file: Name of the MP4 file.
-        seed: The episode's.
-        success: Whether the goal was reached.
-        seconds: Length of the episode on the environment's clock.
-    """
-
-    file: str
-    seed: int
-    success: bool
-    seconds: float
+    file: str  # name of the MP4 file
+    seed: int  # the episode's
+    success: bool  # whether the goal was reached
+    seconds: float  # length of the episode on the environment's clock
 
 
 class _FilmedEnv:

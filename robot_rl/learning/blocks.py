@@ -24,25 +24,15 @@ class ScheduleError(RobotRLError):
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of environment steps, and the updates that they entitle the learner to.
+    """Blocks of environment steps, and the updates that they entitle the learner to."""
 
-    Attributes:
-        block_steps: Environment steps N of a block.
-        total: Environment steps of the run; the last block may be shorter.
-        every_steps: Environment steps between two evaluations, a multiple of N.
-        warmup_steps: Environment steps before the first update.
-        critic_only_updates: Updates that come due at once when the warm-up ends.
-        updates_per_step: Updates per environment step after it.
-        actors: Simulated actors that act at a time.
-    """
-
-    block_steps: int
-    total: int
-    every_steps: int
-    warmup_steps: int
-    critic_only_updates: int
-    updates_per_step: int
-    actors: int = 1
+    block_steps: int  # environment steps N of a block
+    total: int  # environment steps of the run; the last block may be shorter
+    every_steps: int  # environment steps between two evaluations, a multiple of N
+    warmup_steps: int  # environment steps before the first update
+    critic_only_updates: int  # updates that come due at once when the warm-up ends
+    updates_per_step: int  # updates per environment step after it
+    actors: int = 1  # simulated actors that act at a time
 
     @classmethod
     def of(cls, config: DictConfig) -> Blocks:

@@ -33,17 +33,11 @@ LARGEST_SENT_BASE = 64 * 2**20
 
 @dataclass(frozen=True)
 class Published:
-    """A behaviour and how long it may act.
+    """A behaviour and how long it may act."""
 
-    Attributes:
-        behaviour: What the actor runs.
-        acts_until: Environment step before which it may act on the stepped clock.
-        data: The behaviour as it was sent.
-    """
-
-    behaviour: Behaviour
-    acts_until: int
-    data: bytes
+    behaviour: Behaviour  # what the actor runs
+    acts_until: int  # environment step before which it may act on the stepped clock
+    data: bytes  # the behaviour as it was sent
 
 
 def base_apart(run: RunDirectory, cloned: Behaviour) -> StoredBase | None:

@@ -50,52 +50,32 @@ _IMITATION_AVERAGE_RATE = 0.05
 
 @dataclass(frozen=True)
 class ActorCriticSettings:
-    """Settings of the actor-critic core.
+    """Settings of the actor-critic core."""
 
-    Attributes:
-        actor_hidden: Hidden widths of the actor.
-        actor_layer_norm: LayerNorm in the actor's hidden layers.
-        initial_log_std: Log standard deviation of the actor at the start.
-        critic_heads: Number of critics E.
-        critic_hidden: Hidden widths of each critic.
-        target_heads: Heads of the random subset whose minimum is the target; 0 takes all.
-        value_range: Smallest and largest possible return, which targets are limited to and critics
-            are scaled by; None: neither. With `entropy_in_target` targets are not limited: values
-            with entropy leave the range. The learner finds it where a task does not say it.
-        critic_rate: Adam step size of the critics.
-        actor_rate: Adam step size of the actor.
-        temperature_rate: Adam step size of the temperature.
-        target_rate: Polyak rate τ of the target critics.
-        average_rate: Rate of the actor's average that is evaluated and deployed.
-        initial_temperature: α at the start.
-        target_entropy: Entropy per action column that the temperature aims at.
-        entropy_in_target: Whether the target has SAC's entropy term.
-        actor_every: Updates per actor update.
-        imitation_weight: Weight of the imitation loss on the rows of demonstrations and of an
-            operator's interventions; 0 for none.
-        imitation_updates: Updates over which that weight falls linearly to 0.
-        imitation_pretraining: Train the actor on the demonstrations in the critic-only phase.
-    """
-
-    actor_hidden: Sequence[int]
-    actor_layer_norm: bool
-    initial_log_std: float
-    critic_heads: int
-    critic_hidden: Sequence[int]
-    target_heads: int
+    actor_hidden: Sequence[int]  # hidden widths of the actor
+    actor_layer_norm: bool  # LayerNorm in the actor's hidden layers
+    initial_log_std: float  # log standard deviation of the actor at the start
+    critic_heads: int  # number of critics E
+    critic_hidden: Sequence[int]  # hidden widths of each critic
+    target_heads: int  # heads of the random subset whose minimum is the target; 0 takes all
+    # Smallest and largest possible return, which targets are limited to and critics are scaled by;
+    # None: neither. With `entropy_in_target` targets are not limited: values with entropy leave the
+    # range. The learner finds it where a task does not say it.
     value_range: Range | None
-    critic_rate: float
-    actor_rate: float
-    temperature_rate: float
-    target_rate: float
-    average_rate: float
-    initial_temperature: float
-    target_entropy: float
-    entropy_in_target: bool
-    actor_every: int
+    critic_rate: float  # Adam step size of the critics
+    actor_rate: float  # Adam step size of the actor
+    temperature_rate: float  # Adam step size of the temperature
+    target_rate: float  # Polyak rate τ of the target critics
+    average_rate: float  # rate of the actor's average that is evaluated and deployed
+    initial_temperature: float  # α at the start
+    target_entropy: float  # entropy per action column that the temperature aims at
+    entropy_in_target: bool  # whether the target has SAC's entropy term
+    actor_every: int  # updates per actor update
+    # Weight of the imitation loss on the rows of demonstrations and of an operator's interventions;
+    # 0 for none.
     imitation_weight: float
-    imitation_updates: int
-    imitation_pretraining: bool
+    imitation_updates: int  # updates over which that weight falls linearly to 0
+    imitation_pretraining: bool  # train the actor on the demonstrations in the critic-only phase
 
     def __post_init__(self) -> None:
         """Check the range of values.

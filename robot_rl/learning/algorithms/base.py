@@ -48,27 +48,16 @@ def _interval(low: float, high: float) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the learner updates, and on what.
+    """When the learner updates, and on what."""
 
-    Attributes:
-        warmup_steps: Environment steps with the cloned policy and small noise, before updates.
-        critic_only_updates: Updates of the critics alone when the warm-up ends.
-        updates_per_step: Update-to-data ratio, enforced.
-        batch_size: Transitions of an update.
-        demonstration_share: Share of demonstrations in every batch.
-        n_step: Steps of a return before it bootstraps.
-        discount: γ per control step.
-        warmup_noise: Standard deviation of the noise on the cloned policy in the warm-up.
-    """
-
-    warmup_steps: int
-    critic_only_updates: int
-    updates_per_step: int
-    batch_size: int
-    demonstration_share: float
-    n_step: int
-    discount: float
-    warmup_noise: float
+    warmup_steps: int  # environment steps with the cloned policy and small noise, before updates
+    critic_only_updates: int  # updates of the critics alone when the warm-up ends
+    updates_per_step: int  # update-to-data ratio, enforced
+    batch_size: int  # transitions of an update
+    demonstration_share: float  # share of demonstrations in every batch
+    n_step: int  # steps of a return before it bootstraps
+    discount: float  # γ per control step
+    warmup_noise: float  # standard deviation of the noise on the cloned policy in the warm-up
 
     def __post_init__(self) -> None:
         """Check the range of values; `robot_rl.learning.blocks` checks counts of steps and updates.

@@ -32,21 +32,13 @@ class CloningError(RobotRLError):
 
 @dataclass(frozen=True)
 class CloningOptions:
-    """Constants of the training.
+    """Constants of the training."""
 
-    Attributes:
-        updates: Number of gradient updates; the cosine ends there.
-        batch_size: Windows per update.
-        learning_rate: Peak learning rate of AdamW.
-        warm_up: Updates of linear warm-up.
-        bf16: Compute products in bfloat16; weights, loss and averages stay in float32.
-    """
-
-    updates: int = 4000
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    warm_up: int = 100
-    bf16: bool = False
+    updates: int = 4000  # number of gradient updates; the cosine ends there
+    batch_size: int = 256  # windows per update
+    learning_rate: float = 1e-3  # peak learning rate of AdamW
+    warm_up: int = 100  # updates of linear warm-up
+    bf16: bool = False  # compute products in bfloat16; weights, loss and averages stay in float32
 
 
 class Cloneable(Protocol):

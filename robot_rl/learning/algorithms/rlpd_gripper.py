@@ -46,21 +46,13 @@ _NEXT = f"next/{LAST_COMMAND}"
 
 @dataclass(frozen=True)
 class GripperSettings:
-    """Settings of the gripper's critic.
+    """Settings of the gripper's critic."""
 
-    Attributes:
-        hidden: Hidden widths of the critic.
-        penalty: Reward, at most 0, of a step that tells the gripper something new.
-        exploration: Probability of a random choice when acting.
-        critic_rate: Adam step size.
-        target_rate: Polyak rate τ of the target critic, which is also the deployed one.
-    """
-
-    hidden: Sequence[int]
-    penalty: float
-    exploration: float
-    critic_rate: float
-    target_rate: float
+    hidden: Sequence[int]  # hidden widths of the critic
+    penalty: float  # reward, at most 0, of a step that tells the gripper something new
+    exploration: float  # probability of a random choice when acting
+    critic_rate: float  # Adam step size
+    target_rate: float  # Polyak rate τ of the target critic, which is also the deployed one
 
     def __post_init__(self) -> None:
         """Check the range of values.

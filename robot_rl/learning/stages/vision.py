@@ -128,23 +128,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class VisionTraining:
-    """Constants of the training of an image encoder.
+    """Constants of the training of an image encoder."""
 
-    Attributes:
-        cloning: Of the optimisation.
-        random_shift: Largest random shift of an image [pixels].
-        motion_weight: Weight of the auxiliary loss; see `SeeingPolicy`.
-        exploration_episodes: Episodes of exploration after the first training; 0 for none.
-        exploration_noise: Half width of the uniform noise on its actions.
-        threads: Computing threads; with several the sums are in another order, so bits differ.
-    """
-
-    cloning: CloningOptions
-    random_shift: int
-    motion_weight: float
-    exploration_episodes: int
-    exploration_noise: float
-    threads: int
+    cloning: CloningOptions  # of the optimisation
+    random_shift: int  # largest random shift of an image [pixels]
+    motion_weight: float  # weight of the auxiliary loss; see `SeeingPolicy`
+    exploration_episodes: int  # episodes of exploration after the first training; 0 for none
+    exploration_noise: float  # half width of the uniform noise on its actions
+    threads: int  # computing threads; with several the sums are in another order, so bits differ
 
 
 class Explored:
