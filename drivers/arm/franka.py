@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector, check_free
-from drivers.arm.impedance import Spring
+from drivers.arm.base import ArmState, Spring, Vector, check_free
 from drivers.errors import (
     DriverError,
     DriverFault,

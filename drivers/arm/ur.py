@@ -23,8 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector, check_free, pose_of
-from drivers.arm.impedance import Spring
+from drivers.arm.base import ArmState, Spring, Vector, check_free, pose_of
 from drivers.errors import (
     DriverError,
     DriverFault,

@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector, check_free, pose_of
-from drivers.arm.impedance import at_most
+from drivers.arm.base import ArmState, Vector, at_most, check_free, pose_of
 from drivers.errors import (
     DriverError,
     DriverFault,

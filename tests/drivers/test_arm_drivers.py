@@ -16,8 +16,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from drivers.arm import franka, ur, xarm
-from drivers.arm.base import pose_of
-from drivers.arm.impedance import Spring
+from drivers.arm.base import Spring, pose_of
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
 from policies.errors import MissingExtra
