@@ -150,12 +150,9 @@ class Spring:
             pose: Measured pose (7,).
             velocity: Measured velocity (6,).
         """
-        turn = rotations.to_rotation_vector(
-            rotations.multiply(target[3:], rotations.conjugate(pose[3:]))
-        )
-        force = self.stiffness_translation * (target[:3] - pose[:3])
-        force = force - self.damping_translation * velocity[:3]
-        torque = self.stiffness_rotation * turn - self.damping_rotation * velocity[3:]
+        way = rotations.between(pose, target)
+        force = self.stiffness_translation * way[:3] - self.damping_translation * velocity[:3]
+        torque = self.stiffness_rotation * way[3:] - self.damping_rotation * velocity[3:]
         return np.concatenate([at_most(force, self.max_force), at_most(torque, self.max_torque)])
 
 

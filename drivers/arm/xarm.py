@@ -122,11 +122,9 @@ class XArm:
         check_free("xArm", self.fault, self._stopped)
         if self._pose is None:
             raise DriverFault("the xArm does not move", got="not measured yet", hint="read it")
-        turn = rotations.to_rotation_vector(
-            rotations.multiply(target_pose[3:], rotations.conjugate(self._pose[3:]))
-        )
-        linear = at_most(self.gain * (target_pose[:3] - self._pose[:3]), self.max_speed)
-        angular = at_most(self.gain * turn, self.max_turn_speed)
+        way = self.gain * rotations.between(self._pose, target_pose)
+        linear = at_most(way[:3], self.max_speed)
+        angular = at_most(way[3:], self.max_turn_speed)
         self._send([*(_MILLI * linear), *angular])
 
     def hold(self) -> None:
@@ -237,6 +235,4 @@ def _velocity(before: Vector | None, pose: Vector, seconds: float) -> Vector:
     """From two poses: the controller reports no velocity of the TCP."""
     if before is None or not 0.0 < seconds < 1.0:
         return np.full(6, np.nan)
-    turn = rotations.multiply(pose[3:], rotations.conjugate(before[3:]))
-    moved = np.concatenate([pose[:3] - before[:3], rotations.to_rotation_vector(turn)])
-    return np.asarray(moved / seconds)
+    return np.asarray(rotations.between(before, pose) / seconds)

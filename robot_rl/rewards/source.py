@@ -110,11 +110,9 @@ class PoseReward:
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
         """Reward 1, and the end, after enough steps within the tolerances."""
-        pose = observation[self.key].astype(np.float64)
-        error = np.abs(pose[:3] - self._pose[:3])
-        turn = rotations.multiply(pose[3:], rotations.conjugate(self._pose[3:]))
-        angle = float(np.linalg.norm(rotations.to_rotation_vector(turn)))
-        near = bool((error <= self._tolerance).all()) and angle <= self.rotation_tolerance
+        way = rotations.between(self._pose, observation[self.key].astype(np.float64))
+        near = bool((np.abs(way[:3]) <= self._tolerance).all())
+        near = near and float(np.linalg.norm(way[3:])) <= self.rotation_tolerance
         self._inside = self._inside + 1 if near else 0
         return sparse(self._inside >= self.steps, task)
 

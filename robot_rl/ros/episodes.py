@@ -169,23 +169,18 @@ class ScriptedEpisodes:
     def _approach(self, robot: RosRobot, goal: Vector) -> tuple[float, float]:
         """Move the target in a straight line; returns what is left [m, rad]."""
         start = robot.tcp_pose()
-        distance, turn = _difference(start, goal)
-        longest = max(distance / self.speed, math.hypot(*turn) / self.turn_speed)
+        way = rotations.between(start, goal)
+        longest = max(math.hypot(*way[:3]) / self.speed, math.hypot(*way[3:]) / self.turn_speed)
         steps = max(1, math.ceil(longest / _COMMAND_SECONDS))
         for step in range(1, steps + _SETTLING_STEPS):
             share = min(1.0, step / steps)
-            part = rotations.from_rotation_vector(share * turn)
+            part = rotations.from_rotation_vector(share * way[3:])
             orientation = rotations.normalize(rotations.multiply(part, start[3:]))
-            position = start[:3] + share * (goal[:3] - start[:3])
+            position = start[:3] + share * way[:3]
             robot.move_target(np.concatenate([position, orientation]))
             time.sleep(_COMMAND_SECONDS)
-        distance, turn = _difference(robot.tcp_pose(), goal)
-        return distance, math.hypot(*turn)
-
-
-def _difference(pose: Vector, goal: Vector) -> tuple[float, Vector]:
-    turn = rotations.multiply(goal[3:], rotations.conjugate(pose[3:]))
-    return math.hypot(*(goal[:3] - pose[:3])), rotations.to_rotation_vector(turn)
+        left = rotations.between(robot.tcp_pose(), goal)
+        return math.hypot(*left[:3]), math.hypot(*left[3:])
 
 
 def _seed_of(rng: np.random.Generator) -> int:
