@@ -120,6 +120,7 @@ def _run_directory(path: Path) -> Facts:
             "environment_steps": e.environment_steps,
             "seed_set": e.seed_set,
             "success_rate": e.success_rate,
+            "held_back": e.held_back,
             "words": f"{e.name}: {e}",
         }
         for e in records.evaluations
@@ -164,7 +165,7 @@ def _runs(paths: Sequence[str]) -> Facts:
     return {
         "kind": Kind.RUNS.value,
         "runs": [{"path": str(run), "seed": seed} for run, seed in zip(runs, seeds, strict=True)],
-        "policies": {name: _over_runs(found) for name, found in finals.items() if any(found)},
+        "policies": {name: _over_runs(found) for name, found in finals.items()},
     }
 
 
@@ -246,7 +247,10 @@ def _print_run(console: Console, run: Facts) -> None:
         with WorkProgress(int(config.environment_steps), console=console) as progress:
             Feed(directory, progress).show()
     periodic = [e for e in run["evaluations"] if e["seed_set"] == "periodic"]
-    rates = [f"{e['environment_steps']}: {100 * e['success_rate']:.0f} %" for e in periodic]
+    rates = [
+        f"{e['environment_steps']}: {100 * e['success_rate']:.0f} %{' held back' * e['held_back']}"
+        for e in periodic
+    ]
     if rates:
         console.print(f"success by environment steps: {', '.join(rates)}")
     for final in (e for e in run["evaluations"] if e["seed_set"] == "final"):
@@ -278,8 +282,8 @@ def _print_runs(console: Console, facts: Facts) -> None:
             scenes = "these scenes, which they share" * over["scenes_shared"] or "further scenes"
             console.print(
                 f"  together {over['successes']} of {over['episodes']}, by run {least:.1f} to"
-                f" {most:.1f} %, mean {100 * over['mean']:.1f} %; to expect of a further training"
-                f" seed on {scenes}: 95 % interval {low:.0f} to {high:.0f} %"
+                f" {most:.1f} %, mean {100 * over['mean']:.1f} %; expected rate of a further"
+                f" training seed on {scenes}: 95 % interval {low:.0f} to {high:.0f} %"
             )
 
 

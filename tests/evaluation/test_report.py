@@ -329,8 +329,8 @@ def test_runs_that_differ_in_their_training_seed_are_summarised_together(tmp_pat
     assert f"seed 2, {three[1]}: final, 198/200 = 99.0 % (95 % interval 96.4" in page
     low, high = interval_over_runs([1.0, 0.99, 0.995])
     assert (
-        "together 597 of 600, by run 99.0 to 100.0 %, mean 99.5 %; to expect of a further training"
-        f" seed on further scenes: 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
+        "together 597 of 600, by run 99.0 to 100.0 %, mean 99.5 %; expected rate of a further"
+        f" training seed on further scenes: 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
     ) in page
     assert cli.main(["inspect", *three, "json=true"]) == 0
     learned = json.loads(capsys.readouterr().out)["policies"]["learned"]
@@ -343,6 +343,10 @@ def test_runs_that_differ_in_their_training_seed_are_summarised_together(tmp_pat
     assert cli.main(["inspect", three[0], going_on]) == 0
     page = capsys.readouterr().out
     assert f"{going_on}: periodic, 90/100" in page
+    for run in three[:2]:
+        (tmp_path / run / "evaluations.jsonl").unlink()
+    assert cli.main(["inspect", *three[:2]]) == 0
+    assert capsys.readouterr().out.count("not evaluated yet") == 4
     assert "together" not in page
 
 

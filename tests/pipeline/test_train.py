@@ -15,6 +15,7 @@ from tiny_runs import TINY, lines, without
 from robot_rl import cli
 from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.reader import StoreReader
 from robot_rl.run import RunDirectory
@@ -94,11 +95,17 @@ def test_inspect_says_in_short_how_far_a_run_is_that_trains(folder, capsys, monk
         run.append_jsonl("episodes", {"environment_steps": 10 * number, **episode})
     pace = {"updates_per_second": 60.0, "update_to_data": 3.0, "replay_transitions": 340}
     run.append_jsonl("learner", {"environment_steps": 300, "gradient_updates": 900, **pace})
+    facts = {"policy": "residual", "seed_set": "periodic", "first_seed": 1, "wall_seconds": 1.0}
+    for steps in (100, 200):
+        learned = {"environment_steps": steps, "gradient_updates": steps, "held_back": steps < 200}
+        result = EvaluationResult.of_episodes([True], [1.0], **facts, **learned)
+        run.append_jsonl("evaluations", result.to_json())
     with run.claim("train"):
         page = said_by(capsys, "inspect", "runs/latest")
     for part in (
         "environment steps 300 of 400 | success of the last 20 episodes 75 % | by the operator 50 %"
         " | updates/s 60.0",
+        "success by environment steps: 100: 100 % held back, 200: 100 %",
         f"{run.path}/checkpoints/bc/policy: diffusion policy, version 0",
         f"{run.demonstrations}: 4 episodes",
         "at work: train",
