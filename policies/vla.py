@@ -6,6 +6,7 @@ Black et al. 2024, "π0: A Vision-Language-Action Flow Model for General Robot C
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import numpy as np
@@ -87,7 +88,7 @@ class VLAPolicy(ChunkPolicy):
                 registry.CLASS: registry.name_of(type(self.backbone)),
                 "config": self.backbone.config,
             },
-            "tuning": self.tuning.config,
+            "tuning": asdict(self.tuning),
             "encoder": self.encoder.config,
             "action_dimension": self.action_dimension,
             "action_identity": bool(self.action_normalizer.identity),
@@ -103,7 +104,7 @@ class VLAPolicy(ChunkPolicy):
         """Make a policy of the configured shape; its weights are then loaded."""
         kind = registry.find_class(config["backbone"][registry.CLASS], VLABackbone)
         backbone = kind.from_config(config["backbone"]["config"])
-        tuning = Tuning.from_config(config["tuning"])
+        tuning = Tuning(**config["tuning"])
         tuning.apply(backbone, seed=0)
         normalizer = Normalizer(
             {"action": int(config["action_dimension"])},

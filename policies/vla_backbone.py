@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -105,16 +105,6 @@ class Tuning:
                 got=f"rank {self.rank}, alpha {self.alpha}",
                 expected="rank >= 1 and alpha > 0",
             )
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """JSON values of the tuning."""
-        return asdict(self)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Tuning:
-        """Make a tuning from `config`."""
-        return cls(str(config["mode"]), int(config["rank"]), float(config["alpha"]))
 
     def apply(self, backbone: VLABackbone, seed: int) -> None:
         """Put adapters into a backbone where the mode has them, and set what takes a gradient.

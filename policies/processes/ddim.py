@@ -101,11 +101,6 @@ class DDIM(Process):
         self.register_buffer("_embeddings", table, persistent=False)
 
     @property
-    def timesteps(self) -> list[int]:
-        """The K training steps that the chain visits, noisiest first."""
-        return [int(step) for step in self._timesteps]
-
-    @property
     def options(self) -> dict[str, Any]:
         """JSON values of the arguments that the process has beside its denoiser."""
         return {

@@ -36,7 +36,7 @@ def test_a_transition_is_diffusers_step(eta, prediction, spacing):
     noise = torch.randn(3, *mine.noise_shape, generator=seeded(2))
     chain = mine.sample(features, noise)
     assert chain.shape == (3, 11, 4, 2)
-    assert mine.timesteps == reference.timesteps.tolist()
+    assert mine.noise_table["timesteps"] == reference.timesteps.tolist()
     for index, step in enumerate(reference.timesteps):
         time = sinusoidal_embedding(step[None], mine.denoiser.embedding)
         output = mine.denoiser(chain[:, index], time, features)
