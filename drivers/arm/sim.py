@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class SimScene(NamedTuple):
     success: bool  # whether the task's goal is reached, by the true state
 
 
+@dataclass(eq=False)
 class SimArm:
     """A simulated Panda under Cartesian impedance control, in real time.
 
@@ -43,50 +45,35 @@ class SimArm:
     stops the arm until `clear_errors`. It is the measured one, a mean over 0.1 s: the joint torque
     sensors of a real arm do not see the first millisecond of an impact either.
 
-    Args:
-        task: A simulated task.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        home_joints: Joint angles (7,) [rad] near which start poses are solved.
-        gripper: What moves the fingers where the task's action has a gripper column.
-        rate_hz: Measurements per second; between them physics runs without a pause.
-        reflex_force: Measured contact force of the collision reflex [N].
-        stale_after_s: Age at which a measurement is too old, for the machine is too busy [s].
-        seed: Of the first episode.
-
     Raises:
         RobotRLError: The task is not a simulated one.
     """
 
-    compliance: Compliance = "impedance"
-    joint_names = ARM_JOINTS
+    compliance: ClassVar[Compliance] = "impedance"
+    joint_names: ClassVar[tuple[str, ...]] = ARM_JOINTS
 
-    def __init__(
-        self,
-        task: Task,
-        model: str,
-        home_joints: Sequence[float],
-        gripper: GripperMotor,
-        rate_hz: float = 100.0,
-        reflex_force: float = 150.0,
-        stale_after_s: float = 0.5,
-        seed: int = 0,
-    ) -> None:
-        self.task = put_in_world(task, model, gripper)
-        self._world = self.task.world
+    task: Task  # a simulated one
+    model: str  # path of the arm's MJCF, beginning with `hardware/`
+    home_joints: Sequence[float]  # joint angles (7,) near which start poses are solved [rad]
+    gripper: GripperMotor  # moves the fingers where the task's action has a gripper column
+    rate_hz: float = 100.0  # measurements per second; between them physics runs without a pause
+    reflex_force: float = 150.0  # measured contact force of the collision reflex [N]
+    stale_after_s: float = 0.5  # age at which a measurement is too old: the machine is too busy
+    seed: int = 0  # of the first episode
+
+    def __post_init__(self) -> None:
+        self._task = put_in_world(self.task, self.model, self.gripper)
+        self._world = self._task.world
         self._scene = SceneState(self._world)
-        self._home_joints = np.array(home_joints)
-        self._has_gripper = GRIPPER_ACTION in self.task.action_names
-        self._period = 1.0 / rate_hz
-        self._reflex_force = reflex_force
-        self._stale_after = stale_after_s
-        self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * rate_hz)))
+        self._period = 1.0 / self.rate_hz
+        self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * self.rate_hz)))
         self._lock = threading.Lock()  # the world, and what is said of it
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._problem: BaseException | None = None
         self._stopped = False
         self.fault: str | None = None
-        self.reset(seed)
+        self.reset(self.seed)
 
     @property
     def joint_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -110,9 +97,9 @@ class SimArm:
         """The newest measurement; raises as `Arm.read`, also where the simulation has failed."""
         self._check_running()
         age = time.monotonic() - self._measured_at
-        if age > self._stale_after:
+        if age > self.stale_after_s:
             raise Stale(
-                "the simulated arm's state", age, self._stale_after, "the machine is too busy"
+                "the simulated arm's state", age, self.stale_after_s, "the machine is too busy"
             )
         return self._state
 
@@ -158,9 +145,9 @@ class SimArm:
             The pose (7,) at which the arm now stands. A fault is cleared: it is another scene.
         """
         with self._lock:
-            start_pose = self.task.reset(np.random.default_rng(seed))
-            self._world.reset(start_pose, self._home_joints)
-            self._world.set_finger_opening(self.task.finger_opening)
+            start_pose = self._task.reset(np.random.default_rng(seed))
+            self._world.reset(start_pose, np.array(self.home_joints))
+            self._world.set_finger_opening(self._task.finger_opening)
             self._wrenches.clear()
             self.fault, self._stopped = None, False
             self._measure(np.zeros(6))
@@ -174,16 +161,16 @@ class SimArm:
         """
         if not 0.0 <= position <= 1.0:
             raise DriverError("a gripper cannot go there", got=position, expected="0 to 1")
-        if self._has_gripper:
+        if GRIPPER_ACTION in self._task.action_names:
             with self._lock:
                 self._world.set_finger_target((1.0 - position) * FINGER_STROKE)
 
     def scene(self) -> SimScene:
         """The world as it is now."""
         with self._lock:
-            observed = self.task.observe().get("state/object_poses")
+            observed = self._task.observe().get("state/object_poses")
             poses = None if observed is None else np.array(observed, np.float64)
-            stamp, success = self._state.stamp_ns, self.task.succeeded()
+            stamp, success = self._state.stamp_ns, self._task.succeeded()
             return SimScene(stamp, self._scene.capture(), poses, success)
 
     def _run(self) -> None:
@@ -211,7 +198,7 @@ class SimArm:
         )
         self._measured_at = time.monotonic()
         force = math.hypot(*self._state.tcp_wrench[:3])
-        if force > self._reflex_force and self.fault is None:
+        if force > self.reflex_force and self.fault is None:
             self.fault = f"collision reflex at {force:.0f} N"
             self._brake()
 
