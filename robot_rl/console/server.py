@@ -11,6 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,33 +47,24 @@ _ADDED_TO_PAGE = (
 )
 
 
+@dataclass(eq=False)
 class ConsoleServer:
-    """Serves the console of one run.
+    """Serves the console of one run."""
 
-    Args:
-        run: The run directory.
-        facts: What a page shows and does not change, such as the task and its rate.
-        loop_folder: Where the control loop says how it is reached.
-        library: The stored episodes.
-        scenes: `live` and `replay`; empty for robots without a model.
-        gate: Who may come in.
-    """
+    run: RunDirectory
+    facts: dict[str, Any]  # what a page shows and does not change, such as the task and its rate
+    loop_folder: Path  # where the control loop says how it is reached
+    library: EpisodeLibrary  # the stored episodes
+    scenes: dict[str, Scene]  # `live` and `replay`; empty for robots without a model
+    gate: Gate  # who may come in
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        facts: dict[str, Any],
-        loop_folder: Path,
-        library: EpisodeLibrary,
-        scenes: dict[str, Scene],
-        gate: Gate,
-    ) -> None:
-        self._scenes, self._gate = scenes, gate
-        self._client = LoopClient(loop_folder)
+    def __post_init__(self) -> None:
+        self._client = LoopClient(self.loop_folder)
         self._player = EpisodePlayer()
-        self._pages = Pages(self._client, library, self._player)
-        self._feeds = Feeds(run, self._client, self._player, self._pages, scenes)
-        self._pages.tell("facts", {**facts, "scenes": sorted(scenes), "speeds": SPEEDS})
+        self._pages = Pages(self._client, self.library, self._player)
+        self._feeds = Feeds(self.run, self._client, self._player, self._pages, self.scenes)
+        facts = {**self.facts, "scenes": sorted(self.scenes), "speeds": SPEEDS}
+        self._pages.tell("facts", facts)
 
     async def serve(
         self,
@@ -88,7 +80,7 @@ class ConsoleServer:
             ConsoleError: The port cannot be had.
             RobotRLError: What works beside the requests has failed.
         """
-        proxies = {name: ViewerProxy(scene.port) for name, scene in self._scenes.items()}
+        proxies = {name: ViewerProxy(scene.port) for name, scene in self.scenes.items()}
         runner = web.AppRunner(self._application(proxies), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         works = [self._client.run(), self._player.run(), *self._feeds.works(), stop.wait()]
@@ -109,7 +101,7 @@ class ConsoleServer:
             await runner.cleanup()
 
     def _application(self, proxies: dict[str, ViewerProxy]) -> web.Application:
-        app = web.Application(middlewares=[self._gate.middleware])
+        app = web.Application(middlewares=[self.gate.middleware])
         app.router.add_get("/", _secured(self._index))
         app.router.add_get("/socket", self._socket)
         for name in sorted(path.name for path in _PAGE.iterdir()):
