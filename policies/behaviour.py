@@ -16,7 +16,7 @@ from policies.instructions import INSTRUCTION_FEATURES
 from policies.policy import ChunkPolicy, Policy, build, describe
 from policies.vision import FEATURES, ImageEncoder, build_image_encoder
 
-MODES = ("mean", "sample", "base")
+MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
 FORMAT_VERSION = 3
 
@@ -25,7 +25,8 @@ FORMAT_VERSION = 3
 class Exploration:
     """How the executed action departs from the policy's best guess."""
 
-    mode: str = "mean"  # "mean" of the policy, a "sample" of it, or the action of its "base" alone
+    # "mean" of the policy, a "sample" of it, the action of its "base" alone, or the "noise" alone.
+    mode: str = "mean"
     # Extra noise on the action, before the clip to ±1: "none", "normal", "uniform".
     noise: str = "none"
     noise_scale: float = 0.0  # standard deviation or half width of the extra noise, in action units

@@ -326,7 +326,9 @@ def _act_in(
         proposal = _advance(policy.base, episodes, windows)
         acted.base_action[rows] = proposal
         acted.chunk_index[rows] = [episode.position - 1 for episode in episodes]
-    if proposal is not None and (exploration.mode == "base" or policy.base is policy):
+    if exploration.mode == "noise":
+        action = np.zeros((len(episodes), width), np.float32)
+    elif proposal is not None and (exploration.mode == "base" or policy.base is policy):
         action = proposal
     else:
         noise = None

@@ -23,7 +23,7 @@ from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.algorithms.residual import Residual
 from robot_rl.learning.blocks import Blocks, unevaluated
-from robot_rl.learning.demonstrations import value_range
+from robot_rl.learning.demonstrations import demonstrated, first_episodes, value_range
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
@@ -34,7 +34,15 @@ from robot_rl.processes.signals import Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import ReplayError
 from robot_rl.replay.windows import LABELS
-from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, RunDirectory, learned_steps
+from robot_rl.run import (
+    CLONED,
+    DEMONSTRATIONS,
+    EXPLORATION,
+    LAST,
+    UNTRAINED,
+    RunDirectory,
+    learned_steps,
+)
 
 
 def run(config: DictConfig) -> None:
@@ -77,6 +85,10 @@ class Online(Stage):
     with_actors = True
     records = "learner"
 
+    def needed(self, config: DictConfig) -> tuple[str, ...]:
+        """Without demonstrations, the exploration in place of them."""
+        return self.needs if demonstrated(config) else (EXPLORATION, UNTRAINED)
+
     def check(self, config: DictConfig) -> None:
         """Check steps, updates, the device and the algorithm's settings.
 
@@ -115,14 +127,15 @@ class Learner:
     """
 
     def __init__(self, bench: Workbench) -> None:
-        """Make the algorithm, put the demonstrations into the store, and resume if possible."""
+        """Make the algorithm, put the first episodes into the store, and resume if possible."""
         self._bench, config = bench, bench.config
         self._blocks = Blocks.of(config)
         # Only one actor can be made to act on the weights of a certain block.
         self._stepped = config.clock == "stepped" and self._blocks.actors == 1
         self._cloned = bench.cloned
-        check_fit(self._cloned, bench.demonstrations().schema)
-        algorithm = _with_value_range(config, bench.demonstrations())
+        first = first_episodes(config, bench.run)
+        check_fit(self._cloned, first.schema)
+        algorithm = _with_value_range(config, first)
         seed = int(config.seed)
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
@@ -271,7 +284,9 @@ class Learner:
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         share = self._trial.share if self._trial is not None else 0.0
-        if self.updates == 0:
+        if self.updates == 0 and not demonstrated(self._bench.config):
+            behaviour = self._cloned  # which acts at random
+        elif self.updates == 0:
             noise = self._algorithm.schedule.warmup_noise
             behaviour = self._cloned.exploring("base", "normal", noise, share)
         else:
@@ -322,7 +337,7 @@ class Learner:
         self._saved_steps = self.environment_steps
 
 
-def _with_value_range(config: DictConfig, demonstrations: EpisodeDataset) -> DictConfig:
+def _with_value_range(config: DictConfig, first: EpisodeDataset) -> DictConfig:
     """The algorithm's configuration, with the range of returns where nobody has given it."""
     algorithm: DictConfig = config.algorithm
     settings, discount = algorithm.get("settings", {}), algorithm.schedule.discount
@@ -330,7 +345,7 @@ def _with_value_range(config: DictConfig, demonstrations: EpisodeDataset) -> Dic
     known = config.reward.annotation in (None, LABELS) and discount < 1
     if not known or settings.get("value_range", ()) is not None:
         return algorithm
-    found = {"settings": {"value_range": list(value_range(demonstrations, discount))}}
+    found = {"settings": {"value_range": list(value_range(first, discount))}}
     return cast("DictConfig", OmegaConf.merge(algorithm, found))
 
 

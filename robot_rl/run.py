@@ -3,11 +3,13 @@
     runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the newest
         config.yaml                    the resolved configuration
         demonstrations.zarr/           episodes
-        exploration.zarr/              with cameras: episodes for the image encoder
+        exploration.zarr/              without demonstrations: episodes of random actions; with
+                                       cameras: episodes for the image encoder
         corrections.zarr/              what an operator corrected before online learning
         reward.zarr/  store/           examples for a success classifier; the replay store
         spool/actor-1.rows             steps of an actor that are not in the store yet
         checkpoints/vision/            with cameras: the image encoder
+        checkpoints/untrained/         without demonstrations: what learning begins with
         checkpoints/bc/                the cloned policy
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/last/              the learner's full state
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 DEMONSTRATIONS = "demonstrations.zarr"
+EXPLORATION = "exploration.zarr"
 VISION = "checkpoints/vision"
+UNTRAINED = "checkpoints/untrained"
 CLONED = "checkpoints/bc"
 LAST = "checkpoints/last"
 EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
@@ -74,7 +78,8 @@ class RunDirectory:
         demonstrations: Of these and the next four, the zarr groups: the run's demonstrations.
         failures: A person's failed attempts, where they are kept.
         corrections: What an operator corrected before online learning.
-        exploration: The episodes in which an image encoder's training explored.
+        exploration: The episodes of random actions that a run without demonstrations begins with,
+            or those in which an image encoder's training explored.
         reward_examples: The examples for a success classifier.
         store: The folder of the replay store.
     """
@@ -84,7 +89,7 @@ class RunDirectory:
         self.demonstrations = self.path / DEMONSTRATIONS
         self.failures = self.path / "failures.zarr"
         self.corrections = self.path / "corrections.zarr"
-        self.exploration = self.path / "exploration.zarr"
+        self.exploration = self.path / EXPLORATION
         self.reward_examples = self.path / EXAMPLES
         self.store = self.path / "store"
 
@@ -326,9 +331,12 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
 
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
+        RunError: The cloned one of a run that has learned without demonstrations.
     """
     from policies import checkpoint  # late: loads torch
 
+    if which == CLONED_POLICY and run.has_folder(LAST) and not run.has_folder(CLONED):
+        raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
     if which == CLONED_POLICY or (which == DEPLOYED and _deploys_cloned(run)):
         return checkpoint.load(run.complete_folder(CLONED) / "policy"), 0
     folder = run.complete_folder(proved_checkpoint(run))

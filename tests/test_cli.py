@@ -70,7 +70,10 @@ def test_help_says_what_the_comments_in_the_configuration_say(capsys):
         "task=reach Bring the TCP to a pose within 4 mm and 2 deg."
     )
     assert "Or: gym, gym_hil, peg_insert, peg_insert_hard" in _entry(page, "task")
-    words = "demonstrations=20 Successful demonstrations that `collect` records."
+    words = (
+        "demonstrations=20 Successful demonstrations that `collect` records. 0: none; learning"
+        " begins with random actions (algorithm=sac)."
+    )
     assert _entry(page, "demonstrations") == words
     assert cli.main(["train", "--help", "all", "policy=diffusion_unet"]) == 0
     page = capsys.readouterr().out

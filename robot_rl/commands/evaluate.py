@@ -103,6 +103,8 @@ class FinalEvaluation:
             return "nothing was learned"
         if self.learned.held_back:
             return "nothing that was learned has done better on the robot"
+        if self.cloned is None and not RunDirectory(self.run).has_folder(CLONED):
+            return "nothing was cloned that it could be compared with"
         if self.cloned is None:
             return (
                 "the cloned one was not evaluated beside it;"
@@ -127,7 +129,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     torch.set_num_threads(1)
     learned = run.has_folder(LAST)
     wanted = {
-        CLONED_POLICY: bool(config.evaluation.compare) or not learned,
+        CLONED_POLICY: run.has_folder(CLONED) and (config.evaluation.compare or not learned),
         LEARNED_POLICY: learned,
     }
     results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)

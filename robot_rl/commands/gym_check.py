@@ -82,8 +82,10 @@ def _facts(env: RobotEnv, robot: GymRobot) -> list[str]:
 
 
 def _success(robot: GymRobot, first: _Episode) -> str:
+    if robot.success_return is not None:
+        return f"success: rewards that sum to {robot.success_return:g} or more"
     if robot.success_from is None:
-        return "success: termination with a positive reward, for the info says nothing of it"
+        return "success: termination with a positive reward, for want of robot.success_return=SUM"
     step = "any step" if robot.any_step else "the last step (robot.success=any: any step)"
     ends = "ends the episode" if first.terminated else "ends no episode: each lasts to its limit"
     seen = f"it {ends}" if first.success else "random actions never reached it"

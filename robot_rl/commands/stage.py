@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from robot_rl.commands.gym_check import try_environment
 from robot_rl.commands.nodes import check_robot, robot_nodes
 from robot_rl.commands.runs import working_run
+from robot_rl.config import ConfigError
 from robot_rl.learning.demonstrations import check_demonstrations
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.stages.clone import Clone, check_unused
@@ -99,6 +100,9 @@ def _checked(config: DictConfig, *kinds: type[Stage]) -> tuple[Recipe, list[str]
             own = [kind.__name__]
             recipe.stages[own[0]] = stage
         names += own
+    if not names:
+        got = f"demonstrations={config.demonstrations}, dataset={config.dataset}"
+        raise ConfigError("there is nothing to do", got=got, hint="leave these out")
     for name in names:
         recipe.stages[name].check(config)
     return recipe, names

@@ -26,10 +26,14 @@ from robot_rl.evaluation.statistics import (
 )
 from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
-from robot_rl.learning.demonstrations import check_demonstrations, open_demonstrations
+from robot_rl.learning.demonstrations import (
+    check_demonstrations,
+    demonstrated,
+    open_demonstrations,
+)
 from robot_rl.learning.recipe import Recipe
 from robot_rl.learning.stages.clone import check_networks
-from robot_rl.learning.stages.vision import exploration_steps
+from robot_rl.learning.stages.explore import exploration_steps
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
@@ -41,6 +45,7 @@ from robot_rl.run import (
     LAST,
     LEARNED_POLICY,
     SUMMARY,
+    UNTRAINED,
     RunDirectory,
     RunError,
     learned_steps,
@@ -143,7 +148,7 @@ def run(config: DictConfig) -> None:
             if config.resume:
                 save_resolved(lasting(config), directory.path)
             _go_through(config, directory, recipe, lock)
-            if config.stage is None and directory.has_folder(CLONED):
+            if config.stage is None and directory.has_policy():
                 _finish(config, directory, costs)
         except BaseException:
             with suppress(
@@ -169,7 +174,7 @@ def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
     made = {made for name in recipe.left(run) for made in recipe.stages[name].makes}
     if DEMONSTRATIONS not in made and (config.dataset or run.demonstrations.exists()):
         check_demonstrations(config, run)
-    if CLONED in made:
+    if made & {CLONED, UNTRAINED}:
         check_networks(config)
 
 
@@ -234,7 +239,7 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
 
 
 def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
-    """Evaluate the cloned and the learned policy, decide for one, write summary and report."""
+    """Evaluate what was cloned and learned, decide for one, write summary and report."""
     final = evaluate_final(config, run)
     print(final, flush=True)  # whatever becomes of the files
     run.save_json(SUMMARY, {**summarize(config, run, final), **costs.totals()})
@@ -263,7 +268,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "evaluation_episodes": final.deployed.episodes,
         "mean_seconds_to_success": final.deployed.mean_seconds_to_success,
         "longest_success_run": final.deployed.longest_success_run,
-        "demonstrations": len(open_demonstrations(config, run)),
+        "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
         "environment_steps": learned_steps(run),
         "exploration_steps": exploration_steps(run),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,

@@ -126,6 +126,8 @@ class GymRobot:
         success: Which steps of an episode make it a success: its "last" one, as at the goals of
             gymnasium-robotics, where the object has to stay; or "any", as in Meta-World, after
             which all later steps count as successful too.
+        success_return: Sum of rewards from which an episode is a success at its end, in place of
+            what the info says; None: that is not asked.
 
     Attributes:
         control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
@@ -148,6 +150,7 @@ class GymRobot:
         action_scale: Sequence[float] | None,
         success_key: str | None,
         success: str = SUCCESS_AT[0],
+        success_return: float | None = None,
     ) -> None:
         if success not in SUCCESS_AT:
             expected = " or ".join(SUCCESS_AT)
@@ -159,7 +162,8 @@ class GymRobot:
                 hint="leave task=... out, or give task=gym",
             )
         self.id = id
-        self._success_key = success_key
+        self._success_key, self.success_return = success_key, success_return
+        self._task, self._return = task, 0.0
         self.any_step, self._reached = success == "any", False
         self.success_from: str | None = None
         self._env = _make(id, arguments)
@@ -197,7 +201,7 @@ class GymRobot:
                 expected=self._spaces,
                 hint=_MEND,
             )
-        self._reached = False
+        self._reached, self._return = False, 0.0
         self.last_outcome = _NOTHING_YET
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -222,7 +226,12 @@ class GymRobot:
         self._steps += 1
         self.last_observation = seen
         reward = _finite_reward(self._now, given)
-        now = self._success(info, bool(terminated), reward)
+        self._return += reward
+        if self.success_return is not None:
+            ended = terminated or truncated or self._steps >= self._task.time_limit_steps
+            now = bool(ended) and self._return >= self.success_return
+        else:
+            now = self._success(info, bool(terminated), reward)
         self._reached = now or (self.any_step and self._reached)
         self.last_outcome = Outcome(reward, bool(terminated), bool(truncated), self._reached)
 

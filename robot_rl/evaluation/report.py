@@ -95,7 +95,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "title": f"{task} · {algorithm}",
         "subtitle": f"Run {run.directory.name}, seed {seed}" + _domain(run),
         "notes": [*run.notes, *_setbacks(run), *_conduct(run)],
-        "bc": _success(run.final(cloned=True)),
+        "bc": run.summary.get("demonstrations") != 0 and _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
         "decision": run.summary.get("decision"),
         "figures": _figures(run),

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from robot_rl.config import check_least
 from robot_rl.errors import RobotRLError
-from robot_rl.run import RunDirectory, learned_steps
+from robot_rl.run import CLONED, RunDirectory, learned_steps
 
 EVALUATIONS = "evaluations"  # the run's records of them
 
@@ -136,5 +136,5 @@ def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
         steps
         for steps in Blocks.of(config).evaluation_points()
         if steps not in known
-        and (steps == 0 or steps > learned or run.has_folder(run.snapshot_name(steps)))
+        and (steps > learned or run.has_folder(run.snapshot_name(steps) if steps else CLONED))
     ]

@@ -1,4 +1,4 @@
-"""The demonstrations that a run learns from, as episodes and as rows of its store."""
+"""The episodes that a run begins with, demonstrated or explored, also as rows of its store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import feature_columns, stored_schema
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, SchemaMismatch
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, SchemaMismatch
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymRobot
 from robot_rl.errors import RobotRLError
@@ -22,6 +22,17 @@ from robot_rl.run import RunDirectory
 
 DEMONSTRATOR = 0  # the actor that demonstrations come from
 _OWNER = "demonstrations"
+
+
+def demonstrated(config: DictConfig) -> bool:
+    """Whether a run begins with demonstrations: with `demonstrations=0` it explores at random."""
+    return config.dataset is not None or int(config.demonstrations) != 0
+
+
+def first_episodes(config: DictConfig, run: RunDirectory) -> EpisodeDataset:
+    """The demonstrations, or the exploration in place of them; see `open_demonstrations`."""
+    shown = demonstrated(config)
+    return open_demonstrations(config, run) if shown else EpisodeDataset(run.exploration)
 
 
 def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
@@ -107,19 +118,26 @@ def value_range(dataset: EpisodeDataset, discount: float) -> tuple[float, float]
     return bounds[0], bounds[1]
 
 
-def insert_demonstrations(
-    client: ReplayClient, dataset: EpisodeDataset, cloned: Behaviour, stop: StopEvent
+def insert_episodes(
+    client: ReplayClient,
+    dataset: EpisodeDataset,
+    cloned: Behaviour,
+    stop: StopEvent,
+    source: int = SOURCE_DEMONSTRATION,
 ) -> None:
-    """Put the demonstrations into the store, with the base's proposals along them.
+    """Put the first episodes of a run into the store, with the base's proposals along them.
 
-    Only the successful ones, as for cloning: an actor that imitates learns from these rows what to
-    do. Rows that an earlier, interrupted insertion has put there are not sent again.
+    Of demonstrations only the successful ones, as for cloning: an actor that imitates learns from
+    these rows what to do. Rows that an earlier, interrupted insertion has put there are not sent
+    again.
 
     Args:
         client: A client of the store's server.
-        dataset: The demonstrations.
+        dataset: The episodes.
         cloned: The cloned policy: the base whose proposals are wanted.
         stop: Ends it after an episode.
+        source: What they count as, whatever recorded them: rows of `SOURCE_POLICY` are the run's
+            first environment steps.
 
     Raises:
         Stopped: `stop` was set.
@@ -130,7 +148,7 @@ def insert_demonstrations(
     runner = PolicyRunner(cloned)
     lengths = np.diff(dataset.episode_ends, prepend=0)
     start = 0
-    for index in np.flatnonzero(dataset.successes).tolist():
+    for index in np.flatnonzero(dataset.successes | (source == SOURCE_POLICY)).tolist():
         if stop.is_set():
             raise Stopped
         length = int(lengths[index])
@@ -140,8 +158,7 @@ def insert_demonstrations(
             columns["base_action"] = runner.label(
                 columns, int(dataset.seeds[index]), dataset.instructions[index]
             )
-            # Whatever recorded it: what is given as a demonstration counts as one.
-            columns["source"] = np.full(length, SOURCE_DEMONSTRATION, np.uint8)
+            columns["source"] = np.full(length, source, np.uint8)
             facts = {
                 "task": schema.task,
                 "seed": int(dataset.seeds[index]),

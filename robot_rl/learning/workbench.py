@@ -27,7 +27,7 @@ from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.rows import RowBuilder
-from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
@@ -37,7 +37,12 @@ from robot_rl.env.rollout import EpisodeResult, Seeds, rollout, training_seed
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch
-from robot_rl.learning.demonstrations import insert_demonstrations, open_demonstrations
+from robot_rl.learning.demonstrations import (
+    demonstrated,
+    first_episodes,
+    insert_episodes,
+    open_demonstrations,
+)
 from robot_rl.learning.weights import base_apart, publish
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
@@ -45,7 +50,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env, reward_cameras
-from robot_rl.run import CLONED, STATE_FILE, RunDirectory
+from robot_rl.run import CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _RETRY_SECONDS = 0.5
@@ -112,9 +117,13 @@ class Workbench:
     def cloned(self) -> Behaviour:
         """The cloned policy; checkpoints of what is learned on top of it need not repeat it.
 
+        Without demonstrations an untrained one, with what the exploration says of observations.
+
         Raises:
             CheckpointError: There is none, or a file of it is damaged.
         """
+        if not demonstrated(self.config):
+            return self.policy(UNTRAINED)
         behaviour = self.policy(CLONED)
         self._base = base_apart(self.run, behaviour)
         return behaviour
@@ -136,7 +145,7 @@ class Workbench:
         return open_demonstrations(self.config, self.run)
 
     def sampler(self, spec: SampleSpec) -> Rows:
-        """Draw from the rows of the demonstrations and of the actors.
+        """Draw from the rows of the run's first episodes and of the actors.
 
         Args:
             spec: What is drawn. The run adds its capacity and its rewards.
@@ -145,8 +154,9 @@ class Workbench:
             Stopped: `stop` was set.
             ReplayError: The replay server cannot take or give what is asked.
         """
-        dataset = self.demonstrations()
-        insert_demonstrations(self.client, dataset, self.cloned, self.stop)
+        dataset = first_episodes(self.config, self.run)
+        source = SOURCE_DEMONSTRATION if demonstrated(self.config) else SOURCE_POLICY
+        insert_episodes(self.client, dataset, self.cloned, self.stop, source)
         marked = (ENCODER_ID,) if FEATURES in spec.fields else ()
         spec = replace(
             spec,
@@ -332,17 +342,15 @@ class Rows:
 def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words: str) -> str:
     """What the robot is about to do, for whoever stands beside it."""
     seconds = env.task.time_limit_steps * env.clock.period
-    noise = behaviour.exploration.noise_scale
+    mode, noise = behaviour.exploration.mode, behaviour.exploration.noise_scale
+    driver = "chance" if mode == "noise" else f"the {behaviour.kind} policy"
     more = (
         f", with noise of up to {noise:g} on each action in [-1, 1]; it will miss, and touch what"
         " is in its way"
         if noise
         else ""
     )
-    return (
-        f"{words}: in {episodes} episodes of up to {seconds:g} s the {behaviour.kind} policy"
-        f" drives the robot{more}"
-    )
+    return f"{words}: in {episodes} episodes of up to {seconds:g} s {driver} drives the robot{more}"
 
 
 def make_driven_env(config: DictConfig, run: RunDirectory) -> tuple[TelemetryEnv, Intervention]:

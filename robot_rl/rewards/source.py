@@ -14,7 +14,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
 # `reward_version` of a row: these for sources without a model, a model's own from FIRST_MODEL on.
-TASK_VERSION, HUMAN_VERSION, POSE_VERSION = 0, 1, 2
+TASK_VERSION, HUMAN_VERSION, POSE_VERSION, DISTANCE_VERSION = range(4)
 FIRST_MODEL = 1 << 16
 
 
@@ -73,6 +73,38 @@ class HumanReward(TaskReward):
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
         """No reward; an episode that the task gives up as failed is over."""
         return sparse(False, task)
+
+
+class DistanceReward(TaskReward):
+    """The task's judgement, and by how much the step has brought the robot nearer to the goal.
+
+    Args:
+        key: Observation that holds what is left to the goal, (n,).
+        scale: How much of each of its numbers is a reward of 1, in its unit, (n,).
+    """
+
+    version = DISTANCE_VERSION
+
+    def __init__(self, key: str, scale: Sequence[float]) -> None:
+        self.observed, self._scale, self._left = (key,), np.array(scale, float), 0.0
+
+    def reset(self, observation: Observation) -> None:
+        """Remember how far the goal is."""
+        left = observation[self.observed[0]]
+        if left.shape != self._scale.shape:
+            raise RewardError(
+                f"the scale of the reward does not fit {self.observed[0]}",
+                got=self._scale.tolist(),
+                expected=f"{left.size} numbers",
+                hint="set reward.source.scale",
+            )
+        self._left = float(np.linalg.norm(left / self._scale))
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Add the progress to the task's reward."""
+        before = self._left
+        self.reset(observation)
+        return task._replace(reward=task.reward + before - self._left)
 
 
 @dataclass(eq=False)

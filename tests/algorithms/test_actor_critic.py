@@ -100,7 +100,8 @@ def test_targets_keep_to_the_range_of_possible_returns(choice, value, limited):
 )
 def test_critics_tell_shares_of_the_range_of_returns(choice, words, limited, low, width):
     """A reward of -1 a step taught nothing: every value was taken for 0."""
-    got = squared_target(make(choice, words=words), -7.0, reward=-1.0, discount=0.9)
+    plain = [("settings.entropy_in_target", "false")]
+    got = squared_target(make(choice, changes=plain, words=words), -7.0, reward=-1.0, discount=0.9)
     target = (-1.0 + 0.9 * limited - low) / width
     assert got == pytest.approx(target**2, rel=1e-5)
 

@@ -250,6 +250,19 @@ def test_the_success_key_can_be_named():
         episode(environment("tests/Point-v0", "robot.success_key=done"), [-1, 0])
 
 
+@pytest.mark.parametrize(("word", "sum_wanted"), [("", -0.5), ("time_limit_steps=3", 0.0)])
+def test_success_can_be_a_sum_of_rewards_at_the_end(word, sum_wanted, capsys):
+    shorter = [f"task.environment.{word}"] if word else []
+    words = ("tests/Point-v0", f"robot.success_return={sum_wanted}", *shorter)
+    env = environment(*words, key="null")
+    assert episode(env, [0, 0])[3]
+    assert not episode(env, [1, 0])[3]
+    env.reset(seed=0)
+    assert not env.step(np.zeros(2, np.float32))[4]["success"]  # what will come is not known yet
+    try_environment(compose(["robot=gym", *(f"robot.id={w}" if "/" in w else w for w in words)]))
+    assert f"success: rewards that sum to {sum_wanted:g} or more" in capsys.readouterr().out
+
+
 def test_the_time_limit_is_the_environments_or_a_shorter_one():
     assert environment().task.time_limit_steps == 20
     env = environment("tests/Point-v0", "task.environment.time_limit_steps=3")

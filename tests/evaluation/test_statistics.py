@@ -322,7 +322,12 @@ def test_a_policy_that_is_as_good_is_called_worse_in_one_run_of_twenty_at_the_mo
          " beside it; robot-rl train resume=runs/1 evaluation.compare=true evaluates both"),
     ],
 )  # fmt: skip
-def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(cloned, learned, said):
+def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(
+    cloned, learned, said, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/1/checkpoints/bc").mkdir(parents=True)
+
     def result(count, steps):
         return None if count is None else on_scenes([n < count for n in range(100)], steps=steps)
 

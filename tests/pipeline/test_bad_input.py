@@ -59,7 +59,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("evaluation.slots=0", "evaluation.slots is out of range; got: 0"),
         ("environment_steps=-5", "environment_steps is out of range; got: -5; expected: >= 1"),
         ("environment_steps=500", "ends with the warm-up, and nothing would be learned; got: 500"),
-        ("demonstrations=0", "demonstrations is out of range; got: 0; expected: >= 1"),
+        ("demonstrations=-1", "demonstrations is out of range; got: -1; expected: >= 1"),
         ("cloning.updates=0", "cloning.updates is out of range; got: 0; expected: >= 1"),
         ("policy.horizon=0", "policy.horizon is out of range; got: 0; expected: >= 1"),
         ("policy.observation_steps=0", "policy.observation_steps is out of range; got: 0"),

@@ -18,7 +18,7 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.errors import RobotRLError
-from robot_rl.learning.demonstrations import insert_demonstrations, value_range
+from robot_rl.learning.demonstrations import insert_episodes, value_range
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
@@ -49,7 +49,7 @@ def test_failed_episodes_are_no_demonstrations(
     cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
     with ReplayClient(server.run / "store") as client:
         for _ in range(2):  # the second time everything is there already
-            insert_demonstrations(client, mixed, cloned, StopEvent())
+            insert_episodes(client, mixed, cloned, StopEvent())
     reader = StoreReader(server.run / "store")
     stored = [reader.read_episode("reach", episode) for episode in reader.episodes("reach")]
     reader.close()
@@ -100,7 +100,7 @@ def test_a_stop_ends_the_insertion(server: ServerProcess) -> None:
     stop = StopEvent()
     stop.set()
     with ReplayClient(server.run / "store") as client, pytest.raises(Stopped):
-        insert_demonstrations(client, given, cloned, stop)
+        insert_episodes(client, given, cloned, stop)
 
 
 def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
@@ -120,7 +120,7 @@ def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
         row_bytes = stored_schema(given.schema, cloned).dtype.itemsize
         size = size_for(4, row_bytes)
         with ReplayClient(server.run / "store", spool_bytes=size) as client:
-            insert_demonstrations(client, given, cloned, StopEvent())
+            insert_episodes(client, given, cloned, StopEvent())
 
     assert given.episode_ends[0] > 3 + 4
     with monkeypatch.context() as patch:

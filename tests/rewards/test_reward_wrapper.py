@@ -11,7 +11,7 @@ from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import rollout
-from robot_rl.rewards.source import HumanReward, PoseReward, RewardError, TaskReward
+from robot_rl.rewards.source import DistanceReward, HumanReward, PoseReward, RewardError, TaskReward
 from robot_rl.rewards.wrapper import RewardWrapper
 
 
@@ -154,6 +154,21 @@ def test_a_pose_counts_after_enough_steps_within_the_tolerances():
     assert not source.judge(at(0.5), outcome()).success
     with pytest.raises(RewardError, match="unit quaternion"):
         PoseReward([0.5, 0, 0.1, 0, 0, 0, 2], [0.01, 0.01, 0.01], 0.1)
+
+
+def test_coming_nearer_is_rewarded_beside_the_success_that_the_task_sees():
+    def left(*numbers):
+        return {"state/relative_pose": np.array(numbers, "f4")}
+
+    source = DistanceReward("state/relative_pose", [0.1, 0.5])
+    source.reset(left(0.2, 0.0))
+    steps = [(left(0.1, 0.0), outcome()), (left(0.0, -1.0), outcome())]
+    steps.append((left(0.0, 0.0), outcome(terminated=True, success=True)))
+    verdicts = [source.judge(*step) for step in steps]
+    assert [v.reward for v in verdicts] == pytest.approx([1.0, -1.0, 3.0])
+    assert [v.success for v in verdicts] == [False, False, True]
+    with pytest.raises(RewardError, match=r"expected: 3 numbers; next: set reward\.source\.scale"):
+        source.reset(left(0.0, 0.0, 0.0))
 
 
 def test_a_task_that_gives_up_ends_the_episode_without_reward():

@@ -22,6 +22,7 @@ from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, train
+from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
@@ -36,6 +37,10 @@ class Clone(Stage):
 
     needs = (DEMONSTRATIONS,)
     makes = (CLONED,)
+
+    def wanted(self, config: DictConfig) -> bool:
+        """Where there is something to clone."""
+        return demonstrated(config)
 
     def needed(self, config: DictConfig) -> tuple[str, ...]:
         """With cameras their encoder too."""
@@ -92,7 +97,7 @@ def clone(
         _check_instructions(datasets[0])
     options: CloningOptions = registry.make(config.cloning)
     policy = shown_training(policy, rows, options, int(config.seed), "cloning")
-    return _behaviour(config, policy, schema, vision)
+    return behaviour_of(config, policy, schema, vision)
 
 
 def shown_training(
@@ -168,9 +173,10 @@ def make_image_encoder(
     return encoder
 
 
-def _behaviour(
-    config: DictConfig, policy: ChunkPolicy, schema: RowSchema, vision: ImageEncoder | None
+def behaviour_of(
+    config: DictConfig, policy: ChunkPolicy, schema: RowSchema, vision: ImageEncoder | None = None
 ) -> Behaviour:
+    """A policy with all that an actor must know to run it."""
     return Behaviour(
         policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
@@ -210,14 +216,18 @@ def check_networks(config: DictConfig) -> None:
     env = make_env(config)
     schema = env.schema
     env.close()
-    arrays = {f.name: np.zeros((2, *f.shape), f.dtype) for f in schema.fields}
-    generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        states, vision = observed_widths(config, schema), None
-        if config.observation.vision is not None:
-            vision = make_image_encoder(config, schema, generator)
-            arrays[FEATURES] = np.zeros((2, vision.features), np.float16)
-        rows = EpisodeRows(arrays, [2])
-        policy = untrained(config, rows, observed_keys(states, vision), generator)
-        behaviour = _behaviour(config, policy, schema, vision)
+        behaviour = for_zeros(config, schema)
         make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)
+
+
+def for_zeros(config: DictConfig, schema: RowSchema) -> Behaviour:
+    """Make the configured policy, untrained and for rows of zeros."""
+    arrays = {f.name: np.zeros((2, *f.shape), f.dtype) for f in schema.fields}
+    generator, vision = torch.Generator().manual_seed(0), None
+    if config.observation.vision is not None:
+        vision = make_image_encoder(config, schema, generator)
+        arrays[FEATURES] = np.zeros((2, vision.features), np.float16)
+    keys = observed_keys(observed_widths(config, schema), vision)
+    policy = untrained(config, EpisodeRows(arrays, [2]), keys, generator)
+    return behaviour_of(config, policy, schema, vision)

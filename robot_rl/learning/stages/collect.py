@@ -19,6 +19,7 @@ from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench, make_driven_env
 from robot_rl.processes.progress import WorkProgress
@@ -48,14 +49,14 @@ class Collect(Stage):
     makes = (DEMONSTRATIONS,)
 
     def wanted(self, config: DictConfig) -> bool:
-        """Not where `dataset` names demonstrations."""
-        return config.dataset is None
+        """Not where `dataset` names demonstrations, nor where none are wanted."""
+        return config.dataset is None and demonstrated(config)
 
     def check(self, config: DictConfig) -> None:
         """Check that somebody demonstrates, and that somebody says whether that was a success.
 
         Raises:
-            ConfigError: Nobody does, or none are wanted.
+            ConfigError: Nobody does, or their number is negative.
             RobotRLError: There is no expert, nor a person who demonstrates.
         """
         check_least(config, {"demonstrations": 1})

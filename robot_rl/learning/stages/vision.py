@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from policies import registry
-from policies.behaviour import Behaviour, Interface
 from policies.compute import explained_memory
 from policies.policy import ChunkPolicy
 from policies.vision import FEATURES, ImageEncoder, observed_keys, random_shift
@@ -24,7 +23,12 @@ from robot_rl.env.factory import observed_widths
 from robot_rl.env.rollout import SeedStream
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.clone import make_image_encoder, shown_training, untrained
+from robot_rl.learning.stages.clone import (
+    behaviour_of,
+    make_image_encoder,
+    shown_training,
+    untrained,
+)
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
@@ -72,15 +76,7 @@ class Vision(Stage):
             taught.requires_grad_(True)  # the average, which took none
             student = SeeingPolicy(taught.policy, taught.vision, options, explored)
             taught = _train(config, student, rows, options, "training it on the exploration too")
-        bench.checkpoint(VISION, _behaviour(config, dataset, taught))
-
-
-def exploration_steps(run: RunDirectory) -> int:
-    """Environment steps that were taken for the image encoder."""
-    if not run.exploration.exists():
-        return 0
-    dataset = EpisodeDataset(run.exploration)
-    return int(dataset.episode_ends[-1]) - len(dataset) if len(dataset) else 0
+        bench.checkpoint(VISION, behaviour_of(config, taught.policy, dataset.schema, taught.vision))
 
 
 def _train(
@@ -96,17 +92,11 @@ def _train(
     return taught
 
 
-def _behaviour(config: DictConfig, dataset: EpisodeDataset, taught: SeeingPolicy) -> Behaviour:
-    schema = dataset.schema
-    interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
-    return Behaviour(taught.policy, interface, int(config.execute_steps), vision=taught.vision)
-
-
 def _explore(
     bench: Workbench, dataset: EpisodeDataset, taught: SeeingPolicy, options: VisionTraining
 ) -> Explored:
     """Let the policy act with noise, record all episodes, and give what the cameras saw."""
-    acting = _behaviour(bench.config, dataset, taught)
+    acting = behaviour_of(bench.config, taught.policy, dataset.schema, taught.vision)
     acting = acting.exploring("mean", "uniform", options.exploration_noise)
     count, path = options.exploration_episodes, bench.run.exploration
     with EpisodeWriter(path, dataset.schema) as writer:

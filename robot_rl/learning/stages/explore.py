@@ -1,0 +1,113 @@
+"""Random actions for a while, where no demonstrations say what there is to see and to gain."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+
+from omegaconf import DictConfig
+
+from policies.vision import observed_keys
+from robot_rl.config import ConfigError
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.env.factory import make_env, observed_widths
+from robot_rl.env.rollout import SeedStream
+from robot_rl.errors import RobotRLError
+from robot_rl.learning.demonstrations import demonstrated
+from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.clone import behaviour_of, for_zeros, untrained
+from robot_rl.learning.workbench import Workbench
+from robot_rl.replay.episode_rows import EpisodeRows
+from robot_rl.run import EXPLORATION, UNTRAINED, RunDirectory
+
+_AT_RANDOM = "noise", "uniform", 1.0  # of the actions
+
+
+class Explore(Stage):
+    """Acts uniformly at random for the warm-up of a run without demonstrations.
+
+    These are the run's first environment steps. What observations and rewards range over is taken
+    from them, as it otherwise is from demonstrations.
+    """
+
+    makes = (EXPLORATION, UNTRAINED)
+
+    def wanted(self, config: DictConfig) -> bool:
+        """Only without demonstrations."""
+        return not demonstrated(config)
+
+    def check(self, config: DictConfig) -> None:
+        """Check that nothing needs what only demonstrations give.
+
+        Raises:
+            ConfigError: The algorithm does, or an image encoder.
+        """
+        learner, word = f"algorithm={config.choices.algorithm}", "algorithm=sac"
+        if not config.algorithm.schedule.demonstration_share:
+            if config.observation.vision is None and not config.policy.get("cameras"):
+                return
+            learner, word = f"observation={config.choices.observation}", "observation=state"
+        raise ConfigError(
+            f"{learner} learns from demonstrations",
+            got="demonstrations=0",
+            hint=f"add {word}, which needs none; or record some",
+        )
+
+    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+        """As soon as there is something to begin learning with."""
+        return run.has_folder(UNTRAINED)
+
+    def run(self, bench: Workbench) -> None:
+        """Act at random, and look at what came of it.
+
+        Raises:
+            RobotRLError: No reward differs from another, and no episode has succeeded.
+        """
+        config, run = bench.config, bench.run
+        with closing(make_env(config)) as env:
+            schema, longest = env.schema, env.task.time_limit_steps
+        acting = for_zeros(config, schema).exploring(*_AT_RANDOM)
+        wanted = max(1, int(config.algorithm.schedule.warmup_steps))
+        with EpisodeWriter(run.exploration, schema) as writer:
+            while (missing := wanted - exploration_steps(run)) > 0:
+                done = len(writer)
+                count, stream = done + math.ceil(missing / longest), SeedStream.EXPLORATION
+                for episode in bench.gather(acting, count, stream, "exploring", done=done):
+                    episode.keep(writer, SOURCE_POLICY)
+        dataset = EpisodeDataset(run.exploration)
+        bench.say(_found(dataset))
+        widths = observed_widths(config, schema)
+        rows = EpisodeRows.of_datasets([dataset], (*widths, "action"))
+        policy = untrained(config, rows, observed_keys(widths, None), bench.generator("explore"))
+        bench.checkpoint(UNTRAINED, behaviour_of(config, policy, schema).exploring(*_AT_RANDOM))
+
+
+def exploration_steps(run: RunDirectory) -> int:
+    """Environment steps of a run's exploration, at random or for an image encoder."""
+    if not run.exploration.exists():
+        return 0
+    dataset = EpisodeDataset(run.exploration)
+    return int(dataset.episode_ends[-1]) - len(dataset) if len(dataset) else 0
+
+
+def _found(dataset: EpisodeDataset) -> str:
+    """Say what random actions have come to.
+
+    Raises:
+        RobotRLError: To nothing that can be learned from.
+    """
+    columns = dataset.arrays(("reward", "terminated", "is_last"))
+    taken, won = ~columns["is_last"], int(dataset.successes.sum())
+    reward, ended = columns["reward"][taken], columns["terminated"][taken].any()
+    low, high = float(reward.min()), float(reward.max())
+    found = f"{won} of {len(dataset)} episodes succeeded, rewards from {low:g} to {high:g}"
+    if low == high and not ended:
+        raise RobotRLError(
+            "random actions have found nothing to learn from",
+            got=f"{found} in {len(reward)} steps",
+            hint="explore longer with algorithm.schedule.warmup_steps=5000; reward coming nearer"
+            " to success, for example with reward=distance; or learn from demonstrations",
+        )
+    doubt = "" if won else "; nothing shows yet that one can succeed"
+    return f"random actions: {found}{doubt}"
