@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from policies.errors import MissingExtra as MissingExtra
 from policies.errors import RobotRLError as RobotRLError
 from policies.errors import did_you_mean as did_you_mean
 from policies.errors import nearest as nearest
+from policies.errors import require as require
 
 
 def described(error: BaseException) -> str:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from drivers.arm.ur import UrArm
-from policies.errors import MissingExtra
 from policies.registry import make
 from robot_rl.config import compose
+from robot_rl.errors import MissingExtra
 from robot_rl.processes.resources import find_resource
 from robot_rl.ros.nodes import node_table
 

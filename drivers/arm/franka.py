@@ -24,7 +24,7 @@ from drivers.errors import (
     check_ranges,
     check_reachable,
 )
-from policies.errors import require
+from robot_rl.errors import require
 from robot_rl.safety import Compliance
 
 _FCI_PORT = 1337

@@ -16,8 +16,7 @@ import numpy as np
 
 from drivers.arm.base import ArmState, Vector
 from drivers.errors import DriverError, DriverFault, check_ranges
-from policies.errors import require
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.resources import find_resource
 from robot_rl.safety import Compliance
 

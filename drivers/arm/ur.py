@@ -32,7 +32,7 @@ from drivers.errors import (
     check_ranges,
     check_reachable,
 )
-from policies.errors import require
+from robot_rl.errors import require
 from robot_rl.processes.waiting import wait_until
 from robot_rl.safety import Compliance
 

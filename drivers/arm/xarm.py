@@ -27,7 +27,7 @@ from drivers.errors import (
     check_ranges,
     check_reachable,
 )
-from policies.errors import require
+from robot_rl.errors import require
 from robot_rl.safety import Compliance, rotations
 
 WATCHDOG_SECONDS = 0.15

@@ -16,8 +16,8 @@ import numpy as np
 
 from drivers.camera.base import Depth, Frame, check_color
 from drivers.errors import DriverError, DriverTimeout
-from policies.errors import MissingExtra, require
 from robot_rl.calibration.board import Intrinsics
+from robot_rl.errors import MissingExtra, require
 
 _MILLIMETRES = 1000.0
 # Colour and depth of one moment are at most half a period apart, where they are not synchronised.

@@ -11,8 +11,8 @@ from typing import Any
 
 from drivers.camera.base import Frame, NewestFrame, check_color
 from drivers.errors import DriverError
-from policies.errors import require
 from robot_rl.calibration.board import Intrinsics
+from robot_rl.errors import require
 
 _STOP_S = 5.0
 # A camera's own stamps are believed if its first picture arrives at most this old [s]. Older

@@ -12,7 +12,7 @@ from typing import Any
 
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges
 from drivers.gripper.base import GripperState, check_position
-from policies.errors import require
+from robot_rl.errors import require
 
 _JOIN_S = 5.0
 # It closes on commands above the one and opens below the other; a policy in doubt wavers between.

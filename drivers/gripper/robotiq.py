@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges
 from drivers.gripper.base import GripperState, check_position
-from policies.errors import require
+from robot_rl.errors import require
 
 FULL = 255  # of position, speed and force in the registers
 FAULTS = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from drivers.errors import DriverError
 from drivers.teleop.base import Axes, TeleopDevice
-from policies.errors import require
+from robot_rl.errors import require
 
 _RELEASED = -0.9  # a trigger counts once it was seen below this
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from drivers.errors import DriverError
 from drivers.teleop.base import Axes, TeleopDevice
-from policies.errors import require
+from robot_rl.errors import require
 
 # Key → axis and direction, as the operator sees it: front, left, up, and turns about these.
 KEYS: Mapping[str, tuple[int, float]] = {

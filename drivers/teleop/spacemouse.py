@@ -12,7 +12,7 @@ import numpy as np
 
 from drivers.errors import DriverError
 from drivers.teleop.base import Axes, TeleopDevice, Vector
-from policies.errors import require
+from robot_rl.errors import require
 
 # Vendors whose devices speak this protocol: 3Dconnexion, and Logitech before.
 VENDORS = (0x256F, 0x046D)

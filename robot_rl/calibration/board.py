@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.errors import require
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, require
 
 _LEAST_CORNERS = 6
 _LEAST_VIEWS = 8

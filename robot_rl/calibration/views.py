@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.errors import require
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
 from robot_rl.calibration.hand_eye import View
+from robot_rl.errors import require
 
 Image = npt.NDArray[np.uint8]
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from policies.behaviour import Behaviour, Interface
-from policies.errors import require
 from policies.runner import PolicyRunner
 from policies.vla_pi0 import create_tiny
+from robot_rl.errors import require
 
 _KEYS = {"state/tcp_pose": 7, "state/tcp_velocity": 6, "state/relative": 6}
 _ACTIONS = ("x", "y", "z", "rx", "ry", "rz")

@@ -19,8 +19,8 @@ from drivers.arm import franka, ur, xarm
 from drivers.arm.base import Spring, pose_of
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
-from policies.errors import MissingExtra
 from robot_rl.config import compose
+from robot_rl.errors import MissingExtra
 from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
 

@@ -3,8 +3,7 @@
 import pytest
 
 from drivers.errors import DriverError, Stale
-from policies.errors import MissingExtra, require
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import MissingExtra, RobotRLError, require
 
 
 def test_a_missing_sdk_names_the_extra_to_install():

@@ -13,7 +13,7 @@ import pytest
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from drivers.gripper import franka
 from drivers.gripper.franka import FrankaHand
-from policies.errors import MissingExtra
+from robot_rl.errors import MissingExtra
 
 
 @pytest.fixture

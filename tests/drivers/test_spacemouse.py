@@ -11,7 +11,7 @@ import pytest
 
 from drivers.errors import DriverError
 from drivers.teleop.spacemouse import Reports, SpaceMouse
-from policies.errors import MissingExtra
+from robot_rl.errors import MissingExtra
 
 
 def after(*reports):

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policies.errors import require
 from robot_rl.data.episodes import NotADataset
 from robot_rl.data.lerobot import INFO_PATH, require_packages
 from robot_rl.data.schema import Array
+from robot_rl.errors import require
 
 ALL = "all"
 Episodes = Iterator[tuple[Mapping[str, Array], str]]

@@ -17,10 +17,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from policies.errors import require
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
 from robot_rl.data.foreign import ALL, Episodes, ForeignDataset
 from robot_rl.data.schema import Array
+from robot_rl.errors import require
 
 # What says where episodes end that lie one after the other: rows before each end, a number for
 # each row, or flags of which any is true at the end. Terminations alone miss episodes cut short.

@@ -50,9 +50,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.errors import require
 from robot_rl.data.episodes import Rows
 from robot_rl.data.schema import Array, Field, RowSchema, SchemaMismatch
+from robot_rl.errors import require
 
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import LeRobotEpisodes
