@@ -107,7 +107,7 @@ class FinalEvaluation:
             return "nothing was cloned that it could be compared with"
         if self.cloned is None:
             return (
-                "the cloned one was not evaluated beside it;"
+                "the cloned policy was not evaluated beside it;"
                 f" robot-rl train resume={self.run} evaluation.compare=true evaluates both"
             )
         other = self.cloned if self.deployed is self.learned else self.learned
@@ -116,7 +116,8 @@ class FinalEvaluation:
         equal = self.cloned.successes == self.learned.successes
         by_chance = not equal and compared is not None and not compared.beyond_noise
         return (
-            f"the {name} one did {'as well' if equal else other.count} on the same scenes"
+            f"the {name} policy {'did as well' if equal else f'solved {other.count}'}"
+            " on the same scenes"
             f"{', which may be chance' if by_chance else ''}"
         )
 

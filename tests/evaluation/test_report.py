@@ -153,7 +153,7 @@ def test_what_learning_has_spoilt_and_what_is_deployed_is_said_first(run):
     spoilt = evaluation(500, 4, against_cloned=Comparison(34, 0))
     chance = evaluation(1000, 36, against_cloned=Comparison(4, 2))
     (run / "evaluations.jsonl").write_text(lines([EVALUATIONS[0], spoilt, chance]))
-    decision = "deployed: the cloned policy (80 of 200) — the learned one did 8 of 200"
+    decision = "deployed: the cloned policy (80 of 200) — the learned policy solved 8 of 200"
     (run / "summary.json").write_text(json.dumps({**SUMMARY, "decision": decision}))
     text = Page(write_report(run)).text
     assert "worse than the cloned one, by more than noise, after 500 steps" in text

@@ -307,18 +307,18 @@ def test_a_policy_that_is_as_good_is_called_worse_in_one_run_of_twenty_at_the_mo
 @pytest.mark.parametrize(
     ("cloned", "learned", "said"),
     [
-        (98, 10, "deployed: the cloned policy (98 of 100) — the learned one did 10 of 100 on the"
-         " same scenes"),
-        (10, 98, "deployed: the learned policy (98 of 100) — the cloned one did 10 of 100 on the"
-         " same scenes"),
-        (98, 97, "deployed: the cloned policy (98 of 100) — the learned one did 97 of 100 on the"
-         " same scenes, which may be chance"),
-        (97, 98, "deployed: the learned policy (98 of 100) — the cloned one did 97 of 100 on the"
-         " same scenes, which may be chance"),
-        (99, 99, "deployed: the cloned policy (99 of 100) — the learned one did as well on the"
-         " same scenes"),
+        (98, 10, "deployed: the cloned policy (98 of 100) — the learned policy solved 10 of 100 on"
+         " the same scenes"),
+        (10, 98, "deployed: the learned policy (98 of 100) — the cloned policy solved 10 of 100 on"
+         " the same scenes"),
+        (98, 97, "deployed: the cloned policy (98 of 100) — the learned policy solved 97 of 100 on"
+         " the same scenes, which may be chance"),
+        (97, 98, "deployed: the learned policy (98 of 100) — the cloned policy solved 97 of 100 on"
+         " the same scenes, which may be chance"),
+        (99, 99, "deployed: the cloned policy (99 of 100) — the learned policy did as well on"
+         " the same scenes"),
         (98, None, "deployed: the cloned policy (98 of 100) — nothing was learned"),
-        (None, 97, "deployed: the learned policy (97 of 100) — the cloned one was not evaluated"
+        (None, 97, "deployed: the learned policy (97 of 100) — the cloned policy was not evaluated"
          " beside it; robot-rl train resume=runs/1 evaluation.compare=true evaluates both"),
     ],
 )  # fmt: skip
