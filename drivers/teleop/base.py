@@ -68,13 +68,21 @@ class Shaping:
 
     def __post_init__(self) -> None:
         if self.frame not in FRAMES:
-            raise DriverError("frame of a device", got=self.frame, expected=" or ".join(FRAMES))
+            raise DriverError(
+                "the device's frame is not known", got=self.frame, expected=" or ".join(FRAMES)
+            )
         if not 0.0 <= self.dead_zone < 1.0:
             raise DriverError(
-                "dead_zone of a device", got=self.dead_zone, expected="at least 0, below 1"
+                "the device's dead_zone is out of range",
+                got=self.dead_zone,
+                expected="at least 0, below 1",
             )
         if len(self.scale) != 6 or not all(math.isfinite(factor) for factor in self.scale):
-            raise DriverError("scale of a device", got=self.scale, expected="6 finite numbers")
+            raise DriverError(
+                "the device's scale cannot be used",
+                got=self.scale,
+                expected="6 finite numbers",
+            )
 
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
         """The motion (6,) in [-1, 1], base frame, of a device's axes (6,).

@@ -127,7 +127,9 @@ class RosRobot:
             pose, force = self.tcp_pose(), self.measurements.contact_force()
             target, self.clamped = self.limiter.advance(motion, pose, force)
             if (problem := self.limiter.straying.problem(pose)) is not None:
-                raise RobotInterrupted(problem, hint="look what pushes it, and at its tool centre")
+                raise RobotInterrupted(
+                    problem, hint="check what is pushing it, and check its tool centre point"
+                )
         stamp = time.time_ns()
         self._applied.expect(target, stamp)
         self._target.publish(messages.pose_message(target, stamp))

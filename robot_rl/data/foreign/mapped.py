@@ -147,7 +147,7 @@ class MappedEpisodes:
         seen = {name: self._seen(name, values)[start:] for name in observations}
         shortest = min(map(len, seen.values()))
         if shortest < count:
-            raise SchemaMismatch(f"it has {shortest} observations for {count} actions")
+            raise SchemaMismatch(f"the episode has {shortest} observations for {count} actions")
         rows = np.zeros(count + (shortest > count), self.schema.dtype)
         for name, column in seen.items():
             rows[name] = column[: len(rows)]
