@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from policies.policy import ChunkPolicy, Policy
 from policies.registry import PATH_VARIABLE
 from robot_rl import cli
 from robot_rl.cli import bench_names
 from robot_rl.commands.table import COMMANDS
 from robot_rl.config import compose, group_choices
 from robot_rl.env.robot import state_fields
+from robot_rl.learning.algorithms.base import Algorithm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -163,6 +165,27 @@ def test_the_tables_of_states_and_algorithms_are_complete():
     table = text_of("docs/policies.md").partition("| algorithm | file of its update |")[2]
     algorithms = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
     assert sorted(algorithms) == sorted(group_choices()["algorithm"])
+
+
+def members_told(table: str) -> tuple[set[str], set[str]]:
+    """The members in a table of docs/policies.md: those one must write, and the optional ones."""
+    rows = text_of("docs/policies.md").partition(f"| {table} | |\n|---|---|\n")[2]
+    told: tuple[set[str], set[str]] = set(), set()
+    for names, meaning in re.findall(r"^\| (.*?) \| (.*)", rows.partition("\n\n")[0], re.MULTILINE):
+        told[meaning.startswith("optional")].update(re.findall(r"`(\w+)", names))
+    return told
+
+
+def test_the_tables_of_members_are_those_of_the_protocols():
+    must, may = members_told("member of a policy")
+    attributes = {**Policy.__annotations__, **ChunkPolicy.__annotations__}
+    unset = {name for name in attributes if not hasattr(ChunkPolicy, name)}
+    assert must == ChunkPolicy.__abstractmethods__ | unset
+    assert may == {*attributes} - unset - {"corrects"}  # only what is learned over a base is held
+    must, may = members_told("member of an algorithm")
+    functions = {name for name in vars(Algorithm) if callable(getattr(Algorithm, name))}
+    assert must == {*Algorithm.__annotations__} | {n for n in functions if n[0] != "_"}
+    assert not may
 
 
 def test_the_python_of_the_readme_plays_the_newest_policy(tmp_path, monkeypatch):
