@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
@@ -18,6 +18,7 @@ from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit, stored_schema
 from robot_rl.data.rows import Active, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
+from robot_rl.env.coach import Coach
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.reset import make_reset
@@ -152,8 +153,7 @@ def _act(
         _check_spool(config, env, schema)
         alone = config.clock == "stepped" and config.actors == 1
         repeats = alone and place.address is None and not anew
-        owner = _OWNER if repeats else None
-        opened = client.open_session(schema.task, schema, number, owner=owner)
+        opened = client.open_session(schema.task, schema, number, owner=_OWNER if repeats else None)
         step, append, finished = online_steps(client, schema.task), client.append, 0
         kept: KeptWeights | None = None
         if repeats:
@@ -166,8 +166,9 @@ def _act(
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
-        link = ConsoleLink(run, inbox, number)
-        shown = TelemetryEnv(env, operated, link, _episodes_before(run, number))
+        past = _episodes_before(run, number)
+        coach = Coach(env, inbox, past, _note if config.clock == "realtime" else None)
+        shown = TelemetryEnv(coach, operated, ConsoleLink(run, inbox, number), len(past))
         seeds = _seeds(int(config.seed), stream, client, shown, stop, finished)
         labels = LateLabels(place, opened, _note)
         env.on_late_label = labels.tell
@@ -201,7 +202,7 @@ def _act(
                         controller.step -= 1  # the last action has no row, so does not count
                         _note(f"the episode is cut: {result.interrupted}")
                     heard = {"session": opened.session, "ended_by": operated.ended_by}
-                    result.facts |= {**heard, **env.episode_facts}
+                    result.facts |= {**heard, **env.episode_facts, **coach.episode_facts}
                     yield controller.run_steps, result
         client.flush(stop=stop)
 
@@ -213,7 +214,7 @@ def run(config: DictConfig) -> None:
         KeyboardInterrupt: The actor was asked to stop, and has sent all of its rows.
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
-    number = _episodes_before(directory, _number(config))
+    number = len(_episodes_before(directory, _number(config)))
     name = f"actor-{_number(config)}"
     # Plain lines between episodes: a display that redraws itself would disturb the control loop.
     progress = WorkProgress(int(config.environment_steps), console=Console(force_terminal=False))
@@ -235,9 +236,9 @@ def run(config: DictConfig) -> None:
     print(f"actor: done, {number} episodes in all", flush=True)
 
 
-def _episodes_before(run: RunDirectory, actor: int) -> int:
-    """Episodes that earlier processes of an actor have finished."""
-    return sum(episode.get("actor", 1) == actor for episode in run.read_jsonl(_EPISODES))
+def _episodes_before(run: RunDirectory, actor: int) -> Sequence[Mapping[str, object]]:
+    """Records of the episodes that earlier processes of an actor have finished."""
+    return [e for e in run.read_jsonl(_EPISODES) if e.get("actor", 1) == actor]
 
 
 @contextmanager
@@ -261,10 +262,9 @@ def _spooling_client(
         try:
             client.close()
         except (ServerUnreachable, StoreFull) as problem:
-            print(
-                f"actor: {client.unacknowledged} rows wait in {path} for the next start"
-                f" (robot-rl train resume={run.path}): {problem}",
-                flush=True,
+            _note(
+                f"{client.unacknowledged} rows wait in {path} for the next start"
+                f" (robot-rl train resume={run.path}): {problem}"
             )
             if not stop.is_set():
                 raise

@@ -102,6 +102,7 @@ class Situation:
     decision_seconds: float = 0.0  # from the tick to the sending of the last action [s]
     lateness_seconds: float = 0.0  # how late the last tick was reached [s]
     instruction: str = ""  # what the robot is told to do
+    advice: str = ""  # what the coach tells the operator
     action_names: tuple[str, ...] = ()  # columns of the actions
     action: tuple[float, ...] = ()  # what was sent last, (d,) in [-1, 1]
     policy_action: tuple[float, ...] = ()  # what the policy wanted, (d,) in [-1, 1]

@@ -79,6 +79,7 @@ class TelemetryEnv(RobotEnvWrapper):
                 in_control=InControl.NOBODY if halted else acting,
                 reward=float(reward),
                 success=bool(info["success"]),
+                advice=info.get("advice", ""),
                 decision_seconds=float(info["decision_seconds"]),
                 lateness_seconds=float(info["lateness"]),
                 action=tuple(np.asarray(info["executed_action"]).tolist()),

@@ -89,6 +89,7 @@ class OperatorInbox:
     Attributes:
         gripper: What the gripper was told last, -1 open to +1 closed, by whomever; the loop keeps
             it, for sources with a button that opens and closes in turn.
+        advice: What a coach tells the operator now; empty where it says nothing.
         unmovable: Columns of the robot's action that no operator can move; the loop sets it. Where
             there are any, who would move the robot or its grippers is refused.
     """
@@ -107,6 +108,7 @@ class OperatorInbox:
         self._halts: set[OperatorEvent] = set()  # that were posted, and not yet taken back
         self._noting = threading.Lock()  # among arms: who reads takes none
         self.gripper = -1.0
+        self.advice = ""
         self.unmovable: tuple[str, ...] = ()
 
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:

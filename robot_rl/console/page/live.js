@@ -67,12 +67,12 @@ export class Live {
     if (!this.online) return ["lost", "Console disconnected", "buttons do nothing; trying again"];
     if (!this.status.connected) return ["none", "No control loop", "waiting for the actor of this run"];
     if (this.now === null) return ["none", "Connected", "waiting for the first observation"];
-    const { activity, in_control: who, reason } = this.now;
+    const { activity, in_control: who, reason, advice } = this.now;
     if (activity !== "acting") return ["none", TITLES[activity], DETAILS[activity] ?? reason];
     const silent = performance.now() - this.heard;
     const late = silent > SILENT_MS ? `nothing observed for ${(silent / 1000).toFixed(1)} s` : "";
     if (who === "operator") return ["operator", "Operator in control", late || "jog, then hand back"];
-    return ["policy", "Policy in control", late];
+    return ["policy", "Policy in control", late || advice];
   }
 
   showFacts(now) {

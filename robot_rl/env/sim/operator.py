@@ -37,6 +37,7 @@ class Habits:
     # with what it commands, and at rest there is none (Harris & Wolpert 1998, "Signal-dependent
     # noise determines motor planning").
     motor_noise: float
+    follows_coach: bool  # whether they also take over when the coach says so, watching or not
 
 
 @dataclass
@@ -171,10 +172,11 @@ class SimulatedOperator:
 
     def _notices(self) -> bool:
         """Whether the person sees that there is no progress, and has got their hand to move."""
-        if not self._watching:
+        told = self.habits.follows_coach and self.inbox.advice != ""
+        if not self._watching and not told:
             self._forget()
             return False
-        stuck = self._makes_progress(self.habits.patience_s) is False
+        stuck = told or self._makes_progress(self.habits.patience_s) is False
         return self._reaction.has_come(stuck, self._drawn_reaction)
 
     def _gives_up(self) -> bool:
