@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 
 from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schema
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import TableRows
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import SampleSpec
@@ -114,8 +113,7 @@ def _server(fsync: Fsync) -> Iterator[Path]:
 def _insert(store: Path, schema: RowSchema, seconds: float, batch_rows: int) -> float:
     """Append for so long and return acknowledged transitions per second."""
     rows = episode_rows(schema)
-    options = LinkOptions(batch_rows=batch_rows)
-    with ReplayClient(store, spool_bytes=64 << 20, options=options) as client:
+    with ReplayClient(store, spool_bytes=64 << 20, batch_rows=batch_rows) as client:
         client.open_session(TABLE, schema)
         start = time.monotonic()
         count = 0

@@ -17,7 +17,6 @@ from robot_rl.env.gym import GymRobot
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.transfer import append_rest
 from robot_rl.run import RunDirectory
 
 DEMONSTRATOR = 0  # the actor that demonstrations come from
@@ -167,6 +166,6 @@ def insert_episodes(
             rows = [
                 {name: column[row] for name, column in columns.items()} for row in range(length)
             ]
-            append_rest(client, rows, max(0, present - start), facts)
+            client.append_episode(rows, facts, stored=max(0, present - start))
         start += length
     client.flush()

@@ -19,11 +19,11 @@ import msgspec
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay import ClientFailed, ReplayError, RowRefused, SpoolFull, messages
-from robot_rl.replay.link import Link, LinkOptions, Request
+from robot_rl.replay import ReplayError, RowRefused, SpoolFull, messages
+from robot_rl.replay.link import Link, Request
 from robot_rl.replay.records import Annotations, RowFacts, RowFlags, WeightsRecord, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
-from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
+from robot_rl.wire import ServerUnreachable, WireError
 from robot_rl.wire.endpoint import check_protected
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import Facts, Frame, Numbered, Payload, json_text, split
@@ -49,7 +49,8 @@ class ReplayClient:
             Those that an earlier one left in it are sent before anything else. None: in memory.
         request_seconds: How long a request may stay unanswered before it raises; one for weights
             30 s longer, which they may be on their way.
-        options: Batch size, credit window and resend time of the background thread.
+        batch_rows: Most rows in one message.
+        resend_seconds: Silence after which the background thread connects anew and sends again.
 
     Raises:
         AddressRefused: No address, or one beyond this machine and no keys.
@@ -65,14 +66,15 @@ class ReplayClient:
         spool_bytes: int = 256 << 20,
         spool_path: Path | None = None,
         request_seconds: float = 10.0,
-        options: LinkOptions | None = None,
+        batch_rows: int = 16,
+        resend_seconds: float = 0.5,
     ) -> None:
         self._request_seconds = request_seconds
         if isinstance(address, str):
             check_protected(address, keys=keys is not None)
         own = None if keys is None else ClientKeys.load(keys)
         self._spool = Spool(spool_path, spool_bytes)
-        self._link = Link(address, self._spool, options or LinkOptions(), own)
+        self._link = Link(address, self._spool, own, batch_rows, resend_seconds)
         self._schema: RowSchema | None = None
         self._flags: RowFlags | None = None
         self._in_episode = self._ended = False
@@ -148,8 +150,16 @@ class ReplayClient:
         rows: Sequence[Row],
         episode: Mapping[str, object] | None = None,
         timeout: float = 60.0,
+        *,
+        stored: int = 0,
     ) -> int:
         """Queue a whole episode (T + 1 rows), waiting for room; nothing is queued if a row is bad.
+
+        Args:
+            rows: All of its rows.
+            episode: Its ``task``, ``seed`` and ``instruction``.
+            timeout: How long no room may come, seconds.
+            stored: How many of its rows an earlier, interrupted try has put into the session.
 
         Returns:
             The sequence of its first row.
@@ -161,39 +171,39 @@ class ReplayClient:
         """
         packed = [self._pack(row) for row in rows]
         closing = [facts.is_last for _, facts in packed]
-        if self._in_episode or not any(closing) or closing.index(True) != len(rows) - 1:
+        whole = any(closing) and closing.index(True) == len(rows) - 1
+        if not whole or self._in_episode != (stored > 0):
             raise RowRefused(
                 "these rows are not one whole episode",
                 got=f"{len(rows)} rows, {sum(closing)} with is_last",
                 expected="exactly the last row has is_last, and no other episode is open",
             )
-        metadata = metadata_bytes(episode)
-        first = 0
-        for index, (parts, facts) in enumerate(packed):
-            text = metadata if index == 0 else b""
-            self._wait_for(partial(self._spool.has_room, 1, begins=bool(text)), timeout)
-            sequence = self._push(parts, facts, text)
-            first = sequence if index == 0 else first
-        return first
+        metadata = b"" if stored else metadata_bytes(episode)
+        sequence = 0
+        for parts, facts in packed[stored:]:
+            self._wait_for(partial(self._spool.has_room, 1, begins=bool(metadata)), timeout)
+            sequence = self._push(parts, facts, metadata)
+            metadata = b""
+        return sequence - len(rows) + 1
 
     def has_room(self, rows: int) -> bool:
         """Return whether so many more rows of one episode can be appended without waiting."""
         with self._link.condition:
-            self._check()
+            self._link.check()
             return self._spool.has_room(rows, begins=True)
 
     @property
     def unacknowledged(self) -> int:
         """Rows that the server has not committed yet."""
         with self._link.condition:
-            self._check()
+            self._link.check()
             return self._spool.end - self._spool.first
 
     @property
     def problem(self) -> RobotRLError | None:
         """Why rows are not getting through at the moment, for example `StoreFull`."""
         with self._link.condition:
-            self._check()
+            self._link.check()
             return self._link.problem
 
     def flush(self, timeout: float = 30.0, stop: StopEvent | None = None) -> None:
@@ -293,22 +303,8 @@ class ReplayClient:
             ServerUnreachable: No answer in time, or before the client was closed.
             RobotRLError: What the server answered.
         """
-        link, request = self._link, Request(question, payload, held_back)
-        with link.condition:
-            self._check()
-            number = link.put(request)
-        try:
-            self._wait_for(
-                lambda: request.answer is not None or isinstance(link.problem, KeysRefused),
-                held_back + self._request_seconds,
-            )
-        finally:
-            link.forget(number)
-        if request.answer is None:
-            raise self._unanswered(held_back + self._request_seconds)
-        if isinstance(request.answer, RobotRLError):
-            raise request.answer
-        answer, content = request.answer
+        request = Request(question, payload, held_back)
+        answer, content = self._link.ask(request, held_back + self._request_seconds)
         if not isinstance(answer, expected):
             raise WireError(
                 "the server has answered something else",
@@ -342,16 +338,6 @@ class ReplayClient:
     def _is_empty(self) -> bool:
         return self._spool.first == self._spool.end
 
-    def _check(self) -> None:
-        """Raise what ended the link. Call with the condition held."""
-        failure = self._link.failure
-        if isinstance(failure, RobotRLError):
-            raise failure
-        if failure is not None:
-            raise ClientFailed(
-                "the replay client's thread has died", got=repr(failure)
-            ) from failure
-
     def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
         """Wait until something is so, or closing or time ends that; return whether it is."""
         link = self._link
@@ -361,7 +347,7 @@ class ReplayClient:
             link.condition.wait_for(
                 lambda: done() or link.failure is not None or link.closing, timeout
             )
-            self._check()
+            self._link.check()
             return done()
 
     def _not_committed(self, seconds: float) -> RobotRLError:
@@ -374,18 +360,6 @@ class ReplayClient:
         )
         error.__cause__ = problem
         return error
-
-    def _unanswered(self, seconds: float) -> ServerUnreachable:
-        problem = self._link.problem
-        if isinstance(problem, KeysRefused):
-            return KeysRefused(str(problem))
-        if self._link.closing:
-            return ServerUnreachable("the replay client was closed before the answer came")
-        return ServerUnreachable(
-            f"the replay server did not answer within {seconds:g} s",
-            got=problem,
-            hint="see that the replay server runs",
-        )
 
     def _pack(self, row: Row) -> tuple[list[Frame], RowFacts]:
         """Check a row; large arrays are copied later, once, into the spool."""
@@ -401,7 +375,7 @@ class ReplayClient:
             raise RowRefused("episode metadata belongs to the first row of an episode")
         link, spool = self._link, self._spool
         with link.condition:
-            self._check()
+            self._link.check()
             if not spool.has_room(1, begins=bool(metadata)):
                 raise SpoolFull(
                     "the replay client holds as many unacknowledged rows as it may",

@@ -8,8 +8,9 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import zmq
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import (
+    ClientFailed,
     SequenceGap,
     SessionTaken,
     StoreError,
@@ -38,10 +40,12 @@ ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
 # How often the link looks for new rows while they come. Callers do not wake it for a row, as that
 # would take a system call in the control loop.
 LOOK_SECONDS = 0.005
-CREDIT_BYTES = 32 << 20  # on their way without acknowledgement
+CREDIT_ROWS = 512  # on their way without acknowledgement, unless their bytes are more than
+CREDIT_BYTES = 32 << 20
 BATCH_BYTES = 2 << 20  # in one message, unless a single row is larger
 _RETRIED = (StoreError, SequenceGap)
 _SILENCE = ServerUnreachable("the replay server does not answer")
+_CLOSED = ServerUnreachable("the replay client was closed before the answer came")
 _EVENT = struct.Struct("=HI")  # as zmq_socket_monitor(3) packs event and value
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH of zmq.h
 _EVENTS = (
@@ -53,21 +57,6 @@ _EVENTS = (
 )
 
 
-@dataclass(frozen=True)
-class LinkOptions:
-    """How the link sends.
-
-    Attributes:
-        credit_rows: Most rows on their way without acknowledgement.
-        batch_rows: Most rows in one message.
-        resend_seconds: Silence after which the link connects anew and goes back.
-    """
-
-    credit_rows: int = 512
-    batch_rows: int = 16
-    resend_seconds: float = 0.5
-
-
 @dataclass
 class Request:
     """One question to the server.
@@ -76,14 +65,14 @@ class Request:
         message: Without the request number, which the link adds.
         payload: Raw frames.
         wait: Seconds that the answer may take while the connection stands.
-        answer: The answer with its payload, or the error, once there.
+        answer: The answer with its payload, or the error.
         sent_at: Steady time at which it was last sent, None before.
     """
 
     message: Numbered
     payload: Sequence[Frame] = ()
     wait: float = 0.0
-    answer: tuple[Numbered, Payload] | RobotRLError | None = None
+    answer: Future[tuple[Numbered, Payload]] = field(default_factory=Future)
     sent_at: float | None = None
 
 
@@ -94,8 +83,9 @@ class Link:
         address: ``tcp://HOST:PORT``, or the store's folder, whose server is looked up at every
             connection.
         spool: The rows. Those that an earlier process left in it are the first to be sent.
-        options: How to send.
         keys: With them the connection is authenticated and encrypted.
+        batch_rows: Most rows in one message.
+        resend_seconds: Silence after which the link connects anew and goes back.
 
     Attributes:
         condition: Guards what callers and thread share; notified on every change that a caller may
@@ -106,13 +96,18 @@ class Link:
     """
 
     def __init__(
-        self, address: str | Path, spool: Spool, options: LinkOptions, keys: ClientKeys | None
+        self,
+        address: str | Path,
+        spool: Spool,
+        keys: ClientKeys | None,
+        batch_rows: int,
+        resend_seconds: float,
     ) -> None:
-        self._address, self._options, self._keys = address, options, keys
+        self._address, self._keys = address, keys
+        self._batch_rows, self._resend_seconds = batch_rows, resend_seconds
         self.condition = threading.Condition()
         self.spool = spool
-        self._left_over = spool.left
-        self.failure: BaseException | None = None
+        self.failure: RobotRLError | None = None
         self.problem: RobotRLError | None = None
         self.closing = False
         self._requests: dict[int, Request] = {}
@@ -126,7 +121,7 @@ class Link:
         self._synced = False
         self._resync_sent_at: float | None = None
         self._pause_until = self._heard_at = self._connected_at = 0.0
-        self._patience = options.resend_seconds
+        self._patience = resend_seconds
         self._rows_at = -float("inf")
         self._thread = threading.Thread(target=self._run, name="replay-link", daemon=True)
         self._thread.start()
@@ -136,17 +131,33 @@ class Link:
         if not self.closing:
             os.eventfd_write(self._wake, 1)
 
-    def put(self, request: Request) -> int:
-        """Ask the server; return the request's number. Call with the condition held."""
-        number = next(self._numbers)
-        self._requests[number] = request
-        self.wake()
-        return number
-
-    def forget(self, number: int) -> None:
-        """Wait for an answer no more."""
+    def ask(self, request: Request, seconds: float) -> tuple[Numbered, Payload]:
+        """Wait so long for the answer of the server; raises what `ReplayClient.ask` raises."""
         with self.condition:
-            self._requests.pop(number, None)
+            self.check()
+            if self.closing:
+                raise _CLOSED
+            if isinstance(self.problem, KeysRefused):
+                raise KeysRefused(str(self.problem))
+            number = next(self._numbers)
+            self._requests[number] = request
+            self.wake()
+        try:
+            return request.answer.result(seconds)
+        except TimeoutError as error:
+            raise ServerUnreachable(
+                f"the replay server did not answer within {seconds:g} s",
+                got=self.problem,
+                hint="see that the replay server runs",
+            ) from error
+        finally:
+            with self.condition:
+                self._requests.pop(number, None)
+
+    def check(self) -> None:
+        """Raise what ended the thread. Call with the condition held."""
+        if self.failure is not None:
+            raise self.failure
 
     def close(self) -> None:
         """End the thread and close the spool.
@@ -157,6 +168,7 @@ class Link:
         with self.condition:
             self.wake()
             self.closing = True
+            self._refuse(_CLOSED)
             self.condition.notify_all()
         self._thread.join()
         os.close(self._wake)
@@ -178,21 +190,26 @@ class Link:
                     self._connect()
         except BaseException as failure:
             with self.condition:
-                self.failure = failure
-                self._say_what_waits(failure)
+                self.failure = self._explained(failure)
+                self._refuse(self.failure)
                 self.condition.notify_all()
         finally:
             self._disconnect()
 
-    def _say_what_waits(self, failure: BaseException) -> None:
+    def _explained(self, failure: BaseException) -> RobotRLError:
         """Add to the server's answer where the rows are that it does not take."""
-        spool = self.spool
-        if spool.left is not None and isinstance(failure, RobotRLError):
+        if not isinstance(failure, RobotRLError):
+            died = ClientFailed("the replay client's thread has died", got=repr(failure))
+            died.__cause__ = failure
+            return died
+        spool, rows = self.spool, self.spool.end - self.spool.first
+        if spool.left is not None and rows:
             failure.args = (
-                f"{failure}; {spool.end - spool.first} rows of an earlier process stay"
+                f"{failure}; {rows} rows of an earlier process stay"
                 f" in {spool.place}; next: serve the store that they are for, or, to go on"
                 " without them, move the file away",
             )
+        return failure
 
     def _connect(self) -> None:
         """Open a fresh socket; everything unanswered will be sent again."""
@@ -234,7 +251,7 @@ class Link:
         if self.spool.end != self._end_seen:
             self._end_seen, self._rows_at = self.spool.end, now
         active = now < self._rows_at + ACTIVE_SECONDS
-        pause = LOOK_SECONDS if active else min(self._options.resend_seconds / 2, IDLE_SECONDS)
+        pause = LOOK_SECONDS if active else min(self._resend_seconds / 2, IDLE_SECONDS)
         if self._wake in dict(self._poller.poll(round(1000 * pause))):
             os.eventfd_read(self._wake)
 
@@ -285,7 +302,7 @@ class Link:
                     expected=f"<= {spool.end}",
                 )
             if spool.acknowledge(following):
-                self._patience = self._options.resend_seconds
+                self._patience = self._resend_seconds
                 self.problem = None
                 self.condition.notify_all()
             self._sent = max(self._sent, spool.first)
@@ -293,19 +310,28 @@ class Link:
     def _settle(self, number: int | None, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
         """Hand a request its answer, unless nobody waits for it any more."""
         with self.condition:
-            request = self._requests.pop(number or RESYNC, None)
-            if request is not None:
-                request.answer = answer
-                if not isinstance(answer, RobotRLError) and isinstance(answer[0], messages.Opened):
+            request = self._requests.get(number or RESYNC)
+            if request is None:
+                return
+            if isinstance(answer, RobotRLError):
+                request.answer.set_exception(answer)
+            else:
+                if isinstance(answer[0], messages.Opened):
                     self._adopt(answer[0], request.message)
-                self.condition.notify_all()
+                request.answer.set_result(answer)
+            del self._requests[number or RESYNC]
 
-    def _adopt(self, message: messages.Opened, opening: Message) -> None:
+    def _adopt(self, opened: messages.Opened, opening: Message) -> None:
         """Make a session that a caller has opened the current one."""
         assert isinstance(opening, messages.Open)
-        self.spool.begin(opening, message)
-        self._sent = message.next_sequence
+        self.spool.begin(opening, opened)
+        self._sent = opened.next_sequence
         self._synced, self._resync_sent_at = True, None
+
+    def _refuse(self, error: RobotRLError) -> None:
+        """Let all requests fail. Call with the condition held."""
+        for number in list(self._requests):
+            self._settle(number, error)
 
     def _on_resync(self, message: messages.Opened) -> None:
         following, session = message.next_sequence, self.spool.opened
@@ -324,7 +350,7 @@ class Link:
                 expected=f">= {self.spool.first}",
                 hint="start the server on the store that it served before",
             )
-        if session is self._left_over:
+        if session is self.spool.left:
             # Nothing is added to it any more. After a power cut the spool may be older than the
             # store: what the spool does not know is stored like all that it still holds.
             following = min(following, self.spool.end)
@@ -342,12 +368,14 @@ class Link:
         # The rows stay here; after a pause the link asks where the session stands and goes back.
         if isinstance(error, StoreError):
             self._note(error)
-        self._pause_until = time.monotonic() + self._options.resend_seconds
+        self._pause_until = time.monotonic() + self._resend_seconds
         self._synced, self._resync_sent_at = False, None
 
     def _note(self, problem: RobotRLError | None) -> None:
         with self.condition:
             self.problem = problem
+            if isinstance(problem, KeysRefused):
+                self._refuse(problem)
             self.condition.notify_all()
 
     def _send(self, frames: list[Frame]) -> None:
@@ -384,13 +412,12 @@ class Link:
             self._send(encode(again))
 
     def _sent_batch(self, session: messages.Opened) -> bool:
-        options, spool = self._options, self.spool
+        spool = self.spool
         with self.condition:
             on_their_way = self._sent - spool.first
-            count = min(options.batch_rows, options.credit_rows - on_their_way)
-            if count <= 0 or on_their_way * spool.row_bytes >= CREDIT_BYTES:
+            if on_their_way >= CREDIT_ROWS or on_their_way * spool.row_bytes >= CREDIT_BYTES:
                 return False
-            rows, frames, episodes = spool.rows_from(self._sent, count, BATCH_BYTES)
+            rows, frames, episodes = spool.rows_from(self._sent, self._batch_rows, BATCH_BYTES)
         if not rows:
             return False
         if on_their_way == 0:

@@ -69,7 +69,7 @@ class Spool:
         place: Where the rows are, for messages.
         opening: What has opened the session, and opens it again after a break.
         opened: The session, None before the first one.
-        left: The session whose rows an earlier process left here; None without any.
+        left: The session of an earlier process that left rows here, until another is begun.
         first: Sequence of the oldest row.
         end: Sequence of the next row.
         row_bytes: Bytes of a row.
@@ -191,8 +191,6 @@ class Spool:
         self._counters[_FIRST] = following
         for sequence in [s for s in self._facts if s < following]:
             del self._facts[sequence]
-        if self.first == self.end:
-            self.left = None
         return True
 
     def close(self) -> None:

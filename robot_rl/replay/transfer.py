@@ -26,7 +26,6 @@ from robot_rl.data.schema import (
     RowSchema,
 )
 from robot_rl.data.transfer import EpisodeSource, Selection, close_episode
-from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import NotEnoughData, ReplayError, StoreError, catalogue
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
@@ -37,7 +36,6 @@ from robot_rl.replay.records import Annotations, EpisodeRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.segments import Segments, lock_store
 from robot_rl.replay.store import StoreWriter
-from robot_rl.wire import ServerUnreachable
 
 _FIRST_ACTOR = 1 << 31  # those of actors are counted from 0
 _ROOM_SECONDS = 60.0
@@ -185,7 +183,7 @@ def import_episodes(
         if there < len(episode.rows):
             rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
             facts = {"task": schema.task, "seed": episode.seed, "instruction": episode.instruction}
-            append_rest(client, rows, there, facts)
+            client.append_episode(rows, facts, _ROOM_SECONDS, stored=there)
         done.episodes += 1
         done.new_episodes += there == 0
         done.new_rows += len(episode.rows) - there
@@ -203,31 +201,6 @@ def import_episodes(
         on_episode(episode)
     client.flush(_ROOM_SECONDS)
     return done
-
-
-def append_rest(
-    client: ReplayClient, rows: Sequence[Row], there: int, facts: Mapping[str, object]
-) -> None:
-    """Append the rows of an episode that an earlier, interrupted try has not put there.
-
-    Args:
-        client: With the session that goes on.
-        rows: All rows of the episode.
-        there: How many of them are stored.
-        facts: The episode's ``task``, ``seed`` and ``instruction``.
-
-    Raises:
-        ServerUnreachable: No row got through in time.
-        StoreFull: The store has no room, and none came in time.
-    """
-    if there == 0:
-        client.append_episode(rows, facts, _ROOM_SECONDS)
-        return
-    for row in rows[there:]:
-        # The whole episode may be more than fits at a time.
-        if not wait_until(lambda: client.has_room(1), _ROOM_SECONDS):
-            raise client.problem or ServerUnreachable("the replay server does not answer")
-        client.append(row)
 
 
 class PlayedDifferently(ReplayError):

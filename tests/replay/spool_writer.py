@@ -9,12 +9,11 @@ import numpy as np
 
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 
 STEPS = 12
 ROWS = STEPS + 1
 SPOOL_BYTES = 16 << 20
-OPTIONS = LinkOptions(resend_seconds=0.1)
+RESEND_SECONDS = 0.1
 ACTOR = 1
 
 
@@ -42,7 +41,9 @@ def metadata(session: int, sequence: int) -> dict[str, object] | None:
 
 
 def open_client(store: Path, spool: Path) -> ReplayClient:
-    return ReplayClient(store, spool_path=spool, spool_bytes=SPOOL_BYTES, options=OPTIONS)
+    return ReplayClient(
+        store, spool_path=spool, spool_bytes=SPOOL_BYTES, resend_seconds=RESEND_SECONDS
+    )
 
 
 def main(store: str, spool: str) -> None:

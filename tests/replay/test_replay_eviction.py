@@ -9,7 +9,6 @@ from store_writing import Recording, numbers, sampler_of
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import ReplayError, StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader, TableRows
 from robot_rl.replay.records import RowBatch
 from robot_rl.replay.spool import size_for
@@ -351,7 +350,7 @@ def test_kills_during_eviction_leave_whole_episodes_in_order(
     with ReplayClient(
         server.store,
         spool_bytes=size_for(300, schema.dtype.itemsize),
-        options=LinkOptions(resend_seconds=0.1),
+        resend_seconds=0.1,
     ) as client:
         client.open_session("reach", schema)
 

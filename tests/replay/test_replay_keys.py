@@ -11,14 +11,13 @@ import pytest
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.server import ReplayServer
 from robot_rl.wire import AddressRefused, KeysError, KeysRefused, ServerUnreachable
 from robot_rl.wire.endpoint import read_endpoint
 from robot_rl.wire.keys import CLIENTS, ClientKeys, ServerKeys, add_client, create_keys
 
-FAST = LinkOptions(resend_seconds=0.1)
+RESEND_SECONDS = 0.1
 # Far below the time after which an unanswered request gives up by itself.
 BOUND_SECONDS = 60.0
 
@@ -184,7 +183,7 @@ def test_whoever_has_none_learns_why_and_nobody_notices(
     for name, source in (("client.secret", tmp_path / "others"), ("server.public", keys)):
         (mixed / name).write_bytes((source / name).read_bytes())
         (mixed / name).chmod(0o600)
-    with ReplayClient(server.store, keys=keys, options=FAST) as honest:
+    with ReplayClient(server.store, keys=keys, resend_seconds=RESEND_SECONDS) as honest:
         honest.open_session("reach", schema)
         honest.append_episode(make_episode(5))
         assert "did not accept a client without keys" in refusal(server.store, None)
@@ -208,7 +207,7 @@ def test_a_revoked_client_keeps_its_rows_until_it_is_let_in_again(
 ):
     robot = add_client(keys, "robot2")
     server = start_server(keys=keys)
-    with ReplayClient(server.store, keys=robot, options=FAST) as client:
+    with ReplayClient(server.store, keys=robot, resend_seconds=RESEND_SECONDS) as client:
         client.open_session("reach", schema)
         rows = make_episode(30)
         for row in rows[:10]:

@@ -12,7 +12,6 @@ from store_writing import sampler_of
 
 from robot_rl.bench.replay import camera_schema, episode_rows, state_schema
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 
 MIB = 1 << 20
 
@@ -57,7 +56,7 @@ def test_memory_is_flat(start_server, kind, rows, capacity):
     learner.start()
     episode = episode_rows(schema)
     of_server, of_learner = [], []
-    with ReplayClient(server.store, options=LinkOptions(batch_rows=16)) as client:
+    with ReplayClient(server.store, batch_rows=16) as client:
         client.open_session("bench", schema)
         appended = 0
         for part in range(1, 21):

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.wire import ServerUnreachable
 
 REQUEST_SECONDS = 0.5
-OPTIONS = LinkOptions(resend_seconds=0.1)
+RESEND_SECONDS = 0.1
 
 
 def connected(store: Path) -> ReplayClient:
-    client = ReplayClient(store, request_seconds=REQUEST_SECONDS, options=OPTIONS)
+    client = ReplayClient(store, request_seconds=REQUEST_SECONDS, resend_seconds=RESEND_SECONDS)
     deadline = time.monotonic() + 60
     while True:
         with suppress(ServerUnreachable):

@@ -11,7 +11,6 @@ import pytest
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import NotEnoughData, ReplayError, StoreError, StoreReplaced
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.replay.reader import StoreReader, TableRows
 from robot_rl.replay.records import Annotations
@@ -24,7 +23,7 @@ from robot_rl.wire import WireError
 from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
-FAST = LinkOptions(resend_seconds=0.1)
+RESEND_SECONDS = 0.1
 
 
 def spec_of(**changes):
@@ -53,7 +52,7 @@ def samplers(server):
 
     def remote(seed=0, table="reach", **changes):
         spec = spec_of(**changes)
-        client = ReplayClient(server.store, options=FAST)
+        client = ReplayClient(server.store, resend_seconds=RESEND_SECONDS)
         try:
             sampler = RemoteSampler(client, table, spec, np.random.default_rng(seed))
         except BaseException:
@@ -128,14 +127,14 @@ def test_every_option_travels(server, client, schema, make_episode, samplers):
 
 def test_episodes_in_order_are_given_across_the_network_too(start_server, schema, make_episode):
     server = start_server()
-    with ReplayClient(server.store, options=FAST) as client:
+    with ReplayClient(server.store, resend_seconds=RESEND_SECONDS) as client:
         client.open_session("reach", schema)
         for steps in (4, 3, 6):
             client.append_episode(make_episode(steps))
         client.flush(10)
         changes = {"order": "episodes", "demonstration_share": 0.0, "batch_size": 4}
         changes |= {"returns": True, "policy_versions": (0, 3)}
-        spec, asking = spec_of(**changes), ReplayClient(server.store, options=FAST)
+        spec, asking = spec_of(**changes), ReplayClient(server.store, resend_seconds=RESEND_SECONDS)
         local = local_sampler(server.store, np.random.default_rng(0), **changes)
         remote = RemoteSampler(asking, "reach", spec, np.random.default_rng(0))
         assert remote.visible.left == 13
@@ -279,7 +278,7 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
 ):
     server = start_server()
     stop = StopEvent()
-    with ReplayClient(server.store, options=FAST) as actor:
+    with ReplayClient(server.store, resend_seconds=RESEND_SECONDS) as actor:
         actor.open_session("reach", schema)
         actor.append_episode(make_episode(50))
         actor.flush(10)
@@ -295,7 +294,10 @@ def test_prefetching_goes_on_while_the_server_is_killed_and_an_actor_writes(
         writing.start()
         local = local_sampler(server.store, np.random.default_rng(7))
         remote = RemoteSampler(
-            ReplayClient(server.store, options=FAST), "reach", spec_of(), np.random.default_rng(7)
+            ReplayClient(server.store, resend_seconds=RESEND_SECONDS),
+            "reach",
+            spec_of(),
+            np.random.default_rng(7),
         )
         try:
             with contextlib.closing(Prefetcher(remote)) as prefetcher:

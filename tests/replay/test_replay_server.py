@@ -23,14 +23,13 @@ from robot_rl.replay import (
     WeightsRefused,
 )
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.spool import size_for
 from robot_rl.wire import AddressInUse, AddressRefused, ServerUnreachable
 from robot_rl.wire.endpoint import read_endpoint
 
-FAST = LinkOptions(resend_seconds=0.1)
+RESEND_SECONDS = 0.1
 
 
 def stored_rows(store, table="reach"):
@@ -87,7 +86,9 @@ def test_every_acknowledged_row_survives_kills_exactly_once(
 
     sent, sent_count = [], [0]
     with ReplayClient(
-        server.store, spool_bytes=size_for(300, schema.dtype.itemsize), options=FAST
+        server.store,
+        spool_bytes=size_for(300, schema.dtype.itemsize),
+        resend_seconds=RESEND_SECONDS,
     ) as client:
         client.open_session("reach", schema)
         killer = threading.Thread(target=kill_and_restart)
@@ -113,7 +114,7 @@ def test_rows_wait_in_the_client_until_a_server_is_there(
 ):
     server = start_server()
     client = ReplayClient(
-        server.store, spool_bytes=size_for(50, schema.dtype.itemsize), options=FAST
+        server.store, spool_bytes=size_for(50, schema.dtype.itemsize), resend_seconds=RESEND_SECONDS
     )
     client.open_session("reach", schema)
     server.kill()
@@ -195,7 +196,7 @@ def test_a_session_that_was_opened_while_the_server_was_away_can_be_written(
     start_server, schema, make_episode
 ):
     server = start_server()
-    with ReplayClient(server.store, request_seconds=60.0, options=FAST) as client:
+    with ReplayClient(server.store, request_seconds=60.0, resend_seconds=RESEND_SECONDS) as client:
         first = client.open_session("reach", schema)
         client.append_episode(make_episode(2))
         client.flush(30)
@@ -247,7 +248,7 @@ def test_a_full_disk_is_said_and_loses_nothing(start_server, small_disk, schema,
     disk = small_disk("6m")
     server = start_server(disk / "store")
     size = size_for(400, schema.dtype.itemsize)
-    client = ReplayClient(server.store, spool_bytes=size, options=FAST)
+    client = ReplayClient(server.store, spool_bytes=size, resend_seconds=RESEND_SECONDS)
     client.open_session("reach", schema)
     (disk / "filling").write_bytes(bytes(5 << 20))
     sent = []
@@ -272,7 +273,7 @@ def test_a_full_disk_is_said_and_loses_nothing(start_server, small_disk, schema,
 
 def test_weights_are_a_durable_latest_value(start_server):
     server = start_server()
-    with ReplayClient(server.store, options=FAST) as client:
+    with ReplayClient(server.store, resend_seconds=RESEND_SECONDS) as client:
         assert client.get_weights("policy") is None
         client.put_weights("policy", 5, b"five", {"encoder": "abc"})
         client.put_weights("policy", 5, b"five", {"encoder": "abc"})
@@ -347,7 +348,7 @@ def test_a_clean_stop_keeps_everything_and_withdraws_the_endpoint(server, schema
 
 
 def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
-    client = ReplayClient(server.store, options=FAST)
+    client = ReplayClient(server.store, resend_seconds=RESEND_SECONDS)
     client.open_session("reach", schema)
     # A server of another store at the same place knows nothing of the acknowledged rows.
     client.append_episode(make_episode(3))

@@ -15,7 +15,6 @@ import pytest
 import sandbox
 from spool_writer import (
     ACTOR,
-    OPTIONS,
     ROWS,
     SPOOL_BYTES,
     camera_schema,
@@ -26,10 +25,9 @@ from spool_writer import (
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import SessionTaken, SpoolDamaged, SpoolFull, SpoolInUse, StoreReplaced
+from robot_rl.replay import SessionTaken, SpoolDamaged, SpoolFull, SpoolInUse, StoreReplaced, link
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.spool import Spool, size_for
@@ -164,7 +162,7 @@ def test_rows_of_an_actor_whose_server_was_dead_are_sent_by_the_next_one(start_s
 def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool):
     server = start_server()
     size = size_for(3 * ROWS + 1, SCHEMA.dtype.itemsize)
-    client = ReplayClient(server.store, spool_path=spool, spool_bytes=size, options=OPTIONS)
+    client = ReplayClient(server.store, spool_path=spool, spool_bytes=size, resend_seconds=0.1)
     session = client.open_session("reach", SCHEMA, ACTOR).session
     server.kill()
     for count in range(3 * ROWS):
@@ -201,7 +199,9 @@ def test_rows_are_sent_without_being_asked_for(server, spool):
 
 def left_behind(server, spool, before=0, rows=4):
     """Leave rows of a session in a spool, after some that were sent; return its number."""
-    client = ReplayClient(server.store, spool_path=spool, spool_bytes=SPOOL_BYTES, options=OPTIONS)
+    client = ReplayClient(
+        server.store, spool_path=spool, spool_bytes=SPOOL_BYTES, resend_seconds=0.1
+    )
     opened = client.open_session("reach", SCHEMA, ACTOR)
     for sequence in range(before + rows):
         if sequence == before:
@@ -224,13 +224,13 @@ def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, s
         return rows_from(*request)
 
     monkeypatch.setattr(Spool, "rows_from", slowly)
-    slow = LinkOptions(credit_rows=1, batch_rows=1)
+    monkeypatch.setattr(link, "CREDIT_ROWS", 1)
     with ReplayClient(
         server.store,
         spool_path=spool,
         spool_bytes=SPOOL_BYTES,
         request_seconds=1.0,
-        options=slow,
+        batch_rows=1,
     ) as client:
         assert client.open_session("reach", SCHEMA, ACTOR).session == number + 1
     check_rows(server.store, {number: 60})
@@ -305,7 +305,7 @@ def test_an_empty_store_in_place_of_another_gets_nothing_and_the_rows_wait_for_t
 
 def test_a_client_does_not_begin_a_session_in_another_store_than_before(start_server, spool):
     server = start_server()
-    with ReplayClient(server.store, options=OPTIONS) as client:
+    with ReplayClient(server.store, resend_seconds=0.1) as client:
         client.open_session("reach", SCHEMA, ACTOR)
         client.append(numbered_row(SCHEMA, 0, 0))
         client.flush(10)
@@ -381,7 +381,7 @@ from sandbox import forbid_system_calls
 from spool_writer import *
 
 store, spool, more = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-client = open_client(store, spool) if more != "memory" else ReplayClient(store, options=OPTIONS)
+client = open_client(store, spool) if more != "memory" else ReplayClient(store)
 client.open_session("reach", camera_schema(), ACTOR)
 schema = camera_schema()
 rows = [(numbered_row(schema, 0, i), metadata(0, i)) for i in range(15 * ROWS)]

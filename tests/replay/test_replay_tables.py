@@ -9,7 +9,6 @@ from store_writing import sampler_of
 
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.link import LinkOptions
 from robot_rl.replay.reader import StoreReader
 
 EPISODES = 15
@@ -33,8 +32,7 @@ def test_three_actors_in_two_tables_interleave_and_survive_a_kill(server, schema
 
     def act(table, actor):
         try:
-            options = LinkOptions(batch_rows=3, resend_seconds=0.1)
-            with ReplayClient(server.store, options=options) as client:
+            with ReplayClient(server.store, batch_rows=3, resend_seconds=0.1) as client:
                 client.open_session(table, schemas[table], actor)
                 for number, rows in enumerate(sent[table, actor]):
                     for row in rows:
