@@ -20,7 +20,7 @@ from robot_rl.errors import did_you_mean
 from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
-from robot_rl.replay.segments import Segment, Segments
+from robot_rl.replay.segments import Segment, Segments, lacks_rows
 from robot_rl.replay.windows import SCALARS, Records
 
 Addresses = npt.NDArray[np.int64]
@@ -338,12 +338,8 @@ class TableRows:
             if not record.sealed:
                 rows, complete = _of_one_episode(rows)
             elif len(rows) < record.rows - given:
-                raise StoreError(
-                    f"{mapped.segment.path} has fewer rows than its catalogue knows",
-                    got=len(mapped.rows),
-                    expected=start + record.rows,
-                    hint="see what is there: robot-rl inspect STORE rebuild=true",
-                )
+                store, name = self._reader.path, mapped.segment.path.name
+                raise lacks_rows(store, name, mapped.end, record.end)
             else:
                 rows = rows[: record.rows - given]
             if not (len(rows) or new or complete):

@@ -146,6 +146,16 @@ def _not_there(path: Path) -> NotEnoughData:
     )
 
 
+def lacks_rows(store: Path, place: str, end: int, expected: int) -> StoreError:
+    """Make the error for rows that end before the sequence that the catalogue knows."""
+    return StoreError(
+        f"the store {store} has fewer rows than its catalogue knows",
+        got=f"rows up to {end} of {place}",
+        expected=f"up to {expected}",
+        hint=f"see what is there: robot-rl inspect {store} rebuild=true",
+    )
+
+
 @dataclass(eq=False)
 class WrittenSegment:
     """A segment, how far the store's writer has written it, and what its first episode is."""

@@ -17,7 +17,7 @@ from robot_rl.replay import FileDamaged, RowRefused, StoreError, StoreFull
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import is_blank
-from robot_rl.replay.segments import Segment, Segments, WrittenSegment
+from robot_rl.replay.segments import Segment, Segments, WrittenSegment, lacks_rows
 
 
 @dataclass
@@ -187,7 +187,7 @@ class StoreState:
             else:
                 state.next_sequence, state.episode = last.first_sequence, last.begun_anew()
         if end < state.next_sequence or (state.episode and end == state.next_sequence):
-            raise self._lacks_rows(f"session {key}", end, state.next_sequence)
+            raise lacks_rows(self._path, f"session {key}", end, state.next_sequence)
         ends = [*(following.segment.first for following in segments[1:]), end]
         for written, behind in zip(segments, ends, strict=False):
             known = [e for e in episodes if written.segment.first <= e.first_sequence < behind]
@@ -197,7 +197,7 @@ class StoreState:
             # Of an open episode one row is known to have been there.
             known_end = max((e.end if e.sealed else e.first_sequence + 1 for e in known), default=0)
             if known_end > written.end:
-                raise self._lacks_rows(str(written.segment.path), written.end, known_end)
+                raise lacks_rows(self._path, written.segment.path.name, written.end, known_end)
             for record in known[:1]:
                 written.of_demonstrations = record.is_demonstration
                 written.oldest = record.identifier
@@ -224,11 +224,3 @@ class StoreState:
         self.changed |= found
         self.next_episode = max([self.next_episode - 1, *found]) + 1
         return state, list(found.values())
-
-    def _lacks_rows(self, place: str, got: int, expected: int) -> StoreError:
-        return StoreError(
-            f"the store {self._path} has fewer rows than its catalogue knows",
-            got=f"row {got} of {place}",
-            expected=f"row {expected}",
-            hint=f"see what is there: robot-rl inspect {self._path} rebuild=true",
-        )
