@@ -147,7 +147,7 @@ class RunDirectory:
             recent = ", ".join(map(str, _newest_first(runs)[:5]))
             raise RunError(
                 f"there is no run {str(path)!r}",
-                got="searched " + ", ".join(str(c.absolute()) for c in candidates),
+                got="searched " + ", ".join(dict.fromkeys(str(c.absolute()) for c in candidates)),
                 expected=recent or f"a run below {runs.absolute()}",
                 hint="name one of them, or start one: robot-rl train. A setting is key=value",
             )

@@ -106,8 +106,8 @@ def _found(dataset: EpisodeDataset) -> str:
         raise RobotRLError(
             "random actions have found nothing to learn from",
             got=f"{found} in {len(reward)} steps",
-            hint="explore longer with algorithm.schedule.warmup_steps=5000; reward coming nearer"
-            " to success, for example with reward=distance; or learn from demonstrations",
+            hint="explore longer with algorithm.schedule.warmup_steps=5000, choose a reward that"
+            " grows on the way to success (reward=distance), or learn from demonstrations",
         )
     doubt = "" if won else "; nothing shows yet that one can succeed"
     return f"random actions: {found}{doubt}"
