@@ -165,7 +165,7 @@ def import_episodes(
 
     Raises:
         SchemaMismatch: The table has other columns; names the field.
-        StoreFull: The store has no room; what was sent stays, and the import can be repeated.
+        SpoolFull: There is no room; what was sent stays, and the import can be repeated.
         ServerUnreachable: The server went away and did not come back in time.
         DatasetError: The source cannot be read.
     """
