@@ -48,8 +48,6 @@ from robot_rl.safety import (
     refuse_stiff_contact,
 )
 
-# A reset that a client accompanies is given up when nothing has come from it for so long [s].
-_SILENCE_SECONDS = 0.5
 _NUMBER = re.compile(r"[\d.]+")
 
 
@@ -126,7 +124,8 @@ class ArmNode(DeviceNode):
         self._heed_stop()
         self._conclude_reset(outcome)
         silence = time.monotonic() - self._heard
-        if self._resets.busy and self._reset_is_accompanied and silence > _SILENCE_SECONDS:
+        longest = self.guard.limits.max_stamp_age
+        if self._resets.busy and self._reset_is_accompanied and silence > longest:
             self._forget("who commands this arm fell silent in the middle of its reset")
 
     def publish_state(self, state: ArmState) -> None:

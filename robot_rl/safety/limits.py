@@ -161,7 +161,9 @@ class ArmLimits(PoseLimits):
     joint_margin: float = 0.05  # from a limit, within which a joint may not move to it [rad]
     max_joint_speed: float = 2.0  # largest measured joint speed [rad/s]
     command_deadline: float = 0.2  # time after a command until the arm holds [s]
-    max_stamp_age: float = 0.5  # between a command's stamp and the system clock [s]
+    # Between a command's stamp and the system clock; also between commands, or signs of life, of
+    # whoever accompanies a reset.
+    max_stamp_age: float = 0.5  # [s]
 
     def __post_init__(self) -> None:
         """See `PoseLimits`."""

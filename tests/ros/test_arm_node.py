@@ -301,7 +301,8 @@ def test_a_stop_ends_a_reset_at_once(cell):
 
 
 def test_a_reset_ends_when_who_accompanies_it_falls_silent():
-    cell = ArmCell(f"/left_{os.getpid()}", sim_arm())
+    soon = {"limits.max_stamp_age": 1.0}
+    cell = ArmCell(f"/accompanied_{os.getpid()}", sim_arm(), **soon)
     try:
         cell.stream(lambda _: HOME, 60.0, until=cell.following)
         reset = begin_reset(cell)
@@ -385,11 +386,13 @@ def test_an_arm_without_a_sensor_to_be_zeroed_offers_no_such_service(cell):
     ],
 )
 def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, driver, mode):
-    cell = ArmCell(f"/left_{os.getpid()}", {**sim_arm(), "_target_": driver}, kind=kind)
+    namespace = f"/left_{kind.__name__.lower()}_{os.getpid()}"
+    cell = ArmCell(namespace, {**sim_arm(), "_target_": driver}, kind=kind)
     try:
+        change = asker(cell, ChangeState, "arm/change_state")
         cell.stream(ahead(1.0), 60.0, until=cell.following)
         arm = cell.running.node.driver
-        answer(cell, asker(cell, ChangeState, "arm/change_state")(transition=DEACTIVATE))
+        answer(cell, change(transition=DEACTIVATE))
         cell.until_mode(mode)
         applied = len(cell.applied)
         cell.stream(ahead(1.0), 1.0)
@@ -399,7 +402,6 @@ def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, drive
         if kind is FailingNode:
             with pytest.raises(DriverError, match="not connected"):
                 arm.read()
-            change = asker(cell, ChangeState, "arm/change_state")
             for transition in (CONFIGURE, ACTIVATE):
                 assert answer(cell, change(transition=transition)).success
             cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)

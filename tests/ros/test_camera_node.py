@@ -75,7 +75,7 @@ def test_pictures_are_published_as_realsense_does(film, start):
     assert infos[-1].k.tolist() == [50.0, 0.0, 32.0, 0.0, 51.0, 24.0, 0.0, 0.0, 1.0]
     assert {to_nanoseconds(info.header.stamp) for info in infos[1:-1]} <= set(stamps)
     facts = listener.reported("running")
-    assert 1.0 < float(facts["rate_hz"]) < 60.0
+    assert float(facts["rate_hz"]) > 1.0
     assert set(facts) >= {"sequence_gaps", "frames_missed", "fault", "connection"}
 
 
