@@ -179,8 +179,7 @@ class ScriptedEpisodes:
             position = start[:3] + share * way[:3]
             robot.move_target(np.concatenate([position, orientation]))
             time.sleep(_COMMAND_SECONDS)
-        left = rotations.between(robot.tcp_pose(), goal)
-        return math.hypot(*left[:3]), math.hypot(*left[3:])
+        return rotations.apart(robot.tcp_pose(), goal)
 
 
 def _seed_of(rng: np.random.Generator) -> int:

@@ -265,14 +265,14 @@ class ArmGuard:
             self._straying.ask(pose, anew=True)
             return True
         target, _ = self.limits.led(self._lost, pose)
-        away = rotations.between(target, self._lost)
-        if math.hypot(*away[:3]) <= NOISE and math.hypot(*away[3:]) <= NOISE_ANGLE:
+        distance, angle = rotations.apart(target, self._lost)
+        if distance <= NOISE and angle <= NOISE_ANGLE:
             self.target, self.goal = target, target.copy()
             return True
-        way = rotations.between(self._lost, pose)
+        distance, angle = rotations.apart(self._lost, pose)
         self._disbelieve(
-            f"the arm is measured {1e3 * math.hypot(*way[:3]):.0f} mm and "
-            f"{math.degrees(math.hypot(*way[3:])):.0f} degrees from its last target ({self.reason})"
+            f"the arm is measured {1e3 * distance:.0f} mm and "
+            f"{math.degrees(angle):.0f} degrees from its last target ({self.reason})"
             "; look whether it really is there, then call the service clear_errors"
         )
         self._is_displaced = True

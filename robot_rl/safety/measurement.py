@@ -107,8 +107,7 @@ class Plausibility:
         return found
 
     def _jump(self, last: Vector, pose: Vector, elapsed: float) -> str | None:
-        way = rotations.between(last, pose)
-        distance, angle = math.hypot(*way[:3]), math.hypot(*way[3:])
+        distance, angle = rotations.apart(last, pose)
         if distance > NOISE + self._max_speed * (elapsed + _JITTER):
             return (
                 f"the measured position jumped by {1e3 * distance:.0f} mm in "
@@ -147,14 +146,14 @@ class Straying:
         if anew or self._asked is None:
             self._nearest = np.full(2, math.inf)
         else:
-            self._nearest += _sizes(self._asked, pose)
+            self._nearest += rotations.apart(self._asked, pose)
         self._asked = pose.copy()
 
     def problem(self, measured: Vector) -> str | None:
         """Why the arm, measured at a pose (7,), must not be followed farther, or None."""
         if self._asked is None:
             return None
-        away = _sizes(self._asked, measured)
+        away = np.array(rotations.apart(self._asked, measured))
         self._nearest = np.minimum(self._nearest, away)
         if (away <= self._nearest + _STRAYED).all():
             return None
@@ -164,12 +163,6 @@ class Straying:
             f"{_shown(measured[:3])} m; it was pushed, or the measured pose is not of the frame "
             "that its controller moves"
         )
-
-
-def _sizes(start: Vector, end: Vector) -> Vector:
-    """How long the way between two poses is (2,) [m, rad]."""
-    way = rotations.between(start, end)
-    return np.array([math.hypot(*way[:3]), math.hypot(*way[3:])])
 
 
 def check_measured(measured: Measured, limits: ArmLimits) -> None:

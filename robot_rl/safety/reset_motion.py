@@ -86,7 +86,7 @@ class ResetMotion:
             return pose
         if self._waypoints is None:
             away = self._retracted(pose)
-            room, wanted = _apart(pose, away)[0], self._options.retract_distance
+            room, wanted = rotations.apart(pose, away)[0], self._options.retract_distance
             if room < 0.5 * wanted:
                 self.may_be_repeated = False
                 self.failure = (
@@ -104,7 +104,7 @@ class ResetMotion:
             self.arrived = True
             return None
         if now > self._until:
-            distance, _ = _apart(pose, self._waypoints[0])
+            distance, _ = rotations.apart(pose, self._waypoints[0])
             self.failure = f"the arm did not get there in time, {distance * 1e3:.0f} mm are left"
             return None
         return self._waypoints[0]
@@ -120,14 +120,14 @@ class ResetMotion:
         return self._guard.inside(rotations.compose(pose, back))
 
     def _is_at(self, pose: Vector, waypoint: Vector) -> bool:
-        distance, angle = _apart(pose, waypoint)
+        distance, angle = rotations.apart(pose, waypoint)
         options = self._options
         return distance <= options.tolerance_translation and angle <= options.tolerance_rotation
 
     def _patience(self, pose: Vector) -> float:
         if not self._waypoints:
             return math.inf
-        distance, angle = _apart(pose, self._waypoints[0])
+        distance, angle = rotations.apart(pose, self._waypoints[0])
         seconds = max(distance / self.speed_translation, angle / self.speed_rotation)
         return _PATIENCE * seconds + _PATIENCE_SECONDS
 
@@ -195,9 +195,3 @@ class Resets:
         )
         guard.stop(message)
         return ResetOutcome(False, message)
-
-
-def _apart(left: Vector, right: Vector) -> tuple[float, float]:
-    """Distance [m] and angle [rad] between two poses (7,)."""
-    way = rotations.between(right, left)
-    return math.hypot(*way[:3]), math.hypot(*way[3:])

@@ -66,6 +66,12 @@ def between(start: Vector, end: Vector) -> Vector:
     return np.concatenate([end[:3] - start[:3], to_rotation_vector(turn)])
 
 
+def apart(start: Vector, end: Vector) -> tuple[float, float]:
+    """Distance [m] and angle [rad] between two poses (7,)."""
+    way = between(start, end)
+    return math.hypot(*way[:3]), math.hypot(*way[3:])
+
+
 def rotate(quaternion: Vector, vector: Vector) -> Vector:
     """Rotate a vector by a unit quaternion: v + 2w(u x v) + 2u x (u x v)."""
     x, y, z, w = quaternion.tolist()
