@@ -17,6 +17,9 @@ ARGS ?=
 PIP_ARGS ?=
 BENCHES ?= env loop replay
 
+# Tests and training start many processes. Without its cache each would compile torch anew, for 3 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install system train test test-all lint bench clean
 
 help:
