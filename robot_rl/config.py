@@ -95,14 +95,18 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         if group in groups and not override.is_delete():
             own = ", ".join(map(str, registry.config_folders()))
             check_value(group, override.value(), groups[group], own and f"searched {own} too")
-    chosen = [o for o in parsed if o.key_or_group in groups]
-    defaults = _resolved(_compose([str(o.input_line) for o in chosen]))
+    config = _compose([str(o.input_line) for o in parsed if o.key_or_group in groups])
+    defaults = _resolved(config)
     del defaults["choices"]
     values = [o for o in parsed if o.key_or_group not in groups]
-    for override in values:
-        if not (override.is_add() or override.is_force_add() or override.is_delete()):
-            check_key(override.key_or_group, override.value(), defaults)
-    config = _compose(overrides) if values else _compose([str(o.input_line) for o in chosen])
+    replaced = [o for o in values if not (o.is_add() or o.is_force_add() or o.is_delete())]
+    for override in replaced:
+        check_key(override.key_or_group, override.value(), defaults)
+    if replaced == values:  # as Hydra does at the end; composing again takes it half a second
+        for override in values:
+            OmegaConf.update(config, override.key_or_group, override.value())
+    else:
+        config = _compose(overrides)
     _complete_cameras(config)
     resolved = _resolved(config)
     for override in values:

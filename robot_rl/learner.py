@@ -20,8 +20,8 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
+from robot_rl.learning.algorithms.base import Correction
 from robot_rl.learning.algorithms.encoding import trains_on
-from robot_rl.learning.algorithms.residual import Residual
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import demonstrated, first_episodes, value_range
 from robot_rl.learning.recipe import Recipe, Stage
@@ -140,7 +140,7 @@ class Learner:
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
-        self._trial = Trial(bench) if isinstance(self._algorithm, Residual) else None
+        self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
         self.environment_steps = 0
         self.updates = 0
         # A learner that was killed learns from some blocks again, but has noted them already.
@@ -237,7 +237,7 @@ class Learner:
         return record
 
     def _undo_a_loss(self, trial: Trial) -> None:
-        if trial.lost and isinstance(self._algorithm, Residual):
+        if trial.lost and isinstance(self._algorithm, Correction):
             rates = ", ".join(f"{name} {rate:.0%}" for name, rate in trial.metrics.items())
             self._bench.say(
                 f"learner: after {self.environment_steps} steps what was learned does worse than"

@@ -110,7 +110,9 @@ class FrankaArm:
     def read(self) -> ArmState:
         """The newest measurement, 1 kHz while the controller runs; raises as `Arm.read`."""
         if self._robot is None:
-            raise DriverTimeout(f"the Franka arm at {self.host} is not connected")
+            raise DriverTimeout(
+                f"the Franka arm at {self.host} is not connected", hint="configure its node first"
+            )
         try:
             state = self._robot.state
             self.fault = self.fault or self._reported_fault()

@@ -253,7 +253,7 @@ class ArmNode(DeviceNode):
 
     def _clear_errors(self) -> str:
         if not self.is_connected:
-            raise DriverError("the arm is not connected")
+            raise DriverError("the arm is not connected", hint="configure its node first")
         self.driver.clear_errors()
         self._latch.release()
         self.guard.clear()

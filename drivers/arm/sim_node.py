@@ -94,7 +94,7 @@ class SimArmNode(ArmNode):
 
     def _begin_episode(self) -> str:
         if not self.is_configured:
-            raise DriverError("the arm's node is not configured")
+            raise DriverError("the arm's node is not configured", hint="configure it first")
         if self.guard.mode is Mode.STOPPED:
             raise DriverError(f"stopped: {self.guard.reason}", hint="clear_errors")
         seed = int(self.get_parameter("episode_seed").value)

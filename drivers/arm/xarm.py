@@ -222,7 +222,10 @@ class XArm:
 
     def _connected(self) -> Any:
         if self._api is None or not self._api.connected:
-            raise DriverTimeout(f"the xArm at {self.host} is not connected")
+            raise DriverTimeout(
+                f"the xArm at {self.host} is not connected",
+                hint="configure its node first; if it was, look at cable and controller",
+            )
         return self._api
 
     def _reported_fault(self) -> str | None:

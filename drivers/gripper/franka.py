@@ -97,7 +97,10 @@ class FrankaHand:
         """Where the fingers are."""
         motions = self._connected()
         if self._homing:
-            raise DriverFault(f"the Franka Hand at {self._host} is to be homed")
+            raise DriverFault(
+                f"the Franka Hand at {self._host} has not been homed yet",
+                hint="that comes next, and moves its fingers; wait a few seconds",
+            )
         if motions.failure is not None:
             raise motions.failure
         try:

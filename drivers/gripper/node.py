@@ -106,7 +106,7 @@ class GripperNode(DeviceNode):
     def _forget(self) -> None:
         self._wanted = self._sent = None
         if not self.is_configured:
-            raise DriverError("the gripper's node is not configured")
+            raise DriverError("the gripper's node is not configured", hint="configure it first")
 
 
 def main() -> int:

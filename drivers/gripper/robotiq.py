@@ -132,7 +132,10 @@ class Robotiq2F:
     def read(self) -> GripperState:
         """Measure position and grip."""
         if self._clearing:
-            raise DriverFault(f"the gripper at {self.address} is to be activated")
+            raise DriverFault(
+                f"the gripper at {self.address} has not been activated again yet",
+                hint="that comes next, and moves its fingers; wait a few seconds",
+            )
         status = self.status()
         stamp = time.time_ns()
         self._check(status)

@@ -267,5 +267,9 @@ def parse_annotations(message: Annotate, payload: Payload) -> Annotations:
         )
     sequences, values = np.frombuffer(payload[0], "<i8"), np.frombuffer(payload[1], "<f4")
     if not np.isfinite(values).all():
-        raise AnnotationRefused(f"a value of the annotation {message.name!r} is not finite")
+        raise AnnotationRefused(
+            f"a value of the annotation {message.name!r} is not finite",
+            got=float(values[~np.isfinite(values)][0]),
+            expected="finite numbers",
+        )
     return Annotations(message.place, message.name, message.version, sequences, values)

@@ -229,7 +229,11 @@ class ArmGuard:
                 "measurement", "the arm has not been measured yet", hint="wait for current_pose"
             )
         if "measurement" in self._active:
-            raise CommandRefused("measurement", "what is measured of the arm cannot be used now")
+            raise CommandRefused(
+                "measurement",
+                "what is measured of the arm cannot be used now",
+                hint="the arm's log says why; wait until it holds again",
+            )
 
     def _take(self, measured: Measured, now: float) -> None:
         """Take a measurement that limits can be computed from, and stop at one that cannot be."""

@@ -195,7 +195,8 @@ def test_a_hand_that_was_never_homed_is_homed_when_a_person_says_so(driver, hand
     driver.connect()
     assert hand.count(server.HOMING) == 1
     driver.clear_errors()
-    with pytest.raises(DriverFault, match="is to be homed"):  # so that the node connects again
+    # So that the node connects again.
+    with pytest.raises(DriverFault, match="has not been homed yet"):
         driver.read()
     driver.connect()
     assert driver.read().position == 0.0

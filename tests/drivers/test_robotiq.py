@@ -123,7 +123,8 @@ def test_a_fault_is_named_and_stays_until_it_is_cleared(driver, gripper, code, w
     assert driver.read().position == 0.0
     gripper.fault = code
     driver.clear_errors()
-    with pytest.raises(DriverFault, match="is to be activated"):  # so that the node connects again
+    # So that the node connects again.
+    with pytest.raises(DriverFault, match="has not been activated again yet"):
         driver.read()
     driver.connect()
     assert driver.read().position == 0.0

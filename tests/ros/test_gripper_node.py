@@ -197,4 +197,5 @@ def test_a_service_of_a_node_that_is_not_configured_says_so(bench):
     bench.node.do("deactivate", "cleanup")
     for name in ("stop", "clear_errors"):
         success, message = bench.listener.trigger(f"gripper/{name}")
-        assert (success, message) == (False, "the gripper's node is not configured")
+        assert not success
+        assert message == "the gripper's node is not configured; next: configure it first"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -113,6 +113,14 @@ class Algorithm(Protocol):
         Raises:
             AlgorithmError: An entry is missing or does not fit.
         """
+
+
+@runtime_checkable
+class Correction(Protocol):
+    """An algorithm that corrects the cloned policy, which its own episodes compare it with."""
+
+    def begin_again(self) -> None:
+        """Correct nothing any more, as at first; what the critics know is kept."""
 
 
 Range = Sequence[float]

@@ -58,7 +58,7 @@ class Residual(ActorCritic):
         self._first_actor = copy.deepcopy(self.actor.state_dict())
 
     def begin_again(self) -> None:
-        """Correct nothing any more, as at first; what the critics know is kept."""
+        """See `Correction`."""
         for actor in (self.actor, self.average_actor):
             actor.load_state_dict(self._first_actor)
         with torch.no_grad():
