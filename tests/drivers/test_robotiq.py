@@ -231,7 +231,8 @@ def test_a_stop_takes_back_what_a_person_had_cleared(driver, gripper, line):
     assert gripper.activations == 2
 
 
-def test_a_stop_before_the_first_activation_prevents_it(driver, gripper):
+def test_a_stop_before_the_first_activation_prevents_it(address, gripper):
+    driver = Robotiq2F(address, timeout_s=1.0)
     gripper.silent = True
     with pytest.raises(DriverTimeout):
         driver.connect()
@@ -240,6 +241,7 @@ def test_a_stop_before_the_first_activation_prevents_it(driver, gripper):
     with pytest.raises(DriverFault, match=r"is not active: .*stopped.*clear_errors"):
         driver.connect()
     assert gripper.activations == 0
+    driver.close()
 
 
 @pytest.mark.parametrize("action", [0, 1])  # reset, which is the last before it, and activation
