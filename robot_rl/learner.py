@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -20,10 +20,11 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import Correction
+from robot_rl.learning.algorithms.base import Batch, Correction
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import demonstrated, first_episodes, value_range
+from robot_rl.learning.hindsight import Hindsight
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
@@ -141,6 +142,8 @@ class Learner:
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
+        share = self._algorithm.schedule.hindsight_share
+        self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
         self.environment_steps = 0
         self.updates = 0
         # A learner that was killed learns from some blocks again, but has noted them already.
@@ -219,8 +222,10 @@ class Learner:
         self._rows.show(target)
         if count:
             self._wait_for_rewards(target)
+        if self._hindsight is not None:
+            self._hindsight.count(target)
         metrics: dict[str, list[Tensor]] = {}
-        for batch in self._rows.batches(count):
+        for batch in self._batches(count):
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
                 raise Stopped
             check_features(batch, self._cloned)
@@ -235,6 +240,10 @@ class Learner:
         if target > self._noted_steps:
             self._bench.note(record)
         return record
+
+    def _batches(self, count: int) -> Iterator[Batch]:
+        batches = self._rows.batches(count)
+        return batches if self._hindsight is None else map(self._hindsight.mixed, batches)
 
     def _undo_a_loss(self, trial: Trial) -> None:
         if trial.lost and isinstance(self._algorithm, Correction):
@@ -322,6 +331,7 @@ class Learner:
             "gradient_updates": self.updates,
             "sampler": self._rows.state_dict(),
             "trial": None if self._trial is None else self._trial.state_dict(),
+            "hindsight": None if self._hindsight is None else self._hindsight.state_dict(),
         }
         self._bench.checkpoint(LAST, self._deployed(), self._algorithm.state_dict(), state)
         self._saved_steps, self._saved_at = self.environment_steps, time.monotonic()
@@ -333,6 +343,8 @@ class Learner:
         if self._trial is not None:
             self._trial.load_state_dict(state["trial"])
         self.environment_steps = int(state["environment_steps"])
+        if self._hindsight is not None:
+            self._hindsight.load_state_dict(state["hindsight"], self.environment_steps)
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
 

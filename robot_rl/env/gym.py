@@ -11,7 +11,7 @@ import importlib
 import inspect
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any
@@ -34,11 +34,17 @@ from robot_rl.safety import rotations
 SUCCESS_KEYS = ("success", "is_success", "succeed")
 # At which step of an episode its success counts.
 SUCCESS_AT = ("last", "any")
+# Where the observation of an environment with goals holds what is reached, and what is wanted.
+ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
 _UNKNOWN_RATE_HZ = 10.0
 _MEND = "mend the environment, or wrap it and register what you made"
 _SEEDS = 2**31
+_GOAL_REWARD = "compute_reward"
 _RENDER_MODE, _FILMED = "render_mode", "rgb_array"
 _NOTHING_YET = Outcome(0.0, terminated=False, truncated=False, success=False)
+
+Goals = npt.NDArray[Any]
+GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
 
 
 class GymError(RobotRLError):
@@ -188,6 +194,30 @@ class GymRobot:
         """What -1 and 1 of each action column are to the environment, (2, d)."""
         middle, half = (self._low + self._high) / 2, self._scale * (self._high - self._low) / 2
         return np.stack([middle - half, middle + half])[:, self._used]
+
+    @property
+    def goal_reward(self) -> GoalReward | None:
+        """The environment's own reward for any goal; None where it knows none.
+
+        It maps goals (n, g) that were reached, and those that were wanted, to rewards (n,).
+        """
+        fields = {field.name for field in self.observation_fields}
+        if not {ACHIEVED, DESIRED} <= fields or not self._env.has_wrapper_attr(_GOAL_REWARD):
+            return None
+        function = self._env.get_wrapper_attr(_GOAL_REWARD)
+
+        def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
+            pairs = zip(achieved, desired, strict=True)
+            try:
+                return np.array([float(function(a, d, {})) for a, d in pairs])
+            except Exception as error:  # whatever its own code does
+                raise GymError(
+                    f"{_GOAL_REWARD} of {self.id} does not give a reward for other goals",
+                    got=repr(error),
+                    hint="mend it, or do without: algorithm.schedule.hindsight_share=0",
+                ) from error
+
+        return rewards
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Reset the environment with a seed from `rng`; it starts where it likes."""

@@ -74,22 +74,14 @@ class Trial:
     def count(self, steps: int) -> None:
         """Take in the episodes that ended within the first `steps` environment steps."""
         self._rows.show(steps)
-        parts = []
-        for batch in self._rows.batches(math.ceil(self._rows.left / _BATCH)):
-            names = (*_FIELDS, "reward", "source")
-            parts.append({name: batch[name][batch["drawn"]] for name in names})
-        if not parts:
-            return
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        begins = np.flatnonzero(np.diff(columns["episode_step"]) <= 0) + 1
-        for rows in np.split(np.arange(len(columns["reward"])), begins):
-            if (columns["source"][rows] == SOURCE_INTERVENTION).any():
+        for episode in self._rows.episodes():
+            if (episode["source"] == SOURCE_INTERVENTION).any():
                 continue
-            score = bool(columns["success"][rows].any()), float(columns["reward"][rows].sum())
-            of_clone = columns["base_alone"][rows]
+            score = bool(episode["success"].any()), float(episode["reward"].sum())
+            of_clone = episode["base_alone"]
             if of_clone.all():
                 self._cloned.append(score)
-            elif not of_clone.any() and columns["policy_version"][rows].all():
+            elif not of_clone.any() and episode["policy_version"].all():
                 self._learned.append(score)
 
     def _chance(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
@@ -324,6 +326,19 @@ class Rows:
         self._prefetcher.start(count)
         for _ in range(count):
             yield self._prefetcher.next()
+
+    def episodes(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """With the order "episodes", each that is still to be given, as columns of its steps."""
+        size = self._sampler.spec.batch_size
+        parts = [
+            {name: column[batch["drawn"]] for name, column in batch.items()}
+            for batch in self.batches(math.ceil(self.left / size))
+        ]
+        if parts:
+            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            begins = np.flatnonzero(np.diff(columns["episode_step"]) <= 0) + 1
+            for rows in np.split(np.arange(len(columns["reward"])), begins):
+                yield {name: column[rows] for name, column in columns.items()}
 
     def state_dict(self) -> dict[str, object]:
         """The state of the random stream and what is shown, as JSON."""

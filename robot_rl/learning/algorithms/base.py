@@ -58,6 +58,7 @@ class Schedule:
     n_step: int  # steps of a return before it bootstraps
     discount: float  # γ per control step
     warmup_noise: float  # standard deviation of the noise on the cloned policy in the warm-up
+    hindsight_share: float  # share of every batch towards goals that were reached; see `Hindsight`
 
     def __post_init__(self) -> None:
         """Check the range of values; `robot_rl.learning.blocks` checks counts of steps and updates.
@@ -71,6 +72,7 @@ class Schedule:
             n_step=(self.n_step, 1, math.inf),
             discount=(self.discount, 0, 1),
             warmup_noise=(self.warmup_noise, 0, math.inf),
+            hindsight_share=(self.hindsight_share, 0, 1),
         )
 
 

@@ -1,0 +1,206 @@
+"""Hindsight: what an episode has reached, taken as if that had been its goal.
+
+HER (Andrychowicz et al. 2017, arXiv 1707.01495), with goals from the future of an episode. For
+environments that are told their goal and know the reward of any other, as those of
+gymnasium-robotics and panda-gym do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.runner import PolicyRunner
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.env.factory import make_env
+from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
+from robot_rl.learning.algorithms.base import Batch
+from robot_rl.learning.workbench import Rows, Workbench
+from robot_rl.replay.replay_sampler import NEXT
+from robot_rl.replay.sampler import SampleSpec
+
+_GOALS = 4  # of each episode: k of the paper
+_MOST_VALUES = 4  # a sparse reward has few
+_AGREEING = 0.99  # share of rows whose reward and end are what the environment's function tells
+_BATCH = 1024
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+class Judged(NamedTuple):
+    """What a step is that the environment's own function gives a certain value."""
+
+    reward: float
+    terminated: bool
+
+
+class Hindsight:
+    """Exchanges a share of each batch for transitions towards goals that were reached.
+
+    Args:
+        bench: The workbench of the stage that learns.
+        spec: What the algorithm draws.
+        share: Of each batch, in [0, 1].
+        goal_reward: The environment's function.
+        judged: What a step is by the function's value; see `judgements`.
+    """
+
+    def __init__(
+        self,
+        bench: Workbench,
+        spec: SampleSpec,
+        share: float,
+        goal_reward: GoalReward,
+        judged: Mapping[float, Judged],
+    ) -> None:
+        self._spec, self._share = spec, share
+        self._goal_reward, self._judged = goal_reward, judged
+        self._base = PolicyRunner(bench.cloned) if "base_action" in spec.fields else None
+        self._seed = int(bench.config.seed)
+        self._rng = np.random.default_rng((self._seed, _GOALS))
+        self._sources = {shown: _episodes_of(bench, spec, shown) for shown in (True, False)}
+        self._kept: dict[bool, Columns] = {}
+        self._read = Counter[bool]()
+
+    @classmethod
+    def of(cls, bench: Workbench, spec: SampleSpec, share: float) -> Self | None:
+        """Make it where the environment has goals, and a sparse reward for reaching them."""
+        names = {*spec.fields}
+        seen = {*bench.cloned.policy.observation} if "base_action" in names else set()
+        if not share or not {ACHIEVED, DESIRED, *seen} <= names or bench.cloned.tells_instruction:
+            return None
+        with closing(make_env(bench.config)) as env:
+            known = isinstance(env.robot, GymRobot) and env.robot.goal_reward
+        if not known:
+            return None
+        judged = judgements(_episodes_of(bench, spec, True).episodes(), known)
+        if judged is None:
+            return None
+        bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
+        return cls(bench, spec, share, known, judged)
+
+    def count(self, steps: int) -> None:
+        """Take in the episodes that ended within the first `steps` environment steps."""
+        for shown, source in self._sources.items():
+            source.show(steps)
+            found = [self._kept[shown]] if shown in self._kept else []
+            for episode in source.episodes():
+                self._read[shown] += 1
+                rng = np.random.default_rng((self._seed, int(shown), self._read[shown]))
+                goals = rng.integers(len(episode["reward"]), size=_GOALS).tolist()
+                found += [towards for g in goals if (towards := self._towards(episode, g))]
+            if found:
+                self._kept[shown] = {
+                    n: np.concatenate([part[n] for part in found]) for n in found[0]
+                }
+
+    def mixed(self, batch: Batch) -> Batch:
+        """A copy of a batch with its share exchanged, demonstrated rows for demonstrated ones."""
+        given = {name: column.copy() for name, column in batch.items()}
+        exchanged = self._rng.random(len(batch["reward"])) < self._share
+        demonstrated = batch["source"] == SOURCE_DEMONSTRATION
+        for shown, kept in self._kept.items():
+            rows = np.flatnonzero(exchanged & (demonstrated == shown))
+            drawn = self._rng.integers(len(kept["reward"]), size=len(rows))
+            for name, column in kept.items():
+                given[name][rows] = column[drawn]
+        return given
+
+    def _towards(self, episode: Columns, step: int) -> Columns | None:
+        """The transitions of an episode, as if what it had reached after a step had been wanted.
+
+        None if that was reached from the beginning.
+        """
+        achieved = np.concatenate([episode[ACHIEVED][:1], episode[NEXT + ACHIEVED]])
+        wanted = np.repeat(achieved[step + 1][None], len(achieved), 0)
+        values = self._goal_reward(achieved, wanted)
+        judged = [self._judged.get(float(value)) for value in values[1:]]
+        if values[0] == values[step + 1] or None in judged:
+            return None
+        reward = np.array([each.reward for each in judged if each], np.float32)
+        ends = np.array([each.terminated for each in judged if each])
+        length = int(ends.argmax()) + 1 if ends.any() else len(ends)
+        states = {
+            name: np.concatenate([episode[name][:1], episode[NEXT + name]])[: length + 1]
+            for name in self._spec.fields
+            if NEXT + name in episode
+        }
+        states[DESIRED] = wanted[: length + 1]
+        if self._base is not None:
+            states["base_action"] = self._base.label(states, step)
+        return self._windows(episode, states, reward[:length], bool(ends[length - 1]))
+
+    def _windows(
+        self, episode: Columns, states: Columns, reward: npt.NDArray[Any], terminated: bool
+    ) -> Columns:
+        """What `SampleSpec` says of each step, from the states (T + 1, ...) and rewards (T,)."""
+        begins = np.arange(len(reward))
+        ends = np.minimum(begins + self._spec.n_step, len(reward))
+        powers = self._spec.discount ** np.arange(self._spec.n_step)
+        sums = [reward[b:e] @ powers[: e - b] for b, e in zip(begins, ends, strict=True)]
+        discount = self._spec.discount ** (ends - begins)
+        discount[(ends == len(reward)) & terminated] = 0.0
+        return {
+            "action": episode["action"][: len(reward)],
+            "reward": np.array(sums, np.float32),
+            "discount": discount.astype(np.float32),
+            "steps": (ends - begins).astype(np.int16),
+            **{name: column[begins] for name, column in states.items()},
+            **{NEXT + name: column[ends] for name, column in states.items()},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the random stream, as JSON; what was taken in follows from the store."""
+        return dict(self._rng.bit_generator.state)
+
+    def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
+        """Go on where `state_dict` was taken, after so many environment steps."""
+        self.count(steps)
+        self._rng.bit_generator.state = dict(state)
+
+
+def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> dict[float, Judged] | None:
+    """Find out what a step is to which the environment's function gives a certain value.
+
+    A wrapper may have changed rewards and ends, so the function alone does not tell.
+
+    Args:
+        episodes: Recorded ones.
+        goal_reward: The environment's function.
+
+    Returns:
+        Reward and termination by the function's value; None where they do not follow from it, or
+        where it has many values.
+    """
+    seen: dict[float, Counter[Judged]] = {}
+    for episode in episodes:
+        values = goal_reward(episode[NEXT + ACHIEVED], episode[DESIRED])
+        steps = zip(values, episode["reward"], episode["discount"] == 0.0, strict=True)
+        for value, reward, terminated in steps:
+            judged = Judged(float(reward), bool(terminated))
+            seen.setdefault(float(value), Counter())[judged] += 1
+    usual = {value: counts.most_common(1)[0] for value, counts in seen.items()}
+    agreeing = sum(count for _, count in usual.values())
+    total = sum(counts.total() for counts in seen.values())
+    if not 2 <= len(seen) <= _MOST_VALUES or agreeing < _AGREEING * total:
+        return None
+    return {value: judged for value, (judged, _) in usual.items()}
+
+
+def _episodes_of(bench: Workbench, spec: SampleSpec, demonstrated: bool) -> Rows:
+    """Whole episodes in order, with the fields that an algorithm draws."""
+    fields = tuple(name for name in spec.fields if name not in ("base_action", "episode_step"))
+    return bench.sampler(
+        SampleSpec(
+            (*fields, "episode_step"),
+            _BATCH,
+            discount=spec.discount,
+            demonstration_share=float(demonstrated),
+            order="episodes",
+        )
+    )
