@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import EpisodePlayer
 from robot_rl.console.pages import Pages
-from robot_rl.data.schema import Array, Observation
+from robot_rl.console.pictures import jpegs
+from robot_rl.data.schema import Observation
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run
 from robot_rl.processes.progress import RECENT_EPISODES
@@ -25,10 +24,6 @@ _CURVES_SECONDS = 2.0
 _STATUS_SECONDS = 0.25
 # Numbers of the observation that a page shows.
 _SHOWN = ("state/tcp_pose", "state/tcp_velocity", "state/tcp_wrench")
-_IMAGES = "images/"
-_JPEG_QUALITY = 80
-# A page shows images no larger; a bigger one is sent at a whole fraction of its size.
-_MOST_PIXELS_WIDE = 640
 _MOST_POINTS = 400
 
 
@@ -97,28 +92,11 @@ class Feeds:
             return
         if view in self.scenes:
             self.scenes[view].show(observation)
-        encoded = await asyncio.to_thread(_jpegs, observation)
+        encoded = await asyncio.to_thread(jpegs, observation)
         for camera, jpeg in encoded.items():
             head = f"{view}/{camera}".encode()
             # The length of the head, the head, the JPEG.
             self.pages.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
-
-
-def _jpegs(observation: Observation) -> dict[str, bytes]:
-    """Encode the colour images of an observation: camera name → JPEG."""
-    return {
-        name.removeprefix(_IMAGES): _jpeg(image)
-        for name, image in observation.items()
-        if name.startswith(_IMAGES) and image.dtype == np.uint8 and image.shape[-1] == 3
-    }
-
-
-def _jpeg(image: Array) -> bytes:
-    every = -(-image.shape[1] // _MOST_PIXELS_WIDE)
-    buffer = io.BytesIO()
-    picture = Image.fromarray(np.ascontiguousarray(image[::every, ::every]))
-    picture.save(buffer, "JPEG", quality=_JPEG_QUALITY)
-    return buffer.getvalue()
 
 
 def read_curves(run: RunDirectory) -> dict[str, Any]:
