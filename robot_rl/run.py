@@ -17,6 +17,7 @@
         stages.jsonl                   which stages of the recipe have run, and how long
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
         evaluate.jsonl compare.jsonl   what `robot-rl evaluate`, `certify` and `compare` have found
+        scenes/20003/                  what the cameras saw of a scene that a person puts back
         summary.json  report.html
 
 Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.
@@ -60,6 +61,7 @@ EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
 STATE_FILE = "state.json"
 SUMMARY = "summary.json"
+SCENES = "scenes"
 DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
 
 

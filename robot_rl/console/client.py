@@ -174,7 +174,7 @@ class LoopClient:
             self._say(stop)
 
     def _nobody(self, number: int, event: str) -> ConsoleError:
-        hint = "see whether the actor, or collect, is running"
+        hint = "see whether train, collect or evaluate is running"
         if event == OperatorEvent.STOP:
             self._untaken_stop = number
             hint = f"use the emergency stop; a loop that answers later is told to stop; {hint}"

@@ -103,6 +103,8 @@ class Situation:
     lateness_seconds: float = 0.0  # how late the last tick was reached [s]
     instruction: str = ""  # what the robot is told to do
     advice: str = ""  # what the coach tells the operator
+    # Seed of the scene that a person is to put back, where the run has pictures of it.
+    wanted_scene: int | None = None
     action_names: tuple[str, ...] = ()  # columns of the actions
     action: tuple[float, ...] = ()  # what was sent last, (d,) in [-1, 1]
     policy_action: tuple[float, ...] = ()  # what the policy wanted, (d,) in [-1, 1]
@@ -186,7 +188,7 @@ class Taken(Numbered):
 
 
 def loop_folder(run: RunDirectory, actor: int) -> Path:
-    """The folder in which an actor, or `collect` in its place, says where it listens."""
+    """The folder in which an actor, or who has its robot instead, says where it listens."""
     return run.path / "console" / f"actor-{actor}"
 
 

@@ -24,7 +24,7 @@ from robot_rl.console.feeds import Feeds, Scene
 from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Page, Pages
-from robot_rl.run import RunDirectory
+from robot_rl.run import SCENES, RunDirectory
 
 LOOPBACK = "127.0.0.1"
 _PAGE = Path(__file__).parent / "page"
@@ -106,6 +106,7 @@ class ConsoleServer:
         app.router.add_get("/socket", self._socket)
         for name in sorted(path.name for path in _PAGE.iterdir()):
             app.router.add_get(f"/{name}", _secured(self._file))
+        app.router.add_get(r"/wanted/{seed:\d+}/{camera:[\w.-]+}.jpg", _secured(self._wanted))
         for name, proxy in proxies.items():
             app.router.add_get(f"/scene/{name}", proxy.handle)
             app.router.add_get(f"/scene/{name}/{{path:.*}}", proxy.handle)
@@ -116,6 +117,11 @@ class ConsoleServer:
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(_PAGE / request.path.removeprefix("/"))
+
+    async def _wanted(self, request: web.Request) -> web.StreamResponse:
+        """What a camera saw of a scene that a person is to put back."""
+        named = request.match_info
+        return web.FileResponse(self.run.path / SCENES / named["seed"] / f"{named['camera']}.jpg")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
         """One open page."""

@@ -13,7 +13,7 @@ from robot_rl.console.link import Activity, ConsoleLink, InControl, Situation, S
 from robot_rl.data.schema import Observation
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.robot import Action
+from robot_rl.env.robot import Action, RobotInterrupted
 from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
 from robot_rl.errors import RobotRLError
 
@@ -46,15 +46,21 @@ class TelemetryEnv(RobotEnvWrapper):
         self._steps = self._intervened_steps = 0
         self._total_reward = 0.0
         self._run_steps = self._policy_version = 0
+        self._wanted_scene: int | None = None
         self._newest = Snapshot()
         self._look_at = 0.0
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode."""
         self._show_again(activity=Activity.RESETTING)
-        with self._told():
-            observation, info = super().reset(seed=seed, options=options)
+        try:
+            with self._told():
+                observation, info = super().reset(seed=seed, options=options)
+        except RobotInterrupted:  # a person who puts the scene back looks at it meanwhile
+            self.look()
+            raise
         self._episode += 1
+        self._wanted_scene = None
         self._steps = self._intervened_steps = 0
         self._total_reward = 0.0
         stamp = int(info["stamp_observation"])
@@ -90,6 +96,10 @@ class TelemetryEnv(RobotEnvWrapper):
     def note_progress(self, run_steps: int, policy_version: int) -> None:
         """Take in what only the actor knows: steps of the run, and the policy that acts."""
         self._run_steps, self._policy_version = run_steps, policy_version
+
+    def note_wanted(self, seed: int) -> None:
+        """Until the next episode begins, show which scene a person is to put back."""
+        self._wanted_scene = seed
 
     def note_waiting(self, reason: str) -> None:
         """Say why no episode begins."""
@@ -148,6 +158,7 @@ class TelemetryEnv(RobotEnvWrapper):
             policy_version=self._policy_version,
             instruction=self.task.instruction,
             action_names=self.schema.action_names,
+            wanted_scene=self._wanted_scene,
             stamp_observation=stamp,
             **facts,
         )

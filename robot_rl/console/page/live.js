@@ -1,7 +1,7 @@
 // The live view: who has the robot, the cameras, the facts of the episode, and the run's curves.
 
 import { draw } from "./charts.js";
-import { showPicture } from "./cameras.js";
+import { layOver, showPicture } from "./cameras.js";
 
 const BLUE = "#0072b2", GREEN = "#00805c", ORANGE = "#b84a00";
 const SILENT_MS = 1500;
@@ -38,6 +38,7 @@ export class Live {
     socket.addEventListener("picture", ({ detail }) => {
       if (detail.view === "live") showPicture($("cameras-live"), detail);
     });
+    $("wanted").addEventListener("change", () => this.show());
     new ResizeObserver(() => this.draw()).observe($("success-chart"));
     setInterval(() => this.show(), LOOK_MS);
   }
@@ -60,6 +61,9 @@ export class Live {
     for (const id of ["success", "failure", "reset", "pause", "take-over", "start", "discard", "undo"]) {
       $(id).disabled = !this.known;
     }
+    const wanted = this.known ? this.now.wanted_scene : null;
+    $("wanted-choice").hidden = wanted === null;
+    layOver($("cameras-live"), $("wanted").checked ? wanted : null);
     if (this.now !== null) this.showFacts(this.now);
   }
 
