@@ -56,7 +56,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     """
     torch.set_num_threads(1)
     looks = len(Blocks.of(config).evaluation_points()) - 1
-    with closing(Evaluator(config, note)) as evaluator:
+    with closing(Evaluator(config, run, note)) as evaluator:
         for steps in unevaluated(config, run):
             name = CLONED if steps == 0 else run.snapshot_name(steps)
             while not run.has_folder(name) and learned_steps(run) <= steps:
@@ -134,7 +134,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
         LEARNED_POLICY: learned,
     }
     results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)
-    with closing(Evaluator(config, note)) as evaluator:
+    with closing(Evaluator(config, run, note)) as evaluator:
         count = config.evaluation.final_episodes
         for name in [name for name, is_wanted in wanted.items() if is_wanted]:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
@@ -265,12 +265,13 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
 def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
     """An evaluator of the run `config.run`, with its robot's nodes, operator and device."""
     torch.set_num_threads(1)
+    directory = RunDirectory(Path(config.run))
     if on_stepped_clock(config).clock == "realtime":
         check_robot(config)
     try_environment(config)
     with (
-        robot_nodes(config, Path(config.run) / "logs"),
-        closing(Evaluator(config, note)) as evaluator,
+        robot_nodes(config, directory.path / "logs"),
+        closing(Evaluator(config, directory, note)) as evaluator,
     ):
         yield evaluator
 

@@ -14,14 +14,17 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.config import ConfigError, check_least, check_value, composed, on_stepped_clock
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import has_domain, make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.reset import make_reset
-from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.reset import HumanReset, make_reset
+from robot_rl.env.robot_env import EpisodeEnv
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
 from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.scenes import PicturedScenes
 from robot_rl.evaluation.statistics import EvaluationResult, Labels
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.rewards.source import TaskReward
@@ -31,6 +34,7 @@ from robot_rl.rewards.wrapper import (
     make_watched_env,
     reward_cameras,
 )
+from robot_rl.run import RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]
 SCORES = ("success", "return")
@@ -52,10 +56,11 @@ class Evaluator:
 
     Args:
         config: The configuration; its `evaluation` says how many episodes and which seeds.
+        run: What an attended robot needs: see `AttendedRobot`.
         note: Told of every episode that is made again, and why.
     """
 
-    def __init__(self, config: DictConfig, note: Callable[[str], None]) -> None:
+    def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
         """Make the environments; see the class for the arguments.
 
         Raises:
@@ -65,10 +70,11 @@ class Evaluator:
         self._config = config
         self._note = note
         stepped = on_stepped_clock(config)
-        self._attended = AttendedRobot(config, note) if stepped.clock == "realtime" else None
+        attended = stepped.clock == "realtime"
+        self._attended = AttendedRobot(config, run, note) if attended else None
         episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
         count = 1 if self._attended else min(int(config.evaluation.slots), int(episodes))
-        self._envs: list[RobotEnv | RewardWrapper] = []
+        self._envs: list[EpisodeEnv] = []
         with ExitStack() as open_envs:
             for _ in range(count):
                 self._envs.append(self._attended.env if self._attended else make_env(stepped))
@@ -146,7 +152,8 @@ class Evaluator:
         runner = PolicyRunner(acting, slots=len(envs))
         given_up = StopEvent() if stop is None else stop
         made_again: dict[int, Counter[str]] = defaultdict(Counter)
-        for result in rollout(envs, runner, seeds, stop=given_up.is_set):
+        told = seeds if self._attended is None else self._attended.announced(seeds)
+        for result in rollout(envs, runner, told, stop=given_up.is_set):
             said = None if self._attended is None else self._attended.heard_of(result)
             again = made_again[result.seed]
             if result.interrupted is None and said not in _TAKEN_BACK:
@@ -254,28 +261,42 @@ class AttendedRobot:
     episode is recorded, but does not count. An episode in which the operator drives is none of the
     policy's successes. One that they `pause` or `discard` is made again.
 
+    Where a person puts the scene back, who meets a seed first decides what its scene is: the
+    cameras' pictures of it are kept, and shown to the person before every further attempt.
+
     Args:
         config: The configuration.
-        note: Told of labels that do not count.
+        run: Where those pictures are, and whose console shows the robot.
+        note: Told which scene is to be put back, and of labels that do not count.
 
     Attributes:
         env: The environment.
     """
 
-    def __init__(self, config: DictConfig, note: Callable[[str], None]) -> None:
+    def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
         alone = _without_simulation(config)
         form = alone.task[alone.robot.get("task", "environment")]
         detected = form.get("reports_success", True)
         cameras = [] if detected else reward_cameras(alone)
         inner, hidden = make_watched_env(alone, cameras)
-        self._operated: Intervention = make_intervention(alone, inner, make_inbox(alone))
-        self.env = RewardWrapper(
-            make_reset(alone, self._operated, lambda: False),
-            TaskReward() if detected else make_source(alone),
-            hidden=hidden,
-        )
-        self.env.on_late_label = self._heard_late
+        inbox = make_inbox(alone)
+        self._operated: Intervention = make_intervention(alone, inner, inbox)
+        begun = make_reset(alone, self._operated, lambda: False)
+        self._scenes = PicturedScenes(begun, run) if isinstance(begun, HumanReset) else None
+        source = TaskReward() if detected else make_source(alone)
+        self._judged = RewardWrapper(self._scenes or begun, source, hidden=hidden)
+        self._judged.on_late_label = self._heard_late
+        self.env = TelemetryEnv(self._judged, self._operated, ConsoleLink(run, inbox))
         self._note, self._last = note, EpisodeResult(0)
+
+    def announced(self, seeds: Iterator[int]) -> Iterator[int]:
+        """Hand on each seed; where its scene was met before, say that it is to be put back."""
+        for seed in seeds:
+            folder = None if self._scenes is None else self._scenes.folder(seed)
+            if folder is not None:
+                self._note(f"evaluation: episode {seed}: put the scene back as in {folder}")
+                self.env.note_wanted(seed)
+            yield seed
 
     def heard_of(self, episode: EpisodeResult) -> OperatorEvent | None:
         """Note in the facts of the episode that has just ended who called it a success.
@@ -283,7 +304,12 @@ class AttendedRobot:
         Returns:
             What the operator ended it with, if so.
         """
-        episode.facts |= self.env.episode_facts
+        episode.facts |= self._judged.episode_facts
+        try:
+            if self._scenes is not None:
+                self._scenes.keep()
+        except RunError as problem:  # no reason to give up what was evaluated so far
+            self._note(f"evaluation: no pictures of the scene of episode {episode.seed}: {problem}")
         self._last = episode
         return self._operated.ended_by
 

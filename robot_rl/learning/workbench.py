@@ -243,7 +243,7 @@ class Workbench:
         """
         config = OmegaConf.merge(self.config, {"evaluation": {"episodes": episodes}})
         assert isinstance(config, DictConfig)
-        with closing(Evaluator(config, self.say)) as evaluator:
+        with closing(Evaluator(config, self.run, self.say)) as evaluator:
             return evaluator.evaluate(behaviour, 0, "periodic", self.stop)
 
     def checkpoint(

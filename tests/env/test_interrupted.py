@@ -22,6 +22,7 @@ from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.evaluation.statistics import Labels
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import make_windows
+from robot_rl.run import RunDirectory
 
 
 class Faulty:
@@ -110,7 +111,7 @@ def test_interruptions_change_no_other_episode(failures):
     )
 
 
-def evaluated(failures, monkeypatch):
+def evaluated(failures, folder, monkeypatch):
     """What an evaluation of one episode, of 50 steps, says of a robot whose observations fail."""
     noted = []
 
@@ -121,13 +122,13 @@ def evaluated(failures, monkeypatch):
 
     monkeypatch.setattr("robot_rl.evaluation.evaluate.make_env", faulty_env)
     config = compose(["task=reach", "evaluation.episodes=1", "evaluation.slots=1"])
-    with closing(Evaluator(config, noted.append)) as evaluator:
+    with closing(Evaluator(config, RunDirectory(folder), noted.append)) as evaluator:
         behaviour = untrained(make_env(config).schema)
         return evaluator.evaluate(behaviour, 0, "periodic"), noted
 
 
-def test_an_evaluation_says_which_episodes_were_cut_and_made_again(monkeypatch):
-    result, noted = evaluated([5, 9], monkeypatch)
+def test_an_evaluation_says_which_episodes_were_cut_and_made_again(tmp_path, monkeypatch):
+    result, noted = evaluated([5, 9], tmp_path, monkeypatch)
     assert (result.episodes, result.made_again) == (1, {"cut": 2})
     assert [note.rpartition(": ")[2] for note in noted] == [
         "no measurement number 5",
@@ -136,9 +137,9 @@ def test_an_evaluation_says_which_episodes_were_cut_and_made_again(monkeypatch):
     assert ", 2 attempts made again (2 cut), " in str(result)
 
 
-def test_an_evaluation_on_a_robot_that_always_fails_ends(monkeypatch):
+def test_an_evaluation_on_a_robot_that_always_fails_ends(tmp_path, monkeypatch):
     with pytest.raises(EvaluationError, match=r"cut 5 times: no measurement number 10"):
-        evaluated(range(2, 99, 2), monkeypatch)
+        evaluated(range(2, 99, 2), tmp_path, monkeypatch)
 
 
 class Person:
@@ -167,7 +168,7 @@ class Person:
         pass
 
 
-def test_what_people_do_and_say_during_an_evaluation_is_counted(monkeypatch):
+def test_what_people_do_and_say_during_an_evaluation_is_counted(tmp_path, monkeypatch):
     """Of an attended robot, which here is simulated on the stepped clock."""
     place = "robot_rl.evaluation.evaluate"
     attended = SimpleNamespace(clock="realtime")
@@ -178,7 +179,7 @@ def test_what_people_do_and_say_during_an_evaluation_is_counted(monkeypatch):
     )
     words = ["evaluation.episodes=3", "evaluation.slots=1", "task.environment.time_limit_steps=8"]
     config, noted = compose(["task=reach", *words]), []
-    with closing(Evaluator(config, noted.append)) as evaluator:
+    with closing(Evaluator(config, RunDirectory(tmp_path), noted.append)) as evaluator:
         result = evaluator.evaluate(untrained(make_env(config).schema), 0, "periodic")
     # What is said too late does not count as a success, but is a label; driven, it is none either.
     assert (result.episodes, result.failures) == (3, (1, 2))

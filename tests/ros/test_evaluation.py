@@ -18,6 +18,7 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import Labels
+from robot_rl.run import RunDirectory
 
 
 def ros_threads():
@@ -25,10 +26,10 @@ def ros_threads():
 
 
 @pytest.mark.parametrize("trained", [[], ["reset=backward_policy", "operator=simulated"]])
-def test_an_evaluation_leaves_ros_at_its_end(trained):
+def test_an_evaluation_leaves_ros_at_its_end(trained, tmp_path):
     config = compose(["robot=ros_sim", "task=peg_insert", "evaluation.slots=1", *trained])
     before = len(ros_threads())
-    with closing(Evaluator(config, print)):
+    with closing(Evaluator(config, RunDirectory(tmp_path), print)):
         assert len(ros_threads()) == before + 1
     assert len(ros_threads()) == before
 
@@ -55,7 +56,7 @@ class Person:
         self._listener.close()
 
 
-def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scene_back():
+def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scene_back(tmp_path):
     config = configuration(
         "/judged",
         "reset=human",
@@ -69,7 +70,7 @@ def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scen
     # its place one that nobody calls a success.
     words = [["success"], ["take_over", "success"], ["discard"], []]
     try:
-        with closing(Evaluator(config, noted.append)) as evaluator:
+        with closing(Evaluator(config, RunDirectory(tmp_path), noted.append)) as evaluator:
             behaviour = untrained(make_env(compose(["task=reach"])).schema, largest=0.01)
             person = Person("/judged", words)
             try:

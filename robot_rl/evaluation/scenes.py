@@ -1,0 +1,48 @@
+"""The scenes that a person puts back by hand, so that each policy meets the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from robot_rl.console.pictures import jpegs
+from robot_rl.data.schema import Observation
+from robot_rl.env.robot_env import Begun, EpisodeEnv, Options, RobotEnvWrapper
+from robot_rl.run import SCENES, RunDirectory
+
+
+class PicturedScenes(RobotEnvWrapper):
+    """Keeps, for each seed, what all cameras saw as the first episode with that seed began.
+
+    Args:
+        env: The environment, with the cameras that only the reward source sees.
+        run: Where the pictures are kept, in `scenes/SEED/CAMERA.jpg`.
+    """
+
+    def __init__(self, env: EpisodeEnv, run: RunDirectory) -> None:
+        super().__init__(env)
+        self._run = run
+        self._first: Observation = {}
+        self._seed: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
+        """Begin an episode."""
+        self._first, info = super().reset(seed=seed, options=options)
+        self._seed = seed
+        return self._first, info
+
+    def folder(self, seed: int | None) -> Path | None:
+        """Where the pictures of a seed's scene are, if it has any."""
+        name = f"{SCENES}/{seed}"
+        return self._run.path / name if self._run.has_folder(name) else None
+
+    def keep(self) -> None:
+        """Between episodes: write the pictures of the last one's scene, if there are none yet.
+
+        Raises:
+            RunError: The disk is full or the folder cannot be written.
+        """
+        if self.folder(self._seed) is not None or not (pictures := jpegs(self._first)):
+            return
+        with self._run.atomic_folder(f"{SCENES}/{self._seed}") as folder:
+            for camera, jpeg in pictures.items():
+                (folder / f"{camera}.jpg").write_bytes(jpeg)

@@ -1,0 +1,132 @@
+"""A person puts back the scene of an evaluation, as its console shows it to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="needs the extra console")
+
+import aiohttp
+from console_links import WAIT_SECONDS, make_run
+from untrained_policy import untrained
+
+from robot_rl.config import compose
+from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.gate import Gate
+from robot_rl.console.link import loop_folder
+from robot_rl.console.server import ConsoleServer
+from robot_rl.env.factory import make_env
+from robot_rl.env.intervention import Intervention
+from robot_rl.evaluation.evaluate import Evaluator
+
+SEED = 20003
+CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
+
+
+class Ready:
+    """A person who has always put the scene back."""
+
+    def __init__(self, inbox):
+        self.inbox = inbox
+
+    def begin(self, seed):
+        pass
+
+    def watch(self, observation):
+        pass
+
+    def listen(self, observation):
+        self.inbox.post("start")
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def evaluate(monkeypatch):
+    """Evaluates an attended robot, which here is simulated on the stepped clock."""
+    place, people = "robot_rl.evaluation.evaluate", []
+    attended = SimpleNamespace(clock="realtime")
+    monkeypatch.setattr(f"{place}.on_stepped_clock", lambda config: attended)
+    monkeypatch.setattr(
+        f"{place}.make_intervention",
+        lambda config, env, inbox: Intervention(env, inbox, 0.5, [who(inbox) for who in people]),
+    )
+
+    words = ("reset=human", f"evaluation.seed={SEED}", "task.environment.time_limit_steps=5")
+    config = compose(
+        ["task=reach", "evaluation.episodes=1", f"observation.cameras=[{CAMERA}]", *words]
+    )
+    behaviour = untrained(make_env(compose(["task=reach"])).schema)
+
+    def made(run, width, *present):
+        people[:], noted = present, []
+        config.observation.cameras[0].width = width
+        with closing(Evaluator(config, run, noted.append)) as evaluator:
+            evaluator.evaluate(behaviour, 0, "periodic")
+        return noted
+
+    return made
+
+
+def with_page(run, use):
+    """Run `use` with an open page's connection to the console, and the console's address."""
+
+    async def main():
+        library, gate = EpisodeLibrary(run, None), Gate(None, secure=False)
+        server = ConsoleServer(run, {}, loop_folder(run, 1), library, {}, gate)
+        stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))
+        address = f"http://127.0.0.1:{await port}"
+        async with aiohttp.ClientSession() as browser, browser.ws_connect(f"{address}/socket") as p:
+            await asyncio.wait_for(use(browser, p, address), WAIT_SECONDS)
+        stop.set()
+        await serving
+
+    asyncio.run(main())
+
+
+async def shown(page, found):
+    """What a page is told until it was told this; it says that it has shown all."""
+    while True:
+        data = (await page.receive()).data
+        message = json.loads(data) if isinstance(data, str) else {"type": data[1 : 1 + data[0]]}
+        if message["type"] == "mark":
+            await page.send_json({"do": "shown"})
+        elif found(message):
+            return message
+
+
+def test_who_meets_a_scene_again_is_shown_how_it_was_met_first(evaluate, tmp_path):
+    run = make_run(tmp_path / "run")
+    assert evaluate(run, 32, Ready) == []
+    picture = run.path / "scenes" / str(SEED) / "front.jpg"
+    first, noted = picture.read_bytes(), []
+    # The rival, whose camera shows that the picture is not its own.
+    again = threading.Thread(target=lambda: noted.extend(evaluate(run, 40)))
+
+    async def use(browser, page, address):
+        again.start()
+        waiting = await shown(page, lambda m: m.get("wanted_scene") == SEED and m["reason"])
+        assert waiting["activity"] == "waiting"
+        assert "a person has to put the scene back" in waiting["reason"]
+        await shown(page, lambda m: m["type"] == b"live/front")
+        async with browser.get(f"{address}/wanted/{SEED}/front.jpg") as answer:
+            assert await answer.read() == first
+        for other in (f"{SEED}/wrist", f"{SEED}/..%2f..%2fconsole%2fother", "../config"):
+            async with browser.get(f"{address}/wanted/{other}.jpg") as answer:
+                assert answer.status == 404
+        await page.send_json({"do": "event", "event": "start"})
+        begun = await shown(page, lambda m: m["type"] == "live" and m["activity"] == "acting")
+        assert begun["wanted_scene"] is None
+
+    with_page(run, use)
+    again.join()
+    assert noted == [f"evaluation: episode {SEED}: put the scene back as in {picture.parent}"]
+    assert picture.read_bytes() == first
