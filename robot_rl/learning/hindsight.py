@@ -43,46 +43,51 @@ class Hindsight:
     """Exchanges a share of each batch for transitions towards goals that were reached.
 
     Args:
-        bench: The workbench of the stage that learns.
+        sources: Whole episodes in order, with `columns` of the spec: demonstrated ones and others.
         spec: What the algorithm draws.
         share: Of each batch, in [0, 1].
         goal_reward: The environment's function.
         judged: What a step is by the function's value; see `judgements`.
+        seed: Of all draws.
+        base: Gives the proposals where the algorithm sees those of its base.
     """
 
     def __init__(
         self,
-        bench: Workbench,
+        sources: Mapping[bool, Rows],
         spec: SampleSpec,
         share: float,
         goal_reward: GoalReward,
         judged: Mapping[float, Judged],
+        seed: int,
+        base: PolicyRunner | None = None,
     ) -> None:
-        self._spec, self._share = spec, share
+        self._sources, self._spec, self._share = sources, spec, share
         self._goal_reward, self._judged = goal_reward, judged
-        self._base = PolicyRunner(bench.cloned) if "base_action" in spec.fields else None
-        self._seed = int(bench.config.seed)
-        self._rng = np.random.default_rng((self._seed, _GOALS))
-        self._sources = {shown: _episodes_of(bench, spec, shown) for shown in (True, False)}
+        self._seed, self._base = seed, base
+        self._rng = np.random.default_rng((seed, _GOALS))
         self._kept: dict[bool, Columns] = {}
         self._read = Counter[bool]()
 
     @classmethod
     def of(cls, bench: Workbench, spec: SampleSpec, share: float) -> Self | None:
-        """Make it where the environment has goals, and a sparse reward for reaching them."""
-        names = {*spec.fields}
-        seen = {*bench.cloned.policy.observation} if "base_action" in names else set()
-        if not share or not {ACHIEVED, DESIRED, *seen} <= names or bench.cloned.tells_instruction:
+        """Make it where the environment has goals and a sparse reward for reaching them."""
+        cloned, names = bench.cloned, set(spec.fields)
+        base = PolicyRunner(cloned) if "base_action" in names else None
+        seen = set() if base is None else set(cloned.policy.observation)
+        if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.tells_instruction:
             return None
         with closing(make_env(bench.config)) as env:
-            known = isinstance(env.robot, GymRobot) and env.robot.goal_reward
-        if not known:
+            goal_reward = env.robot.goal_reward if isinstance(env.robot, GymRobot) else None
+        if goal_reward is None:
             return None
-        judged = judgements(_episodes_of(bench, spec, True).episodes(), known)
+        shown, *sources = (bench.sampler(columns(spec, share)) for share in (1.0, 1.0, 0.0))
+        judged = judgements(shown.episodes(), goal_reward)
         if judged is None:
             return None
         bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
-        return cls(bench, spec, share, known, judged)
+        of_kind = dict(zip((True, False), sources, strict=True))
+        return cls(of_kind, spec, share, goal_reward, judged, int(bench.config.seed), base)
 
     def count(self, steps: int) -> None:
         """Take in the episodes that ended within the first `steps` environment steps."""
@@ -192,15 +197,13 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> dict[flo
     return {value: judged for value, (judged, _) in usual.items()}
 
 
-def _episodes_of(bench: Workbench, spec: SampleSpec, demonstrated: bool) -> Rows:
-    """Whole episodes in order, with the fields that an algorithm draws."""
+def columns(spec: SampleSpec, demonstration_share: float) -> SampleSpec:
+    """Whole episodes in order, with what an algorithm draws."""
     fields = tuple(name for name in spec.fields if name not in ("base_action", "episode_step"))
-    return bench.sampler(
-        SampleSpec(
-            (*fields, "episode_step"),
-            _BATCH,
-            discount=spec.discount,
-            demonstration_share=float(demonstrated),
-            order="episodes",
-        )
+    return SampleSpec(
+        (*fields, "episode_step"),
+        _BATCH,
+        discount=spec.discount,
+        demonstration_share=demonstration_share,
+        order="episodes",
     )
