@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import shutil
 import threading
 from contextlib import closing
 from types import SimpleNamespace
@@ -13,18 +15,23 @@ import pytest
 pytest.importorskip("aiohttp", reason="needs the extra console")
 
 import aiohttp
+import numpy as np
 from console_links import WAIT_SECONDS, make_run
+from PIL import Image
 from untrained_policy import untrained
 
 from robot_rl.config import compose
 from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.console.gate import Gate
-from robot_rl.console.link import loop_folder
+from robot_rl.console.link import ConsoleLink, Situation, Snapshot, loop_folder
+from robot_rl.console.pictures import jpegs
 from robot_rl.console.server import ConsoleServer
 from robot_rl.env.factory import make_env
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.evaluation.evaluate import Evaluator
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SEED = 20003
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
 
@@ -130,3 +137,51 @@ def test_who_meets_a_scene_again_is_shown_how_it_was_met_first(evaluate, tmp_pat
     again.join()
     assert noted == [f"evaluation: episode {SEED}: put the scene back as in {picture.parent}"]
     assert picture.read_bytes() == first
+
+
+async def grey(figure):
+    """How bright the middle of a figure is, from 0 to 255."""
+    seen = Image.open(io.BytesIO(await figure.screenshot())).convert("L")
+    return seen.getpixel((seen.width // 2, seen.height // 2))
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+def test_a_wanted_scene_lies_half_transparent_over_the_live_picture(tmp_path):
+    playwright = pytest.importorskip("playwright.async_api", reason="needs the extra browser")
+    playwright.expect.set_options(timeout=500 * WAIT_SECONDS)  # [ms]; half of the whole
+    run = make_run(tmp_path / "run")
+    black, white = (np.full((24, 32, 3), value, np.uint8) for value in (0, 255))
+    live = {"images/front": black, "images/wrist": black}
+    picture = run.path / "scenes" / str(SEED) / "front.jpg"  # none of the wrist's
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(jpegs({"images/front": white})["front"])
+
+    async def use(browser, page, address):
+        async with playwright.async_playwright() as started:
+            words = {"executable_path": CHROMIUM, "args": ["--no-sandbox"]}
+            console = await (await started.chromium.launch(**words)).new_page()
+            await console.goto(address)
+            front, wrist = (console.locator(f'[data-camera="{c}"]') for c in ("front", "wrist"))
+            over, choice = front.locator(".wanted"), console.get_by_label("wanted scene")
+
+            link.publish(Snapshot(Situation(), live))
+            await playwright.expect(wrist.locator("img")).to_be_visible()
+            assert not await choice.is_visible()
+            link.publish(Snapshot(Situation(wanted_scene=SEED), live))
+            await playwright.expect(over).to_be_visible()
+            assert await over.bounding_box() == await front.locator("img").first.bounding_box()
+            assert await grey(front) in (127, 128)
+            assert await grey(wrist) == 0
+            assert not await wrist.locator(".wanted").is_visible(), "it would be a broken image"
+            await console.keyboard.press("w")
+            await playwright.expect(over).to_have_count(0)
+            assert await grey(front) == 0
+            await choice.check()
+            await playwright.expect(over).to_be_visible()
+            link.publish(Snapshot(Situation(), live))
+            await playwright.expect(over).to_have_count(0)
+            assert not await choice.is_visible()
+
+    with closing(ConsoleLink(run, OperatorInbox())) as link:
+        with_page(run, use)

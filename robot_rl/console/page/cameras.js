@@ -7,10 +7,7 @@ export function showPicture(place, { camera, picture }) {
     figure.dataset.camera = camera;
     const caption = document.createElement("figcaption");
     caption.textContent = camera;
-    const wanted = document.createElement("img");
-    wanted.className = "wanted";
-    wanted.alt = "";  // a camera without a picture of the scene shows nothing
-    figure.append(document.createElement("img"), wanted, caption);
+    figure.append(document.createElement("img"), caption);
     figure.firstChild.alt = `camera ${camera}`;
     place.append(figure);
   }
@@ -22,9 +19,17 @@ export function showPicture(place, { camera, picture }) {
 
 // Lays a scene that a person is to put back half transparent over the pictures; null: none.
 export function layOver(place, scene) {
-  for (const image of place.querySelectorAll(".wanted")) {
-    const address = `wanted/${scene}/${image.parentElement.dataset.camera}.jpg`;
-    if (scene === null) image.removeAttribute("src");
-    else if (image.getAttribute("src") !== address) image.src = address;
+  for (const figure of place.children) {
+    const address = `wanted/${scene}/${figure.dataset.camera}.jpg`;
+    const before = figure.querySelector(".wanted");
+    if (before?.getAttribute("src") === address) continue;
+    before?.remove();
+    if (scene === null) continue;
+    const image = document.createElement("img");
+    image.className = "wanted";
+    image.hidden = true;  // and stays so where a camera has no picture of the scene
+    image.onload = () => { image.hidden = false; };
+    image.src = address;
+    figure.firstChild.after(image);
   }
 }

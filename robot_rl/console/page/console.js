@@ -87,7 +87,7 @@ const keys = {
   u: { down: actions.undo },
   p: { down: actions.pause },
   t: { down: actions["take-over"] },
-  w: { down: () => $("wanted").click(), applies: () => !$("wanted-choice").hidden },
+  w: { down: () => $("wanted").click(), applies: () => isLive() && !$("wanted-choice").hidden },
 };
 const isLive = () => document.body.dataset.view === "live";
 listenForKeys(window, { ...keys, ...jog.keys(isLive) });
