@@ -8,7 +8,7 @@ gymnasium-robotics and panda-gym do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +20,7 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
 from robot_rl.learning.algorithms.base import Batch
+from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.replay.replay_sampler import NEXT
 from robot_rl.replay.sampler import SampleSpec
@@ -27,6 +28,7 @@ from robot_rl.replay.sampler import SampleSpec
 _GOALS = 4  # of each episode: k of the paper
 _MOST_VALUES = 4  # a sparse reward has few
 _AGREEING = 0.99  # share of rows whose reward and end are what the environment's function tells
+_MOST_ROWS = 500_000  # the newest that are kept in memory
 _BATCH = 1024
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -37,6 +39,10 @@ class Judged(NamedTuple):
 
     reward: float
     terminated: bool
+
+
+# By that value; None where nobody knows.
+Judgement = Callable[[float], Judged | None]
 
 
 class Hindsight:
@@ -58,7 +64,7 @@ class Hindsight:
         spec: SampleSpec,
         share: float,
         goal_reward: GoalReward,
-        judged: Mapping[float, Judged],
+        judged: Judgement,
         seed: int,
         base: PolicyRunner | None = None,
     ) -> None:
@@ -81,10 +87,11 @@ class Hindsight:
             goal_reward = env.robot.goal_reward if isinstance(env.robot, GymRobot) else None
         if goal_reward is None:
             return None
-        shown, *sources = (bench.sampler(columns(spec, share)) for share in (1.0, 1.0, 0.0))
-        judged = judgements(shown.episodes(), goal_reward)
+        recorded = bench.sampler(columns(spec, float(demonstrated(bench.config))))
+        judged = judgements(recorded.episodes(), goal_reward)
         if judged is None:
             return None
+        sources = (bench.sampler(columns(spec, shown)) for shown in (1.0, 0.0))
         bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
         of_kind = dict(zip((True, False), sources, strict=True))
         return cls(of_kind, spec, share, goal_reward, judged, int(bench.config.seed), base)
@@ -108,9 +115,9 @@ class Hindsight:
         """A copy of a batch with its share exchanged, demonstrated rows for demonstrated ones."""
         given = {name: column.copy() for name, column in batch.items()}
         exchanged = self._rng.random(len(batch["reward"])) < self._share
-        demonstrated = batch["source"] == SOURCE_DEMONSTRATION
+        of_demonstrations = batch["source"] == SOURCE_DEMONSTRATION
         for shown, kept in self._kept.items():
-            rows = np.flatnonzero(exchanged & (demonstrated == shown))
+            rows = np.flatnonzero(exchanged & (of_demonstrations == shown))
             drawn = self._rng.integers(len(kept["reward"]), size=len(rows))
             for name, column in kept.items():
                 given[name][rows] = column[drawn]
@@ -124,7 +131,7 @@ class Hindsight:
         achieved = np.concatenate([episode[ACHIEVED][:1], episode[NEXT + ACHIEVED]])
         wanted = np.repeat(achieved[step + 1][None], len(achieved), 0)
         values = self._goal_reward(achieved, wanted)
-        judged = [self._judged.get(float(value)) for value in values[1:]]
+        judged = [self._judged(float(value)) for value in values[1:]]
         if values[0] == values[step + 1] or None in judged:
             return None
         reward = np.array([each.reward for each in judged if each], np.float32)
@@ -169,7 +176,7 @@ class Hindsight:
         self._rng.bit_generator.state = dict(state)
 
 
-def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> dict[float, Judged] | None:
+def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgement | None:
     """Find out what a step is to which the environment's function gives a certain value.
 
     A wrapper may have changed rewards and ends, so the function alone does not tell.
@@ -179,8 +186,8 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> dict[flo
         goal_reward: The environment's function.
 
     Returns:
-        Reward and termination by the function's value; None where they do not follow from it, or
-        where it has many values.
+        None where reward and termination do not follow from the value, or where it has many. Where
+        each reward was the value and nothing has terminated, values that were not seen are known.
     """
     seen: dict[float, Counter[Judged]] = {}
     for episode in episodes:
@@ -192,9 +199,12 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> dict[flo
     usual = {value: counts.most_common(1)[0] for value, counts in seen.items()}
     agreeing = sum(count for _, count in usual.values())
     total = sum(counts.total() for counts in seen.values())
-    if not 2 <= len(seen) <= _MOST_VALUES or agreeing < _AGREEING * total:
+    if not 1 <= len(seen) <= _MOST_VALUES or agreeing < _AGREEING * total:
         return None
-    return {value: judged for value, (judged, _) in usual.items()}
+    known = {value: judged for value, (judged, _) in usual.items()}
+    if all(judged == (value, False) for value, judged in known.items()):
+        return lambda value: Judged(value, terminated=False)
+    return known.get if len(known) > 1 else None
 
 
 def columns(spec: SampleSpec, demonstration_share: float) -> SampleSpec:

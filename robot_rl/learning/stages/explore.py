@@ -12,6 +12,7 @@ from robot_rl.config import ConfigError
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import make_env, observed_widths
+from robot_rl.env.gym import GymRobot
 from robot_rl.env.rollout import SeedStream
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import demonstrated
@@ -67,6 +68,7 @@ class Explore(Stage):
         config, run = bench.config, bench.run
         with closing(make_env(config)) as env:
             schema, longest = env.schema, env.task.time_limit_steps
+            has_goals = isinstance(env.robot, GymRobot) and env.robot.goal_reward is not None
         acting = for_zeros(config, schema).exploring(*_AT_RANDOM)
         wanted = max(1, int(config.algorithm.schedule.warmup_steps))
         with EpisodeWriter(run.exploration, schema) as writer:
@@ -76,7 +78,8 @@ class Explore(Stage):
                 for episode in bench.gather(acting, count, stream, "exploring", done=done):
                     episode.keep(writer, SOURCE_POLICY)
         dataset = EpisodeDataset(run.exploration)
-        bench.say(_found(dataset))
+        in_hindsight = has_goals and config.algorithm.schedule.hindsight_share > 0
+        bench.say(_found(dataset, in_hindsight=in_hindsight))
         widths = observed_widths(config, schema)
         rows = EpisodeRows.of_datasets([dataset], (*widths, "action"))
         policy = untrained(config, rows, observed_keys(widths, None), bench.generator("explore"))
@@ -91,7 +94,7 @@ def exploration_steps(run: RunDirectory) -> int:
     return int(dataset.episode_ends[-1]) - len(dataset) if len(dataset) else 0
 
 
-def _found(dataset: EpisodeDataset) -> str:
+def _found(dataset: EpisodeDataset, *, in_hindsight: bool) -> str:
     """Say what random actions have come to.
 
     Raises:
@@ -102,7 +105,7 @@ def _found(dataset: EpisodeDataset) -> str:
     reward, ended = columns["reward"][taken], columns["terminated"][taken].any()
     low, high = float(reward.min()), float(reward.max())
     found = f"{won} of {len(dataset)} episodes succeeded, rewards from {low:g} to {high:g}"
-    if low == high and not ended:
+    if low == high and not ended and not in_hindsight:
         raise RobotRLError(
             "random actions have found nothing to learn from",
             got=f"{found} in {len(reward)} steps",
