@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiny_runs import TINY, ServerProcess, Train, starting
+from tiny_runs import TINY, RunServer, ServerProcess, Train, starting
 
 from robot_rl import cli
 
@@ -35,8 +35,16 @@ def folder(cloned: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(folder: Path) -> Iterator[ServerProcess]:
+def server(folder: Path) -> Iterator[RunServer]:
     """The replay server of the copied run."""
+    server = RunServer((folder / "runs/latest").resolve())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server_process(folder: Path) -> Iterator[ServerProcess]:
+    """The same as a process of its own."""
     server = ServerProcess((folder / "runs/latest").resolve())
     yield server
     server.kill()

@@ -7,7 +7,7 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
-from tiny_runs import TINY, ServerProcess, publish_cloned
+from tiny_runs import TINY, RunServer, publish_cloned
 
 from robot_rl import actor
 from robot_rl.actor import act
@@ -23,6 +23,19 @@ class LinkFailed(Exception):
     """What a weight source says whose link has failed."""
 
 
+def stopping(monkeypatch: pytest.MonkeyPatch, words: str) -> StopEvent:
+    """What stops an actor soon after it has said these words."""
+    stop, say = StopEvent(), actor._note
+
+    def note(text: str) -> None:
+        say(text)
+        if words in text:
+            threading.Timer(0.5, stop.set).start()
+
+    monkeypatch.setattr(actor, "_note", note)
+    return stop
+
+
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the robot was told at its end."""
@@ -33,12 +46,10 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_an_actor_that_waits_for_the_first_weights_says_so_and_ends_when_asked_to(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: RunServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.1)
-    stop = StopEvent()
-    asked = threading.Timer(3.0, stop.set)
-    asked.start()
+    stop = stopping(monkeypatch, "first weights")
     run = RunDirectory.open(str(server.run), str(server.run.parent))
     with pytest.raises(Stopped):
         list(act(compose([*TINY]), run, stop))
@@ -46,18 +57,11 @@ def test_an_actor_that_waits_for_the_first_weights_says_so_and_ends_when_asked_t
 
 
 def test_an_actor_whose_learner_is_frozen_says_once_whom_it_waits_for(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: RunServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.1)
     publish_cloned(server.run, 1)  # and nobody publishes anything later
-    stop, say = StopEvent(), actor._note
-
-    def note(text: str) -> None:
-        say(text)
-        if "weights after" in text:
-            threading.Timer(1.0, stop.set).start()
-
-    monkeypatch.setattr(actor, "_note", note)
+    stop = stopping(monkeypatch, "weights after")
     run = RunDirectory.open(str(server.run), str(server.run.parent))
     with pytest.raises(Stopped):
         list(act(compose([*TINY]), run, stop))
@@ -79,7 +83,7 @@ def test_a_wait_is_told_where_it_lasts_unusually_long(monkeypatch: pytest.Monkey
 
 
 def test_a_weight_source_that_cannot_be_closed_leaves_the_robot_held(
-    server: ServerProcess, released: list[str], monkeypatch: pytest.MonkeyPatch
+    server: RunServer, released: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(source: SteppedWeights) -> None:
         raise LinkFailed
@@ -94,7 +98,7 @@ def test_a_weight_source_that_cannot_be_closed_leaves_the_robot_held(
 
 
 def test_a_policy_of_another_task_leaves_the_robot_held(
-    server: ServerProcess, released: list[str]
+    server: RunServer, released: list[str]
 ) -> None:
     publish_cloned(server.run)
     run = RunDirectory.open(str(server.run), str(server.run.parent))

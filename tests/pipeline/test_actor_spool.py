@@ -37,10 +37,10 @@ def start_actor() -> Iterator[Callable[..., Actor]]:
 
 
 @pytest.fixture
-def server(server: ServerProcess) -> ServerProcess:
+def server(server_process: ServerProcess) -> ServerProcess:
     """A server with weights that may act for ever."""
-    publish_cloned(server.run)
-    return server
+    publish_cloned(server_process.run)
+    return server_process
 
 
 def check_store(run: Path) -> int:

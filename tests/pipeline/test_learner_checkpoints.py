@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
-from tiny_runs import TINY, ServerProcess, act_for
+from tiny_runs import TINY, RunServer, act_for
 
 from robot_rl import learner as learning
 from robot_rl.config import compose
@@ -22,7 +22,7 @@ STEPS = 100
 
 
 @pytest.fixture
-def run(folder: Path, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+def run(folder: Path, server: RunServer, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """One with 100 environment steps to learn from."""
     monkeypatch.chdir(folder)
     found = RunDirectory.open("latest", "runs")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import TINY, ServerProcess, act_for
+from tiny_runs import TINY, RunServer, act_for
 
 from robot_rl.config import compose
 from robot_rl.learner import Learner, LearningDiverged
@@ -25,7 +25,7 @@ STEPS = 100
 @pytest.mark.parametrize("updates_before_the_end", [0, 3])
 def test_broken_weights_are_named_and_not_saved(
     folder: Path,
-    server: ServerProcess,
+    server: RunServer,
     monkeypatch: pytest.MonkeyPatch,
     updates_before_the_end: int,
 ) -> None:

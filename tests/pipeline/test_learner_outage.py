@@ -51,7 +51,7 @@ class KillingProgress(WorkProgress):
 
 def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     run: RunDirectory,
-    server: ServerProcess,
+    server_process: ServerProcess,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -70,14 +70,14 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
 
         def learn() -> None:
             try:
-                learner.learn(KillingProgress(server, (50, 100)))
+                learner.learn(KillingProgress(server_process, (50, 100)))
             except Exception as end:
                 ends.append(end)
 
         learning = threading.Thread(target=learn)
         learning.start()
         wait_for_note()
-        server.start()
+        server_process.start()
         assert wait_until(
             lambda: len(lines(run.path / "learner.jsonl")) == 4 or bool(ends), WAIT_SECONDS
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from killable_run import NAMES, KillableRun
-from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, lines, publish_cloned
+from tiny_runs import TINY, WAIT_SECONDS, RunServer, lines, publish_cloned
 
 from robot_rl.actor import act
 from robot_rl.config import compose
@@ -68,7 +68,7 @@ def test_killed_or_stopped_and_resumed_it_learns_the_same_weights(start):
 
 
 def test_an_episode_that_goes_otherwise_is_told_and_another_one_begins(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+    server: RunServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in an environment that ignores its seed; here it is another seed."""
     run = RunDirectory(server.run)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from tiny_runs import ServerProcess, act_for
+from tiny_runs import RunServer, act_for
 
 from policies import checkpoint
+from robot_rl import cli
 from robot_rl.commands.runs import load_resolved, save_resolved
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.policy_columns import stored_schema
@@ -25,11 +24,9 @@ from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.spool import size_for
 from robot_rl.run import RunDirectory
 
-Command = Callable[..., CompletedProcess[str]]
-
 
 @pytest.fixture
-def mixed(server: ServerProcess) -> EpisodeDataset:
+def mixed(server: RunServer) -> EpisodeDataset:
     """Episodes as `robot-rl export` gives them: the first and third of four have failed."""
     given = EpisodeDataset(server.run / "demonstrations.zarr")
     with EpisodeWriter(server.run / "mixed.zarr", given.schema) as writer:
@@ -43,9 +40,7 @@ def mixed(server: ServerProcess) -> EpisodeDataset:
     return EpisodeDataset(writer.path)
 
 
-def test_failed_episodes_are_no_demonstrations(
-    server: ServerProcess, mixed: EpisodeDataset
-) -> None:
+def test_failed_episodes_are_no_demonstrations(server: RunServer, mixed: EpisodeDataset) -> None:
     cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
     with ReplayClient(server.run / "store") as client:
         for _ in range(2):  # the second time everything is there already
@@ -94,7 +89,7 @@ def test_demonstrations_without_a_reward_are_refused(folder: Path) -> None:
         value_range(EpisodeDataset(writer.path), 0.9)
 
 
-def test_a_stop_ends_the_insertion(server: ServerProcess) -> None:
+def test_a_stop_ends_the_insertion(server: RunServer) -> None:
     cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
     given = EpisodeDataset(server.run / "demonstrations.zarr")
     stop = StopEvent()
@@ -104,7 +99,7 @@ def test_a_stop_ends_the_insertion(server: ServerProcess) -> None:
 
 
 def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
-    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloned = checkpoint.load(server.run / "checkpoints/bc/policy")
     given = EpisodeDataset(server.run / "demonstrations.zarr")
@@ -137,7 +132,10 @@ def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
 
 
 def test_a_learner_knows_no_robot(
-    folder: Path, server: ServerProcess, robot_rl_command: Command
+    folder: Path,
+    server: RunServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Whoever made one to read the demonstrations' columns would command a real arm."""
     run = RunDirectory(server.run)
@@ -146,13 +144,16 @@ def test_a_learner_knows_no_robot(
     OmegaConf.set_struct(config, False)
     config.robot = {"_target_": "no.such.Robot"}
     save_resolved(config, run.path)
-    done = robot_rl_command("learner", "environment_steps=50", "evaluation.every_steps=50")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "learned from 50 environment steps" in done.stdout
+    monkeypatch.chdir(folder)
+    assert cli.main(["learner", "environment_steps=50", "evaluation.every_steps=50"]) == 0
+    assert "learned from 50 environment steps" in capsys.readouterr().out
 
 
 def test_demonstrations_of_another_task_are_refused_by_a_learner(
-    folder: Path, server: ServerProcess, robot_rl_command: Command
+    folder: Path,
+    server: RunServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = EpisodeDataset(server.run / "demonstrations.zarr")
     other = EpisodeWriter(folder / "other.zarr", dataclasses.replace(given.schema, task="other"))
@@ -163,6 +164,7 @@ def test_demonstrations_of_another_task_are_refused_by_a_learner(
     config = load_resolved(server.run)
     config.dataset = str(other.path)
     save_resolved(config, server.run)
-    done = robot_rl_command("learner")
-    assert done.returncode == 2
-    assert "the policy's task differs; got: reach; expected: other" in done.stderr
+    monkeypatch.chdir(folder)
+    assert cli.main(["learner"]) == cli.EXIT_ERROR
+    said = capsys.readouterr().err
+    assert "the policy's task differs; got: reach; expected: other" in said

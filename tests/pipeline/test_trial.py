@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_runs import TINY, ServerProcess
+from tiny_runs import TINY, RunServer
 
 from policies import checkpoint
 from robot_rl.config import compose
@@ -62,14 +62,14 @@ class Acting:
 
 
 @pytest.fixture
-def bench(folder: Path, server: ServerProcess, monkeypatch: pytest.MonkeyPatch):
+def bench(folder: Path, server: RunServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
     with ReplayClient(server.run / "store") as client:
         yield Workbench(compose(TINY), RunDirectory(server.run), client=client)
 
 
 @pytest.fixture
-def acting(bench: Workbench, server: ServerProcess):
+def acting(bench: Workbench, server: RunServer):
     with ReplayClient(server.run / "store") as client:
         yield Acting(server.run, client)
 

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from robot_rl.learning.weights import publish
 from robot_rl.processes.signals import StopEvent
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
 from robot_rl.wire.endpoint import wait_for_endpoint
 
@@ -139,8 +141,22 @@ class Train(Command):
         return code
 
 
+class RunServer:
+    """The replay server of a run, in a thread of this process."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self._stop = run, StopEvent()
+        server = ReplayServer(run / "store")
+        self._thread = threading.Thread(target=server.run, args=(self._stop,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
 class ServerProcess:
-    """`robot-rl replay` of a run."""
+    """`robot-rl replay` of a run, which can be killed and started again."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

@@ -54,12 +54,12 @@ def picture(rng, place):
     return image
 
 
-@pytest.fixture
-def recording(tmp_path):
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
     """A square that moves to the right: half of the episodes reach the edge."""
     schema = row_schema("slide", [Field(CAMERA, "uint8", (HEIGHT, WIDTH, 3))], ["x"], 10.0)
-    rng = np.random.default_rng(0)
-    with EpisodeWriter(tmp_path / "reward.zarr", schema) as writer:
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("recorded") / "reward.zarr"
+    with EpisodeWriter(path, schema) as writer:
         for index in range(20):
             success = index % 2 == 0
             places = [2, 5, 8, 11, 16, 16] if success else [2, 5, 8, 8, 11, 11]
@@ -71,7 +71,7 @@ def recording(tmp_path):
                 row["is_last"] = np.bool_(step == 5)
                 rows.append(row)
             writer.append(rows, seed=index, success=success, source=0)
-    return Examples(EpisodeDataset(tmp_path / "reward.zarr"))
+    return Examples(EpisodeDataset(path))
 
 
 def test_a_frames_label_is_the_success_of_the_action_that_led_to_it(recording):
@@ -99,7 +99,7 @@ def test_several_frames_are_consecutive_and_begin_with_the_first(recording):
         np.testing.assert_array_equal(row, episode.images[CAMERA][wanted])
 
 
-@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("frames", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_learns_what_success_looks_like(recording, frames):
     training, held_out = recording.split(0.4, np.random.default_rng(0))
 
