@@ -246,7 +246,7 @@ def test_two_publishers_hold_it_and_are_named(cell):
     try:
         cell.stream(lambda _: HOME, 60.0, until=lambda: "several publishers" in cell.mode())
         before = len(cell.applied)
-        cell.stream(lambda _: HOME, 1.0)
+        cell.stream(lambda _: HOME, 0.5)
         assert len(cell.applied) <= before + 2
         # Both go on meanwhile: once one falls silent the other is followed.
         facts = cell.listener.diagnostics
@@ -395,7 +395,7 @@ def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, drive
         answer(cell, change(transition=DEACTIVATE))
         cell.until_mode(mode)
         applied = len(cell.applied)
-        cell.stream(ahead(1.0), 1.0)
+        cell.stream(ahead(1.0), 0.5)
         assert len(cell.applied) == applied
         assert cell.mode() == mode
         assert cell.facts()  # the node goes on
@@ -494,13 +494,13 @@ def test_a_measured_pose_that_jumps_stops_the_arm_where_it_is(tmp_path, moving):
     try:
         start = cell.pose()
         way = (lambda t: 0.02 * np.sin(3.0 * t)) if moving else (lambda t: 0.0)
-        cell.stream(lambda t: start + np.array([way(t), 0, 0, 0, 0, 0, 0]), 1.0)
+        cell.stream(lambda t: start + np.array([way(t), 0, 0, 0, 0, 0, 0]), 0.5)
         before = arm.true_position()
         # A jump also where the machine stands still meanwhile.
         arm.shift = np.array([0.0, 0.15, 0.0])
         cell.until_mode("stopped: the measured position jumped by")
         arm.shift = np.zeros(3)
-        for _ in range(50):
+        for _ in range(25):
             cell.commander.send(start)
             time.sleep(0.02)
         assert np.linalg.norm(arm.true_position() - before) < (0.01 if moving else 0.002)

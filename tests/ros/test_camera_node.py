@@ -83,7 +83,7 @@ def test_an_unplugged_camera_is_reported_and_comes_back_by_itself(film, start, t
     """The film's end is the cable that is pulled; its name is the socket."""
     device = tmp_path / "camera.mkv"
     os.link(film, device)
-    listener = start("/b", device, repeat=False)
+    listener = start("/b", device, {"reconnect_after_s": 0.2}, repeat=False)
     images = listener.heard["front/color/image_raw"]
     listener.until(lambda: images)
     device.unlink()

@@ -17,15 +17,16 @@ from listening import Listener
 from omegaconf import OmegaConf
 from rich.console import Console
 from std_msgs.msg import String
-from test_ros_robot import FAR, SCRIPTED, arm_node, configuration, until_begun
+from test_ros_robot import FAR, NEAR, SCRIPTED, arm_node, configuration, impatient, until_begun
 
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.learning.stages.collect import TeleoperatedSession
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.ros import qos
+from robot_rl.ros import qos, robot
 from robot_rl.run import RunDirectory
+from robot_rl.safety import reset_motion
 
 NAMESPACE = "/served"
 
@@ -94,11 +95,13 @@ def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_i
 class Resetting:
     """An arm that moves to each episode's start by itself, slowly, and an operator's inbox."""
 
-    def __init__(self, namespace, attendants=(), scripted=SCRIPTED, real=False, **parameters):
+    def __init__(
+        self, namespace, attendants=(), scripted=SCRIPTED, real=False, reset=NEAR, **parameters
+    ):
         config = configuration(namespace, *scripted)
         if real:  # the same nodes, of which nobody says that they are a simulation
             config.robot.mirror = None
-        self.parameters = {**FAR, **parameters}
+        self.parameters = {**reset, **parameters}
         self.config, self.arm = config, arm_node(config, self.parameters)
         self.listener = Listener(namespace)
         self.modes = self.listener.hear("mode", String, qos.latched())
@@ -136,9 +139,9 @@ class Resetting:
         assert np.abs(self.pose()[:3] - before[:3]).max() < 0.003
         return str(waiting.value)
 
-    def stays(self, seconds=1.0):
+    def stays(self):
         before = self.pose()
-        time.sleep(seconds)
+        time.sleep(0.5)
         return np.abs(self.pose()[:3] - before[:3]).max() < 0.003
 
     def close(self):
@@ -170,7 +173,7 @@ class KeyPressed:
 @pytest.mark.parametrize(("source", "motion"), [("console", "reset"), ("keyboard", "follow")])
 def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(source, motion):
     key = KeyPressed()
-    cell = Resetting(f"/stopped_{source}_{motion}", [key])
+    cell = Resetting(f"/stopped_{source}_{motion}", [key], reset=FAR)
     key.inbox = cell.inbox
     say = cell.inbox.post if source == "console" else key.said.append
     try:
@@ -238,11 +241,8 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before():
             while time.monotonic() < deadline:
                 step(cell.env)
         cell.inbox.post("start")  # too early: what is missing is still missing
-        usual = cell.env.robot.limits
-        cell.env.robot.measurements._limits = replace(usual, start_timeout_s=0.5)
-        with pytest.raises(RobotInterrupted, match="no message"):
+        with impatient(cell.env, 0.5), pytest.raises(RobotInterrupted, match="no message"):
             cell.env.reset(seed=1)
-        cell.env.robot.measurements._limits = usual
 
         cell.arm = arm_node(cell.config, cell.parameters)
         for sensor in cell.env.robot.all_sensors:
@@ -251,7 +251,6 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before():
         waiting = cell.waits()
         assert "no message on /faulty/" in waiting
         assert "to go on say start" in waiting
-        cell.env.robot.measurements._limits = cell.env.robot.limits  # patient again
         cell.inbox.post("start")
         until_begun(cell.env, seed=1)
         assert not step(cell.env)[0]
@@ -259,7 +258,8 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before():
         cell.close()
 
 
-def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start():
+def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeypatch):
+    monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)
     config = configuration("/absent")
     config.robot.mirror = None  # as of a real one
     env = make_intervention(config, make_env(config), make_inbox(config))
@@ -306,7 +306,9 @@ def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start():
         cell.close()
 
 
-def test_a_reset_that_failed_is_the_reason_and_not_an_operator():
+def test_a_reset_that_failed_is_the_reason_and_not_an_operator(monkeypatch):
+    monkeypatch.setattr(reset_motion, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(reset_motion, "_PAUSE_SECONDS", 0.2)
     cell = Resetting("/obstructed", **{"reset.tolerance_translation": 0.0005})
     try:
         with pytest.raises(RobotInterrupted, match="the reset failed twice, at last: the arm"):

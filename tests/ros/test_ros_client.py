@@ -132,9 +132,10 @@ def forgetful():
 def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(forgetful):
     asking = RosClient("asking", "/forget")
     try:
+        asking.wait_for(asking._server(Trigger, "ask"), 20.0)
         with pytest.raises(ServiceFailed, match="/forget/ask does not answer"):
-            asking.call(Trigger, "ask", Trigger.Request(), 5.0)
-        answer = asking.call(Trigger, "ask", Trigger.Request(), 30.0, again_s=1.0)
+            asking.call(Trigger, "ask", Trigger.Request(), 1.0)
+        answer = asking.call(Trigger, "ask", Trigger.Request(), 30.0, again_s=0.5)
         assert answer.message == "call 3"
     finally:
         asking.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,8 +50,13 @@ SCRIPTED = (
     "+robot.episodes={_target_:robot_rl.ros.episodes.ScriptedEpisodes,service:reset,"
     "timeout_s:60.0,speed:0.2,turn_speed:0.5,tolerance:0.01,turn_tolerance:0.1}",
 )
-# From where the episodes of `reach` start.
+# From where the episodes of `reach` start: a way on which the arm can be stopped, and a short one.
 FAR = {"reset.pose": [0.40, -0.10, 0.35, 1.0, 0.0, 0.0, 0.0], "reset.speed_translation": 0.25}
+NEAR = {
+    "reset.pose": [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0],
+    "reset.speed_translation": 0.25,
+    "reset.retract_distance": 0.01,
+}
 
 
 def configuration(namespace, *overrides):
@@ -79,6 +86,15 @@ def cell(request):
 def stay(env, steps=200):
     for _ in range(steps):
         env.step(np.zeros(6, np.float32))
+
+
+@contextmanager
+def impatient(env, seconds=2.0):
+    """An episode's start waits for measurements that do not come, and need not wait for long."""
+    measurements, usual = env.robot.measurements, env.robot.limits
+    measurements._limits = replace(usual, start_timeout_s=seconds)
+    yield
+    measurements._limits = usual
 
 
 def towards(observation):
@@ -139,7 +155,7 @@ def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
 )
 def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(episodes, expected):
     config = configuration(f"/told{len(episodes)}", "task=pick_cube", *episodes)
-    node, env = arm_node(config, FAR), make_env(config)
+    node, env = arm_node(config, NEAR), make_env(config)
     closing = np.zeros(7, np.float32)
     closing[6] = 1.0
     try:
@@ -154,7 +170,7 @@ def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(episo
 def test_a_gripper_that_a_process_finds_closed_is_not_opened_by_staying():
     config = configuration("/found", "task=pick_cube", "robot.gripper=true", *SCRIPTED)
     driver = OmegaConf.to_container(config.nodes.gripper.parameters.driver, resolve=True)
-    arm, where = arm_node(config, FAR), config.robot.namespace
+    arm, where = arm_node(config, NEAR), config.robot.namespace
     hand = Running(GripperNode, where, {**driver, "namespace": where})
     closing = np.zeros(7, np.float32)
     closing[6] = 1.0
@@ -162,11 +178,13 @@ def test_a_gripper_that_a_process_finds_closed_is_not_opened_by_staying():
         env = make_env(config)
         try:
             env.reset(seed=3)
-            for _ in range(20):
-                closed = env.step(closing)[0]["state/gripper_position"]
+            before, closed = 0.0, 0.0
+            while closed <= 0.9 or closed - before > 0.001:
+                seen, _, _, truncated, _ = env.step(closing)
+                before, closed = closed, seen["state/gripper_position"]
+                assert not truncated, "the gripper has not closed within the time limit"
         finally:
             env.close()
-        assert closed > 0.9
         env = make_env(config)  # as a process that is started again has it
         try:
             staying = env.reset(seed=4)[0]["last_command"]
@@ -199,7 +217,7 @@ def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observati
     assert [bool(row["is_last"]) for row in rows] == [False] * result.steps + [True]
     with pytest.raises(SensorLate):
         env.robot.apply(np.zeros(6, np.float32))
-    with pytest.raises(SensorLate, match="no message on"):
+    with impatient(env, 0.5), pytest.raises(SensorLate, match="no message on"):
         env.reset(seed=6)
 
     arms.append(arm_node(config))
@@ -599,7 +617,8 @@ def test_a_second_publisher_of_the_pose_interrupts_the_episode_and_moves_nothing
         time.sleep(0.5)
         after = arms[0].node.driver.read().tcp_pose
         assert np.linalg.norm(after[:3] - before[:3]) < 0.002
-        with pytest.raises(RobotInterrupted, match=r"several publishers.*/intruder_"):
+        said = r"several publishers.*/intruder_"
+        with impatient(env), pytest.raises(RobotInterrupted, match=said):
             env.reset(seed=4)
     finally:
         intruder.close()

@@ -85,8 +85,7 @@ def test_a_stop_while_the_controller_is_silent_is_kept(controller, tmp_path):
         cell.close()
 
 
-@pytest.mark.parametrize("turn", [0.0, 1.5], ids=["shifted", "turned"])
-@pytest.mark.parametrize("shift", [0.08, 0.1])
+@pytest.mark.parametrize(("shift", "turn"), [(0.08, 0.0), (0.1, 1.5)], ids=["shifted", "turned"])
 def test_a_pose_that_jumps_stops_a_foreign_arm_and_sends_it_nowhere(tmp_path, shift, turn):
     controller = FaultyController(f"/jumping_{os.getpid()}", "none")
     driver = {
@@ -349,11 +348,12 @@ def test_the_fault_of_an_arm_is_told_where_its_measurements_are_missed(fault, wo
         "_target_": "drivers.arm.topics.PoseTopicArm",
         "namespace": f"/faulty_{fault}",
         "joint_names": JOINTS,
-        "timeout_s": 3.0,
+        "timeout_s": 1.0,
     }
     node = Running(ArmNode, namespace, driver, **WORKSPACE)
     words_of_robot = ["robot=ros_sim", "task=reach", f"robot.namespace={namespace}"]
-    env = make_env(compose([*words_of_robot, "robot.gripper=false"]))
+    words_of_robot += ["robot.gripper=false", "robot.sensors.start_timeout_s=0.5"]
+    env = make_env(compose(words_of_robot))
     told = ""
     deadline = time.monotonic() + 60.0
     try:

@@ -17,6 +17,7 @@ from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.ros import robot
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.nodes import node_table
 
@@ -28,7 +29,8 @@ def two_arms(namespace="two", task="reach"):
     return compose([*words, f"robot.namespace={namespace}", *PATIENT])
 
 
-def test_an_operator_is_heard_at_each_of_two_arms():
+def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch):
+    monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)  # no arm is there
     config = two_arms()
     inbox = make_inbox(config)
     env = make_intervention(config, make_env(config), inbox)
