@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.replay import NotEnoughData
 from robot_rl.replay.catalogue import NewestValues
 from robot_rl.replay.reader import News
 from robot_rl.replay.windows import SCALARS, Integers, Ranges
+
+if TYPE_CHECKING:  # zarr takes a third of a second, and a replay server needs none
+    from robot_rl.data.episodes import EpisodeDataset
 
 
 class EpisodeRows:
