@@ -40,8 +40,9 @@ def test_what_was_recorded_is_read_back(path):
     assert len(dataset) == 3
     assert dataset.metadata == {"simulated": True}
     for index in range(3):
+        episode = dataset.episode(index)
         for name, column in expected_episode(index).items():
-            read = dataset.episode(index)[name]
+            read = episode[name]
             np.testing.assert_array_equal(read, column)
             assert read.dtype == column.dtype
 

@@ -49,7 +49,7 @@ def schemas(draw):
 
 
 @given(schemas(), st.data())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_what_is_packed_is_unpacked(schema, data):
     rows = [{f.name: data.draw(values_of(f)) for f in schema.fields} for _ in range(2)]
     packed = [schema.pack(row) for row in rows]

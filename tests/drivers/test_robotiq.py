@@ -179,9 +179,10 @@ def test_a_first_activation_that_fails_is_not_repeated_without_a_person(address,
 
 
 def test_clear_errors_that_fails_moves_the_fingers_once(address, gripper):
-    driver = Robotiq2F(address, timeout_s=5.0, activation_timeout_s=1.0)
+    driver = Robotiq2F(address, timeout_s=5.0)
     driver.connect()
     driver.close()
+    driver.activation_timeout_s = 0.1
     never_active(gripper)
     for times in (1, 2):
         driver.clear_errors()

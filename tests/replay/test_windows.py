@@ -98,7 +98,7 @@ def definition(scalars, spec, starts, is_visible):
     return windows
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(plans, specs, st.integers(0, 60) | st.just(100), st.randoms(use_true_random=False))
 def test_windows_agree_with_the_definition_however_rows_arrive(plan, spec, limit, random):
     rows = []

@@ -213,7 +213,7 @@ sequences = st.lists(events, min_size=1, max_size=40)
 
 
 @given(limits_drawn, st.just(START) | poses, sequences)
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_whatever_happens_the_target_keeps_the_limits(limits, pose, sequence):
     try_a_sequence(limits, pose, sequence)
 
@@ -267,7 +267,7 @@ def test_the_deadline_holds_whenever_the_client_dies(alive, period):
 
 
 @given(sequences, arrays(np.float64, 3, elements=st.floats(-90.0, 90.0)))
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_an_arm_that_presses_too_hard_is_never_locked_in(sequence, force):
     trial = Trial(LIMITS)
     trial.settle()
