@@ -87,6 +87,7 @@ def test_without_a_virtual_display_it_says_what_to_install(monkeypatch, tmp_path
         pass
 
 
+@pytest.mark.slow  # starts a training
 def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(training_runs, "_END_SECONDS", 0.0)
 

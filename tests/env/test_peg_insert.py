@@ -115,6 +115,7 @@ def test_success_needs_depth_inside_the_true_hole():
         assert (reward, terminated) == (0.0, False)
 
 
+@pytest.mark.slow
 def test_a_perfect_expert_hardly_fails_and_a_worse_one_fails_more():
     perfect = successes("peg_insert", 20, *PERFECT)
     worse = (

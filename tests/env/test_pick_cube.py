@@ -103,6 +103,7 @@ def test_scene_and_error_keep_their_ranges():
         assert np.abs(values).max(axis=0).min() > 0.5 * bound
 
 
+@pytest.mark.slow
 def test_a_worse_expert_fails_more():
     worse = "task.expert.imperfections.offset=0.04"
     perfect = successes("pick_cube", 6, *PERFECT)

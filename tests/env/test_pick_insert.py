@@ -1,6 +1,7 @@
 """The peg of peg_insert, taken from a holder first."""
 
 import numpy as np
+import pytest
 from scenes import PERFECT, configuration, environment, expert_episodes, successes
 
 
@@ -58,5 +59,6 @@ def test_a_successful_episode_takes_the_peg_out_and_puts_it_in():
     assert abs(grip[-1] - 0.75) < 0.05  # 20 mm of 80 mm
 
 
+@pytest.mark.slow
 def test_a_perfect_expert_is_better():
     assert successes("pick_insert", 6, *PERFECT) == 6 > successes("pick_insert", 6)

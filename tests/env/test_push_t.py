@@ -95,6 +95,7 @@ def test_the_observation_is_the_t_from_its_target_with_a_fixed_error():
             assert abs(yaw) <= settings.angle_tolerance + settings.yaw_noise + 1e-6
 
 
+@pytest.mark.slow
 def test_a_perfect_expert_hardly_fails_and_a_worse_one_fails_more():
     worse = "task.expert.imperfections.offset=0.02"
     perfect = successes("push_t", 8, *PERFECT)

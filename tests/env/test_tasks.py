@@ -13,7 +13,7 @@ from robot_rl.safety import ActionRefused
 
 # A task with the name of a robot comes with that robot; see test_gym.py.
 TASKS = sorted(set(group_choices()["task"]) - set(group_choices()["robot"]))
-EPISODES = 12
+EPISODES = 8
 COLUMNS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z", "gripper")
 
 
