@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped
-from listening import Listener, Running
+from listening import PATIENT_DRIVER, PATIENT_LIMITS, Listener, Running
 from std_msgs.msg import Float64, String
 
 from drivers.arm.sim import SimArm
@@ -20,7 +20,7 @@ from robot_rl.ros import messages, qos
 WORKSPACE = {
     "limits.workspace_low": [0.30, -0.20, 0.0],
     "limits.workspace_high": [0.65, 0.20, 0.45],
-    "limits.max_stamp_age": 5.0,  # as in PATIENT
+    **PATIENT_LIMITS,
 }
 
 
@@ -34,7 +34,7 @@ def sim_arm(task="reach", **options):
         "model": robot["model"],
         "home_joints": list(robot["home_joints"]),
         "gripper": dict(robot["gripper"]),
-        "stale_after_s": 5.0,  # as in PATIENT
+        **PATIENT_DRIVER,
         **options,
     }
 

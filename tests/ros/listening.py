@@ -26,9 +26,14 @@ from robot_rl.ros.client import RosClient
 PATIENT = [
     *(f"robot.sensors.{of}_s=3.0" for of in ("arm", "image", "gripper", "tracker", "skew")),
     "robot.sensors.start_timeout_s=10.0",
+]
+# The arm's node too: one that is a process, and one of a test's own, for these words take long.
+PATIENT_NODES = [
+    *PATIENT,
     "+nodes.arm.parameters.driver.stale_after_s=5.0",
     "+nodes.arm.parameters.limits.max_stamp_age=5.0",
 ]
+PATIENT_DRIVER, PATIENT_LIMITS = {"stale_after_s": 5.0}, {"limits.max_stamp_age": 5.0}
 
 
 class Running:

@@ -13,7 +13,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 pytest.importorskip("av", reason="needs the extra uvc")
 
 import av
-from listening import PATIENT, Listener, Running
+from listening import PATIENT_NODES, Listener, Running
 from sensor_msgs.msg import CameraInfo, Image
 
 from drivers.camera.node import CameraNode
@@ -123,7 +123,7 @@ def test_a_camera_of_ones_own_is_recorded(tmp_path, checkout, robot_rl_command):
         "robot=painted_camera",
         "task=reach",
         "demonstrations=1",
-        *PATIENT,
+        *PATIENT_NODES,
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -84,6 +84,7 @@ def silent_camera(path):
             os.close(descriptor)
 
 
+@pytest.mark.slow  # it waits for the device for 5 s
 def test_a_device_whose_opening_hangs_does_not_keep_the_node_from_ending(tmp_path):
     pytest.importorskip("av", reason="needs the extra uvc")
     path = tmp_path / "camera"

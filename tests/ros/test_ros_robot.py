@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
-from listening import PATIENT, Listener, Running
+from listening import PATIENT, PATIENT_DRIVER, PATIENT_LIMITS, Listener, Running
 from omegaconf import OmegaConf
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, String
@@ -68,8 +68,13 @@ def arm_node(config, further=None, **changed_limits):
     parameters = OmegaConf.to_container(config.nodes.arm.parameters, resolve=True)
     limits = {f"limits.{name}": value for name, value in parameters.pop("limits").items()}
     limits |= {f"limits.{name}": value for name, value in changed_limits.items()}
-    driver = parameters.pop("driver")
-    return Running(SimArmNode, config.robot.namespace, driver, **limits, **REST, **(further or {}))
+    driver = {**parameters.pop("driver"), **PATIENT_DRIVER}
+    return Running(
+        SimArmNode,
+        config.robot.namespace,
+        driver,
+        **{**PATIENT_LIMITS, **limits, **REST, **(further or {})},
+    )
 
 
 @pytest.fixture

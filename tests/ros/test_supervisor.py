@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-from listening import PATIENT  # with a ROS domain of this process's own for the nodes, too
+from listening import PATIENT_NODES  # with a ROS domain of this process's own for the nodes, too
 from omegaconf import OmegaConf
 
 from robot_rl.commands.nodes import robot_nodes
@@ -28,7 +28,8 @@ WAIT_SECONDS = 90.0
 
 
 def configuration(*words):
-    return compose(["robot=ros_sim", "task=reach", "robot.namespace=supervised", *PATIENT, *words])
+    named = "robot.namespace=supervised"
+    return compose(["robot=ros_sim", "task=reach", named, *PATIENT_NODES, *words])
 
 
 def begin(env, seed):
@@ -143,7 +144,7 @@ def test_training_goes_through_topics_from_demonstrations_to_the_report(robot_rl
         "evaluation.every_steps=50",
         "evaluation.final_episodes=2",
     ]
-    words = ["robot=ros_sim", "task=reach", "robot.namespace=trained", *PATIENT, *tiny]
+    words = ["robot=ros_sim", "task=reach", "robot.namespace=trained", *PATIENT_NODES, *tiny]
     done = robot_rl_command("train", *words, timeout=460.0)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/latest/report.html").exists()

@@ -348,7 +348,7 @@ def test_the_fault_of_an_arm_is_told_where_its_measurements_are_missed(fault, wo
         "_target_": "drivers.arm.topics.PoseTopicArm",
         "namespace": f"/faulty_{fault}",
         "joint_names": JOINTS,
-        "timeout_s": 1.0,
+        "timeout_s": 1.0 if fault == "current_wrench" else 20.0,
     }
     node = Running(ArmNode, namespace, driver, **WORKSPACE)
     words_of_robot = ["robot=ros_sim", "task=reach", f"robot.namespace={namespace}"]

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-from listening import PATIENT, Listener, Running
+from listening import PATIENT, PATIENT_DRIVER, PATIENT_LIMITS, Listener, Running
 from omegaconf import OmegaConf
 from std_msgs.msg import Float64
 
@@ -46,12 +46,12 @@ def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch):
 
 def arm_nodes(config):
     """Namespace → the running node of an arm."""
+    driver = OmegaConf.to_container(config.nodes.arm.parameters.driver, resolve=True)
     return {
         node.namespace: Running(
             SimArmNode,
             node.namespace,
-            **{name: value for name, value in node.parameters.items() if name != "driver"},
-            driver=OmegaConf.to_container(config.nodes.arm.parameters.driver, resolve=True),
+            **{**node.parameters, **PATIENT_LIMITS, "driver": {**driver, **PATIENT_DRIVER}},
         )
         for node in node_table(config)
         if node.name == "arm"
