@@ -81,7 +81,7 @@ def test_scene_start_and_noise_keep_their_ranges_and_use_them(task):
 
 
 def test_the_observation_error_is_fixed_in_an_episode():
-    for first, steps in expert_episodes("peg_insert", 12):
+    for first, steps in expert_episodes("peg_insert", 6):
         poses = {s.observation["state/object_poses"].tobytes() for s in steps}
         assert poses == {first["state/object_poses"].tobytes()}
 
@@ -105,7 +105,7 @@ def test_the_relative_pose_is_the_tip_seen_from_the_socket_as_seen():
 
 
 def test_success_needs_depth_inside_the_true_hole():
-    for _, steps in expert_episodes("peg_insert", 12, *PERFECT):
+    for _, steps in expert_episodes("peg_insert", 6, *PERFECT):
         assert steps[-1].terminated
     env = environment("peg_insert")
     env.reset(seed=0)
