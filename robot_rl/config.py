@@ -102,11 +102,14 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     replaced = [o for o in values if not (o.is_add() or o.is_force_add() or o.is_delete())]
     for override in replaced:
         check_key(override.key_or_group, override.value(), defaults)
-    if replaced == values:  # as Hydra does at the end; composing again takes it half a second
+    known = flatten(defaults)
+    added = [o for o in values if o.is_add() or o.is_force_add()]
+    there = [o for o in added if any(f"{k}.".startswith(f"{o.key_or_group}.") for k in known)]
+    if there or any(o.is_delete() for o in values):
+        config = _compose(overrides)
+    else:  # as Hydra does at the end; composing again takes it half a second
         for override in values:
             OmegaConf.update(config, override.key_or_group, override.value())
-    else:
-        config = _compose(overrides)
     _complete_cameras(config)
     resolved = _resolved(config)
     for override in values:
