@@ -329,7 +329,9 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     Args:
         run: The run directory.
         which: One of `POLICIES`. The learned one is that of `proved_checkpoint`; the deployed
-            one what `train` has decided for at its end, until then the learned one.
+            one what `train` has decided for at its end, until then the learned one. Where
+            training held back what was learned, the learned one acts as the clone, and the
+            deployed one does not if `train` has found it better.
 
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
@@ -339,10 +341,14 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
 
     if which == CLONED_POLICY and run.has_folder(LAST) and not run.has_folder(CLONED):
         raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
-    if which == CLONED_POLICY or (which == DEPLOYED and _deploys_cloned(run)):
+    decided = _decided(run) if which == DEPLOYED else {"deployed": which}
+    if decided.get("deployed") == CLONED_POLICY:
         return checkpoint.load(run.complete_folder(CLONED) / "policy"), 0
     folder = run.complete_folder(proved_checkpoint(run))
-    return checkpoint.load(folder / "policy"), _steps_of(folder)
+    behaviour = checkpoint.load(folder / "policy")
+    if decided.get("acts_as_cloned") is False:
+        behaviour.policy.corrects = True
+    return behaviour, _steps_of(folder)
 
 
 def proved_checkpoint(run: RunDirectory) -> str:
@@ -394,13 +400,13 @@ def policy_folder(path: str | Path) -> Path | None:
     return next((place for place in places if (place / "policy.json").is_file()), None)
 
 
-def _deploys_cloned(run: RunDirectory) -> bool:
+def _decided(run: RunDirectory) -> Mapping[str, Any]:
+    """The summary with what `train` has decided for at its end; empty before."""
     if not run.has_folder(LAST):
-        return True
-    decided = run.read_summary()
+        return {"deployed": CLONED_POLICY}
+    summary = run.read_summary()
     # A run that went on learning since has decided nothing yet.
-    current = decided.get("environment_steps") == learned_steps(run)
-    return current and decided.get("deployed") == CLONED_POLICY
+    return summary if summary.get("environment_steps") == learned_steps(run) else {}
 
 
 def learned_steps(run: RunDirectory) -> int:

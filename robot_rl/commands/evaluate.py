@@ -77,12 +77,14 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
 class FinalEvaluation:
     """The cloned and the learned policy on the same scenes, and which of them is deployed.
 
-    The one that succeeds more often is; the cloned one where learning has gained nothing.
+    The one that succeeds more often is; the cloned one where learning has gained nothing. What
+    training has held back has to be better beyond noise.
     """
 
     cloned: EvaluationResult | None  # of the cloned policy, None where it was not compared
     learned: EvaluationResult | None  # of the learned policy, None where nothing was learned
     run: Path  # where the run is
+    held_back: bool = False  # whether training has held back what was learned
 
     @property
     def results(self) -> list[EvaluationResult]:
@@ -92,6 +94,11 @@ class FinalEvaluation:
     @property
     def deployed(self) -> EvaluationResult:
         """Of the policy that is deployed."""
+        if self.held_back and self.learned is not None and self.cloned is not None:
+            compared = self.learned.beside(self.cloned)
+            if compared is None or compared.won <= compared.lost or not compared.beyond_noise:
+                return self.cloned
+            return self.learned
         return max(self.results, key=lambda result: (result.successes, result.cloned))
 
     def __str__(self) -> str:
@@ -101,6 +108,9 @@ class FinalEvaluation:
     def _reason(self) -> str:
         if self.learned is None:
             return "nothing was learned"
+        if self.held_back and self.deployed is self.cloned:
+            solved = f"what was learned solved {self.learned.count} on the same scenes"
+            return f"{solved}, and has not proved better in training either"
         if self.learned.held_back:
             return "nothing that was learned has done better on the robot"
         if self.cloned is None and not RunDirectory(self.run).has_folder(CLONED):
@@ -125,7 +135,8 @@ class FinalEvaluation:
 def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     """Evaluate a run's learned policy on the final seeds, and the cloned one if they are compared.
 
-    The results are told and recorded as they come.
+    Beside the cloned one, even what training has held back acts: so many scenes can show what its
+    few episodes could not. The results are told and recorded as they come.
     """
     torch.set_num_threads(1)
     learned = run.has_folder(LAST)
@@ -134,16 +145,21 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
         LEARNED_POLICY: learned,
     }
     results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)
+    held_back = False
     with closing(Evaluator(config, run, note)) as evaluator:
         count = config.evaluation.final_episodes
         for name in [name for name, is_wanted in wanted.items() if is_wanted]:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
-            results[name] = result = evaluator.evaluate(*load_policy(run, name), "final")
+            behaviour, steps = load_policy(run, name)
+            if not behaviour.policy.corrects and wanted[CLONED_POLICY]:
+                held_back = behaviour.policy.corrects = True
+            results[name] = result = evaluator.evaluate(behaviour, steps, "final")
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
-    return FinalEvaluation(results[CLONED_POLICY], results[LEARNED_POLICY], run.path)
+    both = results[CLONED_POLICY], results[LEARNED_POLICY]
+    return FinalEvaluation(*both, run.path, held_back)
 
 
 def film_final(

@@ -261,6 +261,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "seed": int(config.seed),
         "deployed": CLONED_POLICY if final.deployed.cloned else LEARNED_POLICY,
         "decision": str(final),
+        "acts_as_cloned": final.deployed.held_back,
         "checkpoint": CLONED if final.deployed.cloned else proved_checkpoint(run),
         **_rate("bc", final.cloned or records.final(cloned=True)),
         **_rate("rl", final.learned),

@@ -342,6 +342,16 @@ def test_where_all_that_was_learned_is_held_back_that_is_the_reason():
     assert said.endswith("(1 of 2) — nothing that was learned has done better on the robot")
 
 
+@pytest.mark.parametrize(("learned", "deployed"), [(98, "learned"), (62, "cloned"), (40, "cloned")])
+def test_what_training_held_back_is_deployed_only_if_it_is_better_beyond_noise(learned, deployed):
+    counts = ((60, 0), (learned, 500))
+    both = [on_scenes([n < count for n in range(100)], steps=steps) for count, steps in counts]
+    said = str(FinalEvaluation(*both, Path("runs/1"), held_back=True))
+    assert said.startswith(f"deployed: the {deployed} policy")
+    told = f"what was learned solved {learned} of 100 on the same scenes, and has not proved better"
+    assert (told in said) == (deployed == "cloned")
+
+
 @pytest.mark.parametrize(("most", "level"), [(10, 0.05), (40, 0.05), (40, 0.01)])
 def test_equal_policies_are_told_apart_no_more_often_than_stated_though_one_looks_each_time(
     most, level

@@ -20,6 +20,7 @@ from policies.networks import seeded
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
+from robot_rl.run import LAST, STATE_FILE, SUMMARY, RunDirectory, load_policy
 
 EASY = ("task.environment.tolerance=0.03", "task.environment.angle_tolerance=3.0")
 CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")
@@ -82,12 +83,17 @@ def test_the_better_policy_is_named_as_soon_as_that_is_known(capsys):
     assert again["words"] == sentence  # however many act side by side
 
 
-def test_a_rival_that_acts_as_its_clone_is_named_before_scenes_are_spent(capsys):
+def held_back():
+    """A correction of A's clone that acts as the clone."""
     clone = checkpoint.load(Path(A, "checkpoints/bc").resolve() / "policy")
     keys = StateEncoder({"state/tcp_pose": 7})
     policy = ResidualPolicy.create(keys, clone.policy, generator=seeded(0))
     policy.corrects = False
-    checkpoint.save(Path(A).resolve() / "checkpoints/held/policy", replace(clone, policy=policy))
+    return replace(clone, policy=policy)
+
+
+def test_a_rival_that_acts_as_its_clone_is_named_before_scenes_are_spent(capsys):
+    checkpoint.save(Path(A).resolve() / "checkpoints/held/policy", held_back())
     held = f"{A}/checkpoints/held"
     assert cli.main(["compare", f"{A}/checkpoints/bc", held]) == cli.EXIT_ERROR
     told = capsys.readouterr().err
@@ -97,6 +103,19 @@ def test_a_rival_that_acts_as_its_clone_is_named_before_scenes_are_spent(capsys)
     assert "held back: the cloned policy acts" in printed.out
     record = lines(Path(B, "compare.jsonl"))[-1]
     assert [e["held_back"] for e in record["evaluations"]] == [False, True]
+
+
+def test_what_was_held_back_acts_once_it_was_found_better_at_the_end(tmp_path):
+    run = RunDirectory.create("reach", str(tmp_path))
+    with run.atomic_folder(LAST) as folder:
+        checkpoint.save(folder / "policy", held_back())
+        (folder / STATE_FILE).write_text('{"environment_steps": 100}')
+    assert not load_policy(run)[0].policy.corrects
+    decided = {"environment_steps": 100, "deployed": "learned"}
+    for acts_as_cloned in (True, False):
+        run.save_json(SUMMARY, {**decided, "acts_as_cloned": acts_as_cloned})
+        assert load_policy(run)[0].policy.corrects is not acts_as_cloned
+        assert not load_policy(run, "learned")[0].policy.corrects
 
 
 def test_several_policies_are_compared_with_the_first(capsys):
