@@ -319,6 +319,7 @@ def test_a_good_clone_that_learning_spoils_is_what_is_deployed(
         "evaluation.final_episodes=20",
         "evaluation.slots=20",
         "evaluation.videos=0",
+        "algorithm=rlpd_pretrained",  # which holds nothing back
         "algorithm.settings.actor_rate=0.03",  # steps so large that they lead anywhere
         timeout=400,
     )
@@ -343,7 +344,7 @@ def test_a_good_clone_that_learning_spoils_is_what_is_deployed(
         return said_by(capsys, "evaluate", "evaluation.videos=0", *words)
 
     assert "reach, the cloned policy (diffusion): " in judged()
-    learned = f"reach, the learned policy (residual) after {best} steps: "
+    learned = f"reach, the learned policy (gaussian) after {best} steps: "
     assert learned in judged("evaluation.policy=learned")
     # As on a robot, which would be busy for as long again with the cloned policy.
     again = said_by(capsys, "train", "resume=latest", "evaluation.compare=false")
