@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.runner import PolicyRunner
-from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
 from robot_rl.learning.algorithms.base import Batch
@@ -49,7 +49,8 @@ class Hindsight:
     """Exchanges a share of each batch for transitions towards goals that were reached.
 
     Args:
-        sources: Whole episodes in order, with `columns` of the spec: demonstrated ones and others.
+        sources: Whole episodes in order, with `columns` of the spec, by the source of the rows that
+            they are exchanged for: `SOURCE_DEMONSTRATION` or `SOURCE_POLICY`.
         spec: What the algorithm draws.
         share: Of each batch, in [0, 1].
         goal_reward: The environment's function.
@@ -60,7 +61,7 @@ class Hindsight:
 
     def __init__(
         self,
-        sources: Mapping[bool, Rows],
+        sources: Mapping[int, Rows],
         spec: SampleSpec,
         share: float,
         goal_reward: GoalReward,
@@ -72,8 +73,8 @@ class Hindsight:
         self._goal_reward, self._judged = goal_reward, judged
         self._seed, self._base = seed, base
         self._rng = np.random.default_rng((seed, _GOALS))
-        self._kept: dict[bool, Columns] = {}
-        self._read = Counter[bool]()
+        self._kept: dict[int, Columns] = {}
+        self._read = Counter[int]()
 
     @classmethod
     def of(cls, bench: Workbench, spec: SampleSpec, share: float) -> Self | None:
@@ -91,33 +92,31 @@ class Hindsight:
         judged = judgements(recorded.episodes(), goal_reward)
         if judged is None:
             return None
-        sources = (bench.sampler(columns(spec, shown)) for shown in (1.0, 0.0))
+        shares = {SOURCE_DEMONSTRATION: 1.0, SOURCE_POLICY: 0.0}
+        sources = {kind: bench.sampler(columns(spec, shown)) for kind, shown in shares.items()}
         bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
-        of_kind = dict(zip((True, False), sources, strict=True))
-        return cls(of_kind, spec, share, goal_reward, judged, int(bench.config.seed), base)
+        return cls(sources, spec, share, goal_reward, judged, int(bench.config.seed), base)
 
     def count(self, steps: int) -> None:
         """Take in the episodes that ended within the first `steps` environment steps."""
-        for shown, source in self._sources.items():
+        for kind, source in self._sources.items():
             source.show(steps)
-            found = [self._kept[shown]] if shown in self._kept else []
+            found = [self._kept[kind]] if kind in self._kept else []
             for episode in source.episodes():
-                self._read[shown] += 1
-                rng = np.random.default_rng((self._seed, int(shown), self._read[shown]))
+                self._read[kind] += 1
+                rng = np.random.default_rng((self._seed, kind, self._read[kind]))
                 goals = rng.integers(len(episode["reward"]), size=_GOALS).tolist()
                 found += [towards for g in goals if (towards := self._towards(episode, g))]
             if found:
-                self._kept[shown] = {
-                    n: np.concatenate([part[n] for part in found]) for n in found[0]
-                }
+                joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+                self._kept[kind] = {name: column[-_MOST_ROWS:] for name, column in joined.items()}
 
     def mixed(self, batch: Batch) -> Batch:
-        """A copy of a batch with its share exchanged, demonstrated rows for demonstrated ones."""
+        """A copy of a batch with its share exchanged; what an operator did stays as it is."""
         given = {name: column.copy() for name, column in batch.items()}
         exchanged = self._rng.random(len(batch["reward"])) < self._share
-        of_demonstrations = batch["source"] == SOURCE_DEMONSTRATION
-        for shown, kept in self._kept.items():
-            rows = np.flatnonzero(exchanged & (of_demonstrations == shown))
+        for kind, kept in self._kept.items():
+            rows = np.flatnonzero(exchanged & (batch["source"] == kind))
             drawn = self._rng.integers(len(kept["reward"]), size=len(rows))
             for name, column in kept.items():
                 given[name][rows] = column[drawn]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 from robot_rl.env.gym import GymRobot, GymTask
 from robot_rl.learning.hindsight import Hindsight, columns, judgements
 from robot_rl.learning.workbench import Rows
@@ -95,8 +96,8 @@ def goal_reward(form):
 def hindsight(form, spec, share=1.0):
     reward = goal_reward(form)
     judged = judgements(Rows(source(form, columns(spec, 1.0))).episodes(), reward)
-    of_kind = {True: Rows(source(form, columns(spec, 1.0)))}
-    made = Hindsight(of_kind, spec, share, reward, judged, seed=3)
+    sources = {SOURCE_DEMONSTRATION: Rows(source(form, columns(spec, 1.0)))}
+    made = Hindsight(sources, spec, share, reward, judged, seed=3)
     made.count(0)
     return made
 
@@ -146,3 +147,13 @@ def test_a_reward_that_does_not_follow_from_the_goal_alone_is_left_as_it_is():
     spec = columns(SampleSpec((*FIELDS, "action"), 400), 1.0)
     assert judgements(Rows(source(DENSE, spec)).episodes(), goal_reward(DENSE)) is None
     assert judgements(Rows(source(ENDS, spec)).episodes(), lambda a, b: np.zeros(len(a))) is None
+
+
+def test_what_an_operator_did_stays_as_it_is():
+    spec = SampleSpec((*FIELDS, "action"), 400, demonstration_share=1.0)
+    drawn = source(GOES_ON, spec).sample()
+    drawn["source"][::2] = SOURCE_INTERVENTION
+    batch = hindsight(GOES_ON, spec).mixed(drawn)
+    same = (batch["state/desired_goal"] == drawn["state/desired_goal"]).all(1)
+    assert same[::2].all()
+    assert not same[1::2].any()
