@@ -78,6 +78,10 @@ class ClientFailed(ReplayError):
     """The client's background thread died; its cause is attached."""
 
 
+class ServerBusy(ReplayError):
+    """As many questions wait for an answer as the server takes; a client asks again."""
+
+
 class NotEnoughData(ReplayError):
     """The store does not hold what was asked for yet."""
 

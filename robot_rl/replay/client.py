@@ -19,7 +19,7 @@ import msgspec
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay import ReplayError, RowRefused, SpoolFull, messages
+from robot_rl.replay import ReplayError, RowRefused, ServerBusy, SpoolFull, messages
 from robot_rl.replay.link import Link, Request
 from robot_rl.replay.records import Annotations, RowFacts, RowFlags, WeightsRecord, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
@@ -29,6 +29,7 @@ from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import Facts, Frame, Numbered, Payload, json_text, split
 
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
+_BUSY_SECONDS = 0.05  # between two questions to a server that takes no more
 _SLICE_SECONDS = 0.25  # between two looks at a stop event
 _Answer = TypeVar("_Answer", bound=Numbered)
 
@@ -301,10 +302,19 @@ class ReplayClient:
         Raises:
             KeysRefused: The server and this client do not accept each other's keys.
             ServerUnreachable: No answer in time, or before the client was closed.
+            ServerBusy: As many others waited all the time.
             RobotRLError: What the server answered.
         """
-        request = Request(question, payload, held_back)
-        answer, content = self._link.ask(request, held_back + self._request_seconds)
+        patience = held_back + self._request_seconds
+        until = time.monotonic() + patience
+        while True:
+            try:
+                answer, content = self._link.ask(Request(question, payload, held_back), patience)
+                break
+            except ServerBusy:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_BUSY_SECONDS)
         if not isinstance(answer, expected):
             raise WireError(
                 "the server has answered something else",

@@ -22,7 +22,14 @@ import zmq
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.replay import ReplayError, StoreError, StoreFull, StoreReplaced, messages
+from robot_rl.replay import (
+    ReplayError,
+    ServerBusy,
+    StoreError,
+    StoreFull,
+    StoreReplaced,
+    messages,
+)
 from robot_rl.replay.mailbox import read_weights, write_weights
 from robot_rl.replay.records import RowBatch, SessionKey, WeightsRecord
 from robot_rl.replay.server_place import Sampling
@@ -229,7 +236,7 @@ class ReplayServer:
             self._send_weights(client, message, read_weights(self.path, message.name))
             return
         if len(self._waiting) >= MAXIMUM_WAITING:
-            raise ReplayError("too many clients wait for weights", got=MAXIMUM_WAITING)
+            raise ServerBusy("too many clients wait for weights", got=MAXIMUM_WAITING)
         self._waiting.append((client, message, time.monotonic() + message.wait))
 
     def _answer_waiting(self, new: WeightsRecord | None) -> None:

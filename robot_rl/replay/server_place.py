@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay import ReplayError
+from robot_rl.replay import ReplayError, ServerBusy
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.replay.reader import TableRows
@@ -231,12 +231,12 @@ class Sampling:
         """Queue a request.
 
         Raises:
-            ReplayError: Too many clients wait.
+            ServerBusy: Too many clients wait.
         """
         with self._lock:
             if client not in self._waiting:
                 if len(self._waiting) >= MAXIMUM_WAITING:
-                    raise ReplayError("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
+                    raise ServerBusy("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
                 self._thread.submit(self._serve, client)
             self._waiting[client] = message
 

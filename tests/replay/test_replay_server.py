@@ -314,6 +314,23 @@ def test_waiting_for_weights_blocks_nobody_and_ends_when_they_come(
         assert 0.2 <= time.monotonic() - start < 2
 
 
+def test_who_finds_too_many_others_waiting_asks_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("robot_rl.replay.server.MAXIMUM_WAITING", 1)
+    stop = StopEvent()
+    running = threading.Thread(target=ReplayServer(tmp_path / "store").run, args=(stop,))
+    running.start()
+    try:
+        with ReplayClient(tmp_path / "store") as first, ReplayClient(tmp_path / "store") as second:
+            other = threading.Thread(target=first.get_weights, args=("policy", 0, 1.0))
+            other.start()
+            time.sleep(0.2)  # it waits
+            assert second.get_weights("policy", 0, 0.1) is None
+            other.join()
+    finally:
+        stop.set()
+        running.join()
+
+
 def test_a_port_in_use_is_one_clear_error(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
