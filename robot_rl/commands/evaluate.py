@@ -95,10 +95,8 @@ class FinalEvaluation:
     def deployed(self) -> EvaluationResult:
         """Of the policy that is deployed."""
         if self.held_back and self.learned is not None and self.cloned is not None:
-            compared = self.learned.beside(self.cloned)
-            if compared is None or compared.won <= compared.lost or not compared.beyond_noise:
-                return self.cloned
-            return self.learned
+            compared = self.cloned.beside(self.learned)
+            return self.learned if compared is not None and compared.worse else self.cloned
         return max(self.results, key=lambda result: (result.successes, result.cloned))
 
     def __str__(self) -> str:
