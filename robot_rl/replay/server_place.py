@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -203,10 +203,16 @@ def _unpack(payload: Payload, batch: Batch, names: list[str]) -> None:
             at += len(frame)
 
 
+_Kind = tuple[str, SampleSpec]  # a table, and what is drawn from it
+
+
 class Sampling:
     """Answers requests to sample, one at a time, in a thread of its own.
 
-    Of each client the newest request counts.
+    Of each client the newest request counts. The first request of a kind has the table indexed,
+    which can take seconds. So every second turn goes to one whose sampler is there, such requests
+    are always let in, and the sampler that was least used makes room: peers that ask for ever new
+    kinds cannot keep a learner from its batches.
 
     Args:
         store: Folder of the store.
@@ -224,20 +230,22 @@ class Sampling:
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Sample] = {}
         self._answers: deque[tuple[bytes, list[Frame]]] = deque()
-        self._samplers: OrderedDict[tuple[str, SampleSpec], ReplaySampler] = OrderedDict()
+        self._samplers: dict[_Kind, ReplaySampler] = {}
+        self._uses: Counter[_Kind] = Counter()
+        self._turn = 0
         self._thread = ThreadPoolExecutor(1, "replay-sampling")
 
     def submit(self, client: bytes, message: Sample) -> None:
         """Queue a request.
 
         Raises:
-            ServerBusy: Too many clients wait.
+            ServerBusy: Too many clients wait, and the table must be indexed for this one.
         """
         with self._lock:
             if client not in self._waiting:
-                if len(self._waiting) >= MAXIMUM_WAITING:
+                if len(self._waiting) >= MAXIMUM_WAITING and not self._is_ready(message):
                     raise ServerBusy("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
-                self._thread.submit(self._serve, client)
+                self._thread.submit(self._serve)
             self._waiting[client] = message
 
     def answers(self) -> Iterator[tuple[bytes, list[Frame]]]:
@@ -254,9 +262,20 @@ class Sampling:
             sampler.close()
         os.close(self.ready)
 
-    def _serve(self, client: bytes) -> None:
+    def _is_ready(self, message: Sample) -> bool:
+        return (message.table, message.spec) in self._samplers
+
+    def _next(self) -> tuple[bytes, Sample]:
+        """Take the oldest request; in every second turn the oldest whose sampler is there."""
         with self._lock:
-            message = self._waiting.pop(client)
+            self._turn += 1
+            ready = (client for client, asked in self._waiting.items() if self._is_ready(asked))
+            oldest = next(iter(self._waiting))
+            client = next(ready, oldest) if self._turn % 2 else oldest
+            return client, self._waiting.pop(client)
+
+    def _serve(self) -> None:
+        client, message = self._next()
         self._answers.append((client, self._answered(message)))
         os.eventfd_write(self.ready, 1)
 
@@ -295,12 +314,16 @@ class Sampling:
         return encode(answer, [frame for array in arrays for frame in split(array)])
 
     def _sampler(self, table: str, spec: SampleSpec) -> ReplaySampler:
-        """Return the sampler for a kind of request; the one unused for longest makes room."""
-        sampler = self._samplers.pop((table, spec), None)
+        """Return the sampler for a kind of request; the one that was least used makes room."""
+        kind = table, spec
+        sampler = self._samplers.get(kind)
         if sampler is None:
             if len(self._samplers) >= MAXIMUM_SAMPLERS:
-                self._samplers.popitem(last=False)[1].close()
+                least = min(self._samplers, key=self._uses.__getitem__)
+                self._samplers.pop(least).close()
+                del self._uses[least]
             rows = TableRows(self._store, table)
             sampler = ReplaySampler(rows, spec, np.random.default_rng(0))
-        self._samplers[table, spec] = sampler
+            self._samplers[kind] = sampler
+        self._uses[kind] += 1
         return sampler

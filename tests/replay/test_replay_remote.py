@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import NotEnoughData, ReplayError, StoreError, StoreReplaced
+from robot_rl.processes.waiting import wait_until
+from robot_rl.replay import NotEnoughData, ReplayError, ServerBusy, StoreError, StoreReplaced
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.replay.reader import StoreReader, TableRows
@@ -17,7 +18,7 @@ from robot_rl.replay.records import Annotations
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
 from robot_rl.replay.server import ReplayServer
-from robot_rl.replay.server_place import RemoteSampler
+from robot_rl.replay.server_place import MAXIMUM_WAITING, RemoteSampler, Sampling
 from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
@@ -270,6 +271,36 @@ def test_many_kinds_of_requests_share_one_server(client, schema, make_episode, s
     for _ in range(2):
         for local, remote in pairs:
             assert_same(local.sample(), remote.sample())
+
+
+def test_ever_new_kinds_of_requests_keep_no_learner_waiting(
+    server, client, schema, make_episode, samplers
+):
+    client.open_session("reach", schema)
+    client.append_episode(make_episode(20))
+    client.flush(10)
+    state = {**samplers[0]().state_dict(), "environment_steps": None}
+    sampling, answered = Sampling(server.store, 1 << 20), []
+
+    def ask(name, discount=0.9):
+        spec = spec_of(demonstration_share=0.0, discount=discount)
+        sampling.submit(name, Sample(table="reach", spec=spec, draw=False, state=state))
+
+    def count():
+        answered.extend(name for name, _ in sampling.answers())
+        return len(answered)
+
+    with contextlib.closing(sampling):
+        ask(b"learner")
+        assert wait_until(lambda: count() == 1, 10)
+        with contextlib.suppress(ServerBusy):
+            for number in range(20 * MAXIMUM_WAITING):
+                ask(b"%d" % number, 0.5 + number * 1e-5)
+            pytest.fail("nobody was turned away")
+        ask(b"learner")
+        so_far = count()
+        assert wait_until(lambda: count() >= so_far + 3, 60)
+        assert b"learner" in answered[1 : so_far + 3]
 
 
 @pytest.mark.faults
