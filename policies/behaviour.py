@@ -32,6 +32,7 @@ class Exploration:
     noise_scale: float = 0.0  # standard deviation or half width of the extra noise, in action units
     # Share of the episodes in which its base acts, without noise, for comparison.
     base_share: float = 0.0
+    mean_share: float = 0.0  # share in which the policy's mean acts, likewise
 
     def __post_init__(self) -> None:
         for name, value, known in (("mode", self.mode, MODES), ("noise", self.noise, NOISES)):
@@ -43,21 +44,27 @@ class Exploration:
                 got=self.noise_scale,
                 expected="a finite number >= 0",
             )
-        if not 0 <= self.base_share <= 1:
-            raise PolicyError(
-                "the exploration's base_share is out of range",
-                got=self.base_share,
-                expected="0 to 1",
-            )
+        for name, share in (("base_share", self.base_share), ("mean_share", self.mean_share)):
+            if not 0 <= share <= 1:
+                raise PolicyError(
+                    f"the exploration's {name} is out of range", got=share, expected="0 to 1"
+                )
 
     def in_episode(self, lot: float) -> Exploration:
         """How an episode explores whose lot, uniform in [0, 1), was drawn for that."""
-        return Exploration("base") if lot < self.base_share else self
+        if lot < self.base_share:
+            return Exploration("base")
+        return Exploration() if lot < self.base_share + self.mean_share else self
+
+    @property
+    def noiseless(self) -> bool:
+        """Whether nothing is drawn or added to explore."""
+        return self.mode in ("mean", "base") and self.noise == "none"
 
     @property
     def base_alone(self) -> bool:
         """Whether the base acts without noise."""
-        return self.mode == "base" and self.noise == "none"
+        return self.mode == "base" and self.noiseless
 
 
 @dataclass(frozen=True)
@@ -155,9 +162,10 @@ class Behaviour:
         noise: str = "none",
         noise_scale: float = 0.0,
         base_share: float = 0.0,
+        mean_share: float = 0.0,
     ) -> Behaviour:
         """Give the same behaviour with another `Exploration`; the networks are shared."""
-        exploration = Exploration(mode, noise, noise_scale, base_share)
+        exploration = Exploration(mode, noise, noise_scale, base_share, mean_share)
         return dataclasses.replace(self, exploration=exploration)
 
     def to(self, device: torch.device) -> Behaviour:

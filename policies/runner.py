@@ -41,6 +41,7 @@ class Decision(Conclusion):
     version: npt.NDArray[np.int64]  # (slots,) int64, version of the behaviour that acted
     # (slots,) bool, whether the policy's base acted, without noise.
     base_alone: npt.NDArray[np.bool_]
+    noiseless: npt.NDArray[np.bool_]  # (slots,) bool, whether nothing was drawn or added to explore
 
 
 @dataclass
@@ -161,6 +162,7 @@ class PolicyRunner:
             chunk_index=np.zeros(self.slots, np.int16),
             version=np.zeros(self.slots, np.int64),
             base_alone=np.zeros(self.slots, bool),
+            noiseless=np.zeros(self.slots, bool),
         )
         if not len(rows):
             return acted
@@ -346,6 +348,7 @@ def _act_in(
     acted.action[rows] = action.clip(-1, 1)
     acted.version[rows] = behaviour.version
     acted.base_alone[rows] = exploration.base_alone
+    acted.noiseless[rows] = exploration.noiseless
 
 
 def _advance(

@@ -300,7 +300,8 @@ class Learner:
             behaviour = self._cloned.exploring("base", "normal", noise, share)
         else:
             acting = self._learned(self._algorithm.acting_policy())
-            behaviour = acting.exploring("sample", base_share=share)
+            noiseless = 0.0 if self._trial is None else self._trial.noiseless_share
+            behaviour = acting.exploring("sample", base_share=share, mean_share=noiseless)
         try:
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
         except (ReplayError, Stopped):

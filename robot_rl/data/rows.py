@@ -86,6 +86,7 @@ class RowBuilder:
             "chunk_index": decision.chunk_index[slot],
             "policy_version": decision.version[slot],
             "base_alone": decision.base_alone[slot],
+            "noiseless": decision.noiseless[slot],
             "reward": np.float32(reward),
             "terminated": np.bool_(terminated),
             "truncated": np.bool_(truncated),

@@ -66,6 +66,7 @@ SCALAR_FIELDS = (
     Field("clamped", "bool"),  # the robot: one of its limits changed what the action asked for
     Field("source", "uint8"),  # who acted: one of the codes above
     Field("base_alone", "bool"),  # the policy: its base acted, without noise
+    Field("noiseless", "bool"),  # the policy: nothing was drawn or added to explore
     Field("chunk_index", "int16"),  # the policy: place of `base_action` in the base's chunk, from 0
     Field("episode_step", "int32"),  # control steps since the reset, from 0
     Field("reward_version", "int32"),  # the judge: 0 task, 1 person, 2 pose, from 65536 on a model

@@ -29,6 +29,7 @@ def decided(action: npt.NDArray[np.float32]) -> Decision:
         chunk_index=zero.astype(np.int16),
         version=zero,
         base_alone=zero.astype(bool),
+        noiseless=zero.astype(bool),
     )
 
 

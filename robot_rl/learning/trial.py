@@ -13,22 +13,30 @@ from robot_rl.data.schema import SOURCE_INTERVENTION
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.sampler import SampleSpec
 
-_LATEST = 12  # episodes of what is learned that count; it changes
+_EXPLORING = 12  # latest episodes that count of what is learned while it explores; it changes
+_NOISELESS = 20  # the same of those without noise
+_LATEST = 60  # latest episodes of what is learned among which those are sought
 _ENOUGH = 20  # episodes of the clone, after which it need not act any more
 _LEAST = 6  # episodes of each before either is held for better
 _SURE = 0.95  # chance from which on what was learned is held for better, or for worse
 _FIRST_SHARE = 0.5  # of the episodes, until _LEAST of the clone are known: it acts without noise
 _SHARE = 0.125  # of the episodes after that
+_HOPELESS = 0.2  # chance below which what was learned is not tried without noise
+_NOISELESS_SHARE = 1 / 3  # of the episodes otherwise, until exploring episodes prove it
 _BATCH = 1024
-_FIELDS = ("success", "base_alone", "policy_version", "episode_step")
+_FIELDS = ("success", "base_alone", "noiseless", "policy_version", "episode_step")
+
+
+_Score = tuple[bool, float]  # success and return of an episode
 
 
 class Trial:
     """Compares episodes of the clone, without noise, with those of what is learned.
 
-    What is learned explores meanwhile, so its successes only approximate those of the averaged
-    actor that is deployed. An episode counts if one of the two acted in all of it and no operator
-    did a part.
+    What is learned explores meanwhile, which costs successes: a task that asks for precise motion
+    may fail in most episodes though what would be deployed solves it. So where exploring episodes
+    leave it open, some without noise decide. An episode counts if one way of acting led all of it
+    and no operator did a part.
 
     Args:
         bench: The workbench of the stage that learns.
@@ -39,9 +47,9 @@ class Trial:
             _FIELDS, _BATCH, demonstration_share=0.0, next_fields=(), order="episodes"
         )
         self._rows = bench.sampler(spec)
-        # Success and return of each episode that counts.
-        self._cloned: list[tuple[bool, float]] = []
-        self._learned: deque[tuple[bool, float]] = deque(maxlen=_LATEST)
+        # Success and return of each episode that counts; of learned ones also whether it explored.
+        self._cloned: list[_Score] = []
+        self._learned: deque[tuple[_Score, bool]] = deque(maxlen=_LATEST)
 
     @property
     def share(self) -> float:
@@ -52,14 +60,26 @@ class Trial:
         return _SHARE if known >= _LEAST else _FIRST_SHARE
 
     @property
+    def noiseless_share(self) -> float:
+        """Share of the episodes in which what is learned acts without noise."""
+        exploring, _ = self._chances()
+        open_ = exploring is not None and _HOPELESS <= exploring < _SURE
+        return _NOISELESS_SHARE if open_ else 0.0
+
+    @property
     def proved(self) -> bool:
         """Whether what was learned is held for better than the clone."""
-        return self._chance() >= _SURE
+        exploring, noiseless = self._chances()
+        if exploring is None or exploring < _HOPELESS:
+            return False  # the episodes without noise are of before
+        return max(exploring, noiseless or 0.0) >= _SURE
 
     @property
     def lost(self) -> bool:
         """Whether what was learned is held for worse than the clone."""
-        return self._chance() <= 1 - _SURE
+        exploring, noiseless = self._chances()
+        worse = exploring is not None and exploring <= 1 - _SURE
+        return worse and (noiseless is None or noiseless <= 0.5)
 
     def begin_again(self) -> None:
         """Forget the episodes of what was learned."""
@@ -68,7 +88,8 @@ class Trial:
     @property
     def metrics(self) -> dict[str, float]:
         """Share of the counted episodes of each that succeeded, where there are any."""
-        counts = zip(("learned_success", "cloned_success"), self._successes(), strict=True)
+        names = "exploring_success", "learned_success", "cloned_success"
+        counts = zip(names, self._successes(), strict=True)
         return {name: more / of for name, (more, of) in counts if of}
 
     def count(self, steps: int) -> None:
@@ -82,29 +103,37 @@ class Trial:
             if of_clone.all():
                 self._cloned.append(score)
             elif not of_clone.any() and episode["policy_version"].all():
-                self._learned.append(score)
+                noiseless = episode["noiseless"]
+                if noiseless.all() or not noiseless.any():
+                    self._learned.append((score, not noiseless.any()))
 
-    def _chance(self) -> float:
-        """That what was learned is better than the clone."""
-        learned, cloned = self._successes()
-        known = min(learned[1], cloned[1]) >= _LEAST
-        return chance_of_more(*learned, *cloned) if known else 0.5
+    def _chances(self) -> list[float | None]:
+        """That what was learned is better than the clone: as it explores, and without noise.
 
-    def _successes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """How many of how many episodes have succeeded: of what was learned, and of the clone.
-
-        Where no episode has, those count whose return is above the middle of both medians.
+        None where too few episodes are known.
         """
-        both = [list(self._learned), self._cloned]
-        known = [scores for scores in both if scores]
+        *learned, cloned = self._successes()
+        return [
+            chance_of_more(*each, *cloned) if min(each[1], cloned[1]) >= _LEAST else None
+            for each in learned
+        ]
+
+    def _successes(self) -> list[tuple[int, int]]:
+        """How many of how many episodes have succeeded: exploring, without noise, of the clone.
+
+        Where no episode has, those count whose return is above the middle of the medians.
+        """
+        exploring = [score for score, explored in self._learned if explored][-_EXPLORING:]
+        noiseless = [score for score, explored in self._learned if not explored][-_NOISELESS:]
+        groups = [exploring, noiseless, self._cloned]
+        known = [scores for scores in groups if scores]
         if any(success for scores in known for success, _ in scores):
-            found = [[success for success, _ in scores] for scores in both]
+            found = [[success for success, _ in scores] for scores in groups]
         else:
             middle = [float(np.median([value for _, value in scores])) for scores in known]
             least = sum(middle) / max(len(middle), 1)
-            found = [[value > least for _, value in scores] for scores in both]
-        learned, cloned = ((sum(successes), len(successes)) for successes in found)
-        return learned, cloned
+            found = [[value > least for _, value in scores] for scores in groups]
+        return [(sum(successes), len(successes)) for successes in found]
 
     def state_dict(self) -> dict[str, Any]:
         """What was counted, as JSON."""
@@ -116,12 +145,14 @@ class Trial:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._cloned, learned = (
-            [(bool(success), float(value)) for success, value in state[name]]
-            for name in ("cloned", "learned")
-        )
+        self._cloned = [_score(*values) for values in state["cloned"]]
+        learned = ((_score(*values), bool(explored)) for values, explored in state["learned"])
         self._learned = deque(learned, _LATEST)
         self._rows.load_state_dict(state["sampler"])
+
+
+def _score(success: object, value: Any) -> _Score:
+    return bool(success), float(value)
 
 
 def chance_of_more(more: int, of_more: int, less: int, of_less: int) -> float:

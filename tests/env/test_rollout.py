@@ -20,6 +20,7 @@ class Decision(NamedTuple):
     chunk_index: np.ndarray
     version: np.ndarray
     base_alone: np.ndarray
+    noiseless: np.ndarray
     features: dict
 
 
@@ -53,7 +54,7 @@ class Servo:
         size = len(base)
         version = np.full(size, self.version)
         alone = np.ones(size, bool)
-        return Decision(action, base, np.full(size, 3, np.int16), version, alone, {})
+        return Decision(action, base, np.full(size, 3, np.int16), version, alone, alone, {})
 
 
 def run(slots, seeds=SEEDS, **options):

@@ -19,8 +19,14 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.client import ReplayClient
 from robot_rl.run import RunDirectory
 
-# What acts in an episode: whether the base alone does, and the version of the policy.
-CLONE, NOISY_CLONE, LEARNED = (True, 0), (False, 0), (False, 7)
+# What acts in an episode: whether the base alone does, the version of the policy, and whether
+# there is no noise.
+CLONE, NOISY_CLONE, LEARNED, NOISELESS = (
+    (True, 0, True),
+    (False, 0, False),
+    (False, 7, False),
+    (False, 7, True),
+)
 
 
 class Acting:
@@ -35,7 +41,7 @@ class Acting:
 
     def put(
         self,
-        acts: tuple[bool, int] | list[tuple[bool, int]],
+        acts: tuple[bool, int, bool] | list[tuple[bool, int, bool]],
         successes: list[bool],
         *,
         reward: float = 0.0,
@@ -46,8 +52,9 @@ class Acting:
             columns["source"][:] = SOURCE_POLICY
             if helped:
                 columns["source"][2] = SOURCE_INTERVENTION
-            ways = np.resize(np.atleast_2d(acts), (len(columns["action"]), 2))
+            ways = np.resize(np.atleast_2d(acts), (len(columns["action"]), 3))
             columns["base_alone"], columns["policy_version"] = ways[:, 0] > 0, ways[:, 1]
+            columns["noiseless"] = ways[:, 2] > 0
             columns["reward"][:] = reward
             columns["success"][:] = False
             columns["success"][-2] = success  # with the last action
@@ -88,7 +95,7 @@ def test_only_what_does_better_than_the_clone_is_proved(bench, acting, learned, 
         acting.put(CLONE, drawn(rng, clone, 4))
         trial.count(acting.steps)
     assert trial.proved == (learned > clone)
-    found = trial.metrics["learned_success"], trial.metrics["cloned_success"]
+    found = trial.metrics["exploring_success"], trial.metrics["cloned_success"]
     assert found == pytest.approx((learned, clone), abs=0.2)
     assert trial.share == 0.0  # enough is known of the clone
 
@@ -115,7 +122,27 @@ def test_what_was_better_must_stay_better(bench, acting):
     acting.put(LEARNED, [False] * 9)
     trial.count(acting.steps)
     assert not trial.proved
-    assert trial.metrics == {"learned_success": 0.25, "cloned_success": 0.5}
+    assert trial.metrics == {"exploring_success": 0.25, "cloned_success": 0.5}
+
+
+def test_episodes_without_noise_decide_where_exploring_ones_leave_it_open(bench, acting):
+    trial = Trial(bench)
+    acting.put(CLONE, [True, False, False] * 4)
+    assert trial.noiseless_share == 0.0
+    acting.put(LEARNED, [True, False, False] * 4)
+    trial.count(acting.steps)
+    assert trial.noiseless_share == pytest.approx(1 / 3)
+    assert not trial.proved
+    acting.put([NOISELESS, LEARNED], [True] * 6)  # half of an episode says nothing
+    trial.count(acting.steps)
+    assert not trial.proved
+    acting.put(NOISELESS, [True] * 6)
+    trial.count(acting.steps)
+    assert trial.proved
+    assert trial.metrics["learned_success"] == 1.0
+    acting.put(LEARNED, [False] * 12)
+    trial.count(acting.steps)
+    assert (trial.proved, trial.noiseless_share) == (False, 0.0)  # it has changed since
 
 
 def test_what_was_lost_is_forgotten_when_it_begins_again(bench, acting):
@@ -150,7 +177,7 @@ def test_a_resumed_trial_goes_on_as_the_uninterrupted_one(bench, acting):
     for each in (trial, again):
         each.count(acting.steps)
     assert trial.metrics == again.metrics
-    assert again.metrics["learned_success"] == 0.75
+    assert again.metrics["exploring_success"] == 0.75
 
 
 def test_where_nothing_tells_success_the_return_decides(bench, acting):
@@ -159,7 +186,7 @@ def test_where_nothing_tells_success_the_return_decides(bench, acting):
     acting.put(LEARNED, [False] * 6, reward=-0.5)
     trial.count(acting.steps)
     assert trial.proved
-    assert trial.metrics == {"learned_success": 1.0, "cloned_success": 0.0}
+    assert trial.metrics == {"exploring_success": 1.0, "cloned_success": 0.0}
 
 
 def test_the_chance_is_that_of_two_beta_distributions():

@@ -259,6 +259,21 @@ def test_in_some_episodes_the_base_acts_alone():
     assert mine.base_alone[0] == first.base_alone[17]
 
 
+def test_in_some_episodes_the_policy_acts_without_noise():
+    policy = residual()
+    exploring = behaviour(policy, EXECUTE).exploring("sample", base_share=0.2, mean_share=0.3)
+    runner, plain = PolicyRunner(exploring, 200), PolicyRunner(behaviour(policy, EXECUTE), 200)
+    for each in (runner, plain):
+        each.reset(seeds=range(200))
+    acted, mean = runner.act(observations(200)), plain.act(observations(200))
+    assert np.mean(acted.noiseless & ~acted.base_alone) == pytest.approx(0.3, abs=0.1)
+    assert acted.noiseless[acted.base_alone].all()
+    learned = acted.noiseless & ~acted.base_alone
+    np.testing.assert_array_equal(acted.action[learned], mean.action[learned])
+    departs = (acted.action != mean.action).any(axis=1)
+    assert np.mean(departs[~acted.noiseless]) > 0.2  # elsewhere the correction is not preferred
+
+
 def test_the_mean_of_an_untrained_residual_is_its_base():
     runner = started(residual())
     for acted in follow(runner, episode(6), range(6)):
