@@ -65,14 +65,7 @@ _CLAIM_SECONDS = 1.0  # for one that was killed just now to be gone
 
 
 class ActingController(ControllerWrapper[PolicyRunner]):
-    """A policy runner that takes new weights and counts environment steps.
-
-    Args:
-        runner: The runner of the one robot.
-        weights: Where new behaviours come from.
-        step: Environment steps taken before.
-        device: Where the policy computes.
-    """
+    """The runner of the one robot, which takes new weights and counts on from `step`."""
 
     def __init__(
         self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = CPU
@@ -112,12 +105,9 @@ def act(
 ) -> Iterator[tuple[int, EpisodeResult]]:
     """Act until the configured number of environment steps is in the store.
 
-    Args:
-        config: The configuration.
-        run: The run directory; its replay server must be running.
-        stop: When set, the running episode ends as truncated; on the stepped clock it is left to
-            the next start, which plays it again. Rows that the server does not take then wait in
-            the run's spool for the next start.
+    The run's replay server must be running. When `stop` is set, the running episode ends as
+    truncated; on the stepped clock it is left to the next start, which plays it again. Rows that
+    the server does not take then wait in the run's spool for the next start.
 
     Yields:
         Each episode as it ends, with the environment steps of the run so far.
@@ -271,21 +261,13 @@ def _spooling_client(
 
 
 def _check_spool(config: DictConfig, env: RewardWrapper, schema: RowSchema) -> None:
-    """Check that the spool can hold a whole episode of such rows.
-
-    Raises:
-        SpoolTooSmall: It cannot; the actor would pause for ever.
-    """
+    """Check that the spool can hold an episode of such rows; the actor would pause for ever."""
     rows, row_bytes = env.task.time_limit_steps + 1, schema.dtype.itemsize
     check_size(int(config.replay.spool_bytes), rows=rows, row_bytes=row_bytes)
 
 
 def _number(config: DictConfig) -> int:
-    """Number of this actor, from 1.
-
-    Raises:
-        ScheduleError: There is no such actor.
-    """
+    """Number of this actor, from 1."""
     number, actors = int(config.actor), int(config.actors)
     if not 1 <= number <= actors:
         raise ScheduleError("there is no such actor", got=number, expected=f"1 to actors={actors}")
@@ -361,11 +343,7 @@ def _note(text: str) -> None:
 def _wait_for_room(
     client: ReplayClient, rows: int, note: Callable[[str], None], stop: StopEvent
 ) -> None:
-    """Pause before an episode until all of its rows have room, however long that takes.
-
-    Raises:
-        Stopped: `stop` was set.
-    """
+    """Pause before an episode until all of its rows have room, however long that takes."""
     if client.has_room(rows):
         return
     note(

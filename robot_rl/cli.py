@@ -6,19 +6,18 @@ The words are in `robot_rl.commands.table`. A command is imported when it is ask
 from __future__ import annotations
 
 import errno
-import importlib
-import importlib.util
 import json
 import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from policies.registry import add_folder
 from robot_rl.commands.help import overview, page
 from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.errors import RobotRLError, described, nearest
@@ -59,59 +58,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if os.environ.pop(ENDS_WITH_INPUT, None):
                 end_with_input()
-            return _run(_taken_folders(words), interrupted)
+            return _dispatch(_taken_folders(words))
         except RobotRLError as error:
-            return _fail(str(error))
-        except BrokenPipeError:  # `robot-rl inspect RUN | head`: nobody reads on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return EXIT_ERROR
-        except OSError as error:
-            if error.errno not in _NO_SPACE_OR_ACCESS:
-                raise
-            return _fail(f"the system refused to read or write; got: {error}")
+            _say(str(error))
         except KeyboardInterrupt:
             _say("stopped")
             return EXIT_INTERRUPTED
-
-
-def _run(words: list[str], interrupted: Interruption) -> int:
-    try:
-        return _dispatch(words)
-    except RobotRLError:
-        raise
-    except Exception as error:
-        if not interrupted.heard:
-            raise
-        # What a library makes of it, as in an import; or there is no terminal to write to any more.
-        _say(f"what was going on ended with {described(error)}")
-        raise KeyboardInterrupt from None
+        except Exception as error:
+            if interrupted.heard:
+                # What a library makes of it, as in an import; or there is no terminal any more.
+                _say(f"what was going on ended with {described(error)}")
+                _say("stopped")
+                return EXIT_INTERRUPTED
+            if isinstance(error, BrokenPipeError):  # `robot-rl inspect RUN | head`: nobody reads on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            elif isinstance(error, OSError) and error.errno in _NO_SPACE_OR_ACCESS:
+                _say(f"the system refused to read or write; got: {error}")
+            else:
+                raise
+    return EXIT_ERROR
 
 
 def _taken_folders(words: list[str]) -> list[str]:
     """Add the folders of `--config-dir FOLDER` to the registry; returns the other words."""
-    others = []
-    rest = iter(words)
+    others, rest = [], iter(words)
     for word in rest:
         option, equals, folder = word.partition("=")
         if option != "--config-dir":
             others.append(word)
-            continue
-        if not equals:
-            folder = next(rest, "")
-        if not folder:
+        elif folder := folder if equals else next(rest, ""):
+            add_folder(folder)
+        else:
             raise UsageError("--config-dir needs a folder", expected="--config-dir FOLDER")
-        from policies.registry import add_folder
-
-        add_folder(folder)
     return others
 
 
 def bench_names() -> tuple[str, ...]:
     """Return the names that `robot-rl bench` knows, without importing them."""
-    package = importlib.util.find_spec("robot_rl.bench")
-    folders = package.submodule_search_locations if package else None
-    modules = pkgutil.iter_modules(folders or [])
-    return tuple(sorted(m.name for m in modules if not m.name.startswith("_")))
+    modules = (Path(__file__).parent / "bench").glob("[!_]*.py")
+    return tuple(sorted(module.stem for module in modules))
 
 
 def _dispatch(words: list[str]) -> int:
@@ -133,12 +118,12 @@ def _dispatch(words: list[str]) -> int:
         words = [word for word in rest if word not in ("-h", "--help")]
         print(page(name, command, words, bench_names() if name == "bench" else ()))
         return 0
-    options = [word for word in rest if word.startswith("--")]
-    if options:
-        raise UsageError(
-            f"{name} has no option {options[0]!r}",
-            expected="--help, or overrides of the form key=value",
-        )
+    for word in rest:
+        if word.startswith("--"):
+            raise UsageError(
+                f"{name} has no option {word!r}",
+                expected="--help, or overrides of the form key=value",
+            )
     return _run_command(name, command, rest)
 
 
@@ -147,7 +132,7 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
         return _run_bench(words)
     if not command.takes_overrides:
         positionals, options = _split(name, command, words)
-        _load(command.target)(*positionals, **options)
+        pkgutil.resolve_name(command.target)(*positionals, **options)
         return 0
     paths = [word for word in words if "=" not in word or Path(word).is_dir()]
     _check_count(name, command, paths)
@@ -155,18 +140,12 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
     # Before the import: a mistyped word is answered at once.
     config = command_config(command, words, *paths[:1])
     run = f" run={config.run}" if command.measures else ""
-    print(f"{name}: {_first_words(config)}{run}", flush=True)
+    chosen = (f"{g}={config.choices[g]}" for g in ("task", "robot", "policy", "algorithm"))
+    # For whoever waits while torch is loaded.
+    print(f"{name}: {' '.join(chosen)} seed={config.seed}{run}", flush=True)
     told = [words] if command.measures else []
-    _load(command.target)(config, *told, *([paths] if command.arguments else []))
+    pkgutil.resolve_name(command.target)(config, *told, *([paths] if command.arguments else []))
     return 0
-
-
-def _first_words(config: DictConfig) -> str:
-    """What is about to run, for whoever waits while torch is loaded."""
-    chosen = (
-        f"{group}={config.choices[group]}" for group in ("task", "robot", "policy", "algorithm")
-    )
-    return f"{' '.join(chosen)} seed={config.seed}"
 
 
 def _split(
@@ -226,7 +205,7 @@ def _run_bench(words: list[str]) -> int:
 
     config = compose(words[1:])
     machine = describe_machine()  # before the measurement, as it notes the load
-    result: dict[str, Any] = _load(f"robot_rl.bench.{words[0]}:run")(config)
+    result: dict[str, Any] = pkgutil.resolve_name(f"robot_rl.bench.{words[0]}:run")(config)
     print(json.dumps({"bench": words[0], **result, "machine": machine}), flush=True)
     return 0
 
@@ -256,17 +235,6 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.measures)
     config[command.run_key] = str(run.path)
     return config
-
-
-def _load(target: str) -> Callable[..., Any]:
-    module, _, function = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
-
-
-def _fail(message: str) -> int:
-    _say(message)
-    return EXIT_ERROR
 
 
 def _say(message: str) -> None:

@@ -1,9 +1,8 @@
 """Compose and check configurations: Hydra, with messages that name the way out.
 
 Hydra composes `configs/config.yaml`, its groups, which folders of the user's own and plug-ins add
-to, and the overrides of the command line. Added here:
-an unknown choice or key is answered with the valid names and the nearest one, and a value keeps the
-type of its default. `robot_rl.commands.runs` adds what concerns the configuration of a run.
+to, and the overrides of the command line. Added here: an unknown choice or key is answered with the
+valid names, and a value keeps its type. `robot_rl.commands.runs` adds the configuration of a run.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import operator
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,8 @@ def group_choices() -> dict[str, tuple[str, ...]]:
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the default configuration with overrides such as `task=reach` or `seed=3`.
 
-    Args:
-        overrides: In Hydra's grammar. Later ones win.
-
-    Returns:
-        The configuration with all interpolations resolved. `choices` holds the name chosen in each
-        group. Reading a key that does not exist raises, as does adding one.
+    They are in Hydra's grammar; later ones win. Interpolations are resolved. `choices` holds the
+    name chosen in each group. Reading a key that does not exist raises, as does adding one.
 
     Raises:
         ConfigError: An override that does not parse, an unknown group choice or key, a value of
@@ -122,11 +119,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def _complete_cameras(config: DictConfig) -> None:
-    """Let the entries of `observation.cameras` say what they are: {name: front} is enough.
-
-    Raises:
-        ConfigError: An entry has no name.
-    """
+    """Let the entries of `observation.cameras` say what they are: {name: front} is enough."""
     cameras = config.observation.cameras
     for number, camera in enumerate(cameras if isinstance(cameras, ListConfig) else ()):
         if not isinstance(camera, DictConfig) or not isinstance(camera.get("name"), str):
@@ -145,13 +138,8 @@ def in_real_time(config: DictConfig) -> DictConfig:
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
-    """The same configuration in simulated time, for what keeps no pace with the wall clock.
-
-    A robot that has only the wall clock keeps it.
-    """
-    if config.robot.get("clock") is not None:
-        return config
-    return _on_clock(config, "stepped")
+    """The same configuration in simulated time; a robot that has only the wall clock keeps it."""
+    return _on_clock(config, "stepped") if config.robot.get("clock") is None else config
 
 
 def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -194,15 +182,10 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
             got=" ".join(str(error).split()),
             hint="robot-rl train --help all lists the settings and their choices",
         ) from error
-    choices = {
-        str(group): choice
-        for group, choice in config.hydra.runtime.choices.items()
-        # A part within another group, as reset.backward is, follows from that group.
-        if not str(group).startswith("hydra/") and "@" not in str(group)
-    }
     OmegaConf.set_struct(config, False)
-    del config["hydra"]
-    config.choices = choices
+    chosen = {str(group): choice for group, choice in config.pop("hydra").runtime.choices.items()}
+    # A part within another group, as reset.backward is, follows from that group.
+    config.choices = {g: c for g, c in chosen.items() if not re.match("hydra/|.*@", g)}
     return config
 
 
@@ -221,11 +204,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def check_missing(config: DictConfig) -> None:
-    """Check that nothing is missing that must be given.
-
-    Raises:
-        ConfigError: Something is.
-    """
+    """Raise `ConfigError` where something is missing that must be given."""
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise ConfigError(
@@ -236,11 +215,7 @@ def check_missing(config: DictConfig) -> None:
 
 
 def parse(text: str) -> Override:
-    """Read an override in Hydra's grammar, such as `task=reach` or `algorithm.scale=0.3`.
-
-    Raises:
-        ConfigError: It does not parse, or gives several values.
-    """
+    """Read an override in Hydra's grammar; `ConfigError` where it gives no value, or several."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -265,10 +240,9 @@ def _quoted(text: str) -> str:
 
 
 def check_value(key: str, value: object, valid: Sequence[str], searched: str = "") -> None:
-    """Check that a value is one of those that are valid; `searched` is where else it might be.
+    """Raise `ConfigError`, which suggests the nearest, where a value is not among the valid ones.
 
-    Raises:
-        ConfigError: It is not; the error suggests the nearest one.
+    `searched` says where else it might have been.
     """
     if value not in valid:
         raise ConfigError(
@@ -280,29 +254,15 @@ def check_value(key: str, value: object, valid: Sequence[str], searched: str = "
 
 
 def check_least(config: Mapping[str, Any], least: Mapping[str, int]) -> None:
-    """Check that numbers are large enough.
-
-    Args:
-        config: The configuration.
-        least: The least that each may be, by dotted key.
-
-    Raises:
-        ConfigError: Names the first that is not, what it is and what it may be.
-    """
+    """Raise `ConfigError` for the first dotted key whose number is below the least it may be."""
     for key, bound in least.items():
-        value: Any = config
-        for part in key.split("."):
-            value = value[part]
+        value: Any = functools.reduce(operator.getitem, key.split("."), config)
         if value < bound:
             raise ConfigError(f"{key} is out of range", got=value, expected=f">= {bound}")
 
 
 def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
-    """Check that a dotted key is in the configuration.
-
-    Raises:
-        ConfigError: It is not; the error names the valid ones where it leaves the configuration.
-    """
+    """Raise `ConfigError`, with the valid names, where a dotted key leaves the configuration."""
     level: Any = defaults
     parts = key.split(".")
     for depth, part in enumerate(parts):
@@ -310,14 +270,12 @@ def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
             above = ".".join(parts[:depth])
             names = sorted(level) if isinstance(level, Mapping) else []
             close = nearest(part, names)
-            suggestion = ".".join([*parts[:depth], close or ""])
+            below = f"below {above}, " if above else ""
             raise ConfigError(
                 f"unknown override {key!r}",
                 got=part if names else f"{above} is one value and has no parts",
-                expected=f"{f'below {above}, ' if above else ''}one of {', '.join(names)}"
-                if names
-                else None,
-                hint=f"did you mean {suggestion}?" if close else None,
+                expected=f"{below}one of {', '.join(names)}" if names else None,
+                hint=f"did you mean {'.'.join([*parts[:depth], close])}?" if close else None,
             )
         level = level[part]
     if isinstance(value, Mapping) and isinstance(level, Mapping):
@@ -326,15 +284,9 @@ def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
 
 
 def keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -> None:
-    """Check that an overridden value has its default's type; whole numbers serve as float.
+    """Raise `ConfigError` where the value of a dotted key has another type than its default.
 
-    Args:
-        key: The dotted key that was overridden.
-        defaults: Values without the override.
-        resolved: Values with it; a whole number that serves as float is made one here.
-
-    Raises:
-        ConfigError: It has another type.
+    A whole number serves as float; it is made one in `resolved`, the values with the override.
     """
     *path, last = key.split(".")
     old: Any = defaults
@@ -374,5 +326,4 @@ def _of_same_type(key: str, default: Any, value: Any) -> Any:
 
 
 def _type_name(value: object) -> str:
-    names = {dict: "mapping", type(None): "null"}
-    return names.get(type(value), type(value).__name__)
+    return {dict: "mapping", type(None): "null"}.get(type(value), type(value).__name__)

@@ -118,13 +118,8 @@ class Learner:
     """Trains in blocks of environment steps, each with its exact number of updates.
 
     On the stepped clock, block j's weights are published when block j + 1 is complete, and act
-    in block j + 2; see `robot_rl.learning.blocks`.
-
-    Args:
-        bench: The workbench; the run's replay server must be running.
-
-    Raises:
-        Stopped: The bench's `stop` was set meanwhile.
+    in block j + 2; see `robot_rl.learning.blocks`. The run's replay server must be running.
+    `Stopped` if the bench's `stop` is set before it is made.
     """
 
     def __init__(self, bench: Workbench) -> None:
@@ -178,12 +173,7 @@ class Learner:
             if self._stepped:
                 self._publish(self.environment_steps)
             record = self._train_block(target)
-            progress.update(
-                target,
-                updates_per_second=record["updates_per_second"],
-                update_to_data=record["update_to_data"],
-                replay_transitions=int(record["replay_transitions"]),
-            )
+            progress.update(target, record)
             if not self._stepped:
                 self._publish(self.environment_steps)
             if target % self._blocks.every_steps == 0 or target == total:

@@ -27,11 +27,13 @@ is, not before.
 
 from __future__ import annotations
 
+import itertools
 import json
+import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,30 +72,18 @@ class RunError(RobotRLError):
 
 
 class RunDirectory:
-    """The paths and files of one run.
-
-    Args:
-        path: An existing directory; see `create` and `open`.
-
-    Attributes:
-        path: Absolute path of the directory.
-        demonstrations: Of these and the next four, the zarr groups: the run's demonstrations.
-        failures: A person's failed attempts, where they are kept.
-        corrections: What an operator corrected before online learning.
-        exploration: The episodes of random actions that a run without demonstrations begins with,
-            or those in which an image encoder's training explored.
-        reward_examples: The examples for a success classifier.
-        store: The folder of the replay store.
-    """
+    """The paths and files of one run, of an existing directory; see `create` and `open`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
+        # Zarr groups of episodes:
         self.demonstrations = self.path / DEMONSTRATIONS
-        self.failures = self.path / "failures.zarr"
-        self.corrections = self.path / "corrections.zarr"
+        self.failures = self.path / "failures.zarr"  # of a person's attempts, where they are kept
+        self.corrections = self.path / "corrections.zarr"  # by an operator, before online learning
+        # Random actions of a run without demonstrations, or those that train an image encoder.
         self.exploration = self.path / EXPLORATION
-        self.reward_examples = self.path / EXAMPLES
-        self.store = self.path / "store"
+        self.reward_examples = self.path / EXAMPLES  # for a success classifier
+        self.store = self.path / "store"  # the folder of the replay store
 
     @classmethod
     def create(
@@ -101,12 +91,8 @@ class RunDirectory:
     ) -> RunDirectory:
         """Make `<runs_directory>/<task>/<YYYYmmdd-HHMMSS>` and point `latest` to it.
 
-        Args:
-            task: Name of the task; signs that a shell or a file system may take otherwise, as in
-                `module:id`, become `-`.
-            runs_directory: Folder of all runs; made if it does not exist.
-            now: Local time that names the run; None takes the clock's. Two runs in one second get
-                the suffixes `-2`, `-3`, ...
+        Signs of the task's name that a shell or a file system may take otherwise, as in
+        `module:id`, become `-`. Further runs of one second get the suffixes `-2`, `-3`, ...
 
         Raises:
             RunError: The folder cannot be written.
@@ -115,14 +101,11 @@ class RunDirectory:
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
         with _reported(f"the run directory below {runs} cannot be made"):
             (runs / task).mkdir(parents=True, exist_ok=True)
-            number = 1
-            while True:
+            for number in itertools.count(1):
                 path = runs / task / (stamp if number == 1 else f"{stamp}-{number}")
-                try:
+                with suppress(FileExistsError):
                     path.mkdir()
                     break
-                except FileExistsError:
-                    number += 1
             point(runs / LATEST, path.relative_to(runs))
         return cls(path)
 
@@ -136,8 +119,7 @@ class RunDirectory:
             path: A run directory, absolute or relative to the working directory or to
                 `runs_directory`; or `latest`.
             runs_directory: Folder of all runs.
-            with_policy: Whether `latest` is the newest of the runs that have a policy, where one
-                has: a run that only collects has none.
+            with_policy: Whether `latest` is the newest run that has a policy, where one has.
 
         Raises:
             RunError: There is no such directory, or it is not a run.
@@ -208,15 +190,8 @@ class RunDirectory:
     def claim(self, role: str, wait_seconds: float = 30.0) -> Iterator[int]:
         """Make sure that nobody else does the same work in this run while the context lasts.
 
-        The claim is a lock that the system drops with the last process that holds it, however
-        that ends; children that inherit the descriptor hold it too.
-
-        Args:
-            role: What is claimed: `train`, `learner`, `actor` or `evaluator`.
-            wait_seconds: How long one that is about to end is waited for.
-
-        Yields:
-            The descriptor of the lock.
+        The claim is a lock that the system drops with the last process that holds its descriptor,
+        which is given: children may inherit it. One that is about to end is waited for.
 
         Raises:
             RunError: Another process has it, or the folder cannot be written.
@@ -234,19 +209,17 @@ class RunDirectory:
 
     def claimed(self) -> list[str]:
         """The roles that processes have claimed now."""
-
-        def free(lock: Path) -> bool:
+        roles = []
+        for lock in sorted(self.path.glob(".*.lock")):
             with lock.open("rb") as file:
-                return locked(file.fileno())
-
-        locks = sorted(self.path.glob(".*.lock"))
-        return [lock.name.removesuffix(".lock")[1:] for lock in locks if not free(lock)]
+                if not locked(file.fileno()):
+                    roles.append(lock.name.removesuffix(".lock")[1:])
+        return roles
 
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append one record as one line to `<name>.jsonl`; each file has one writer.
+        """Append one line to `<name>.jsonl`, after removing what a killed writer left unfinished.
 
-        The line is written by one system call. A last line that a killed writer left unfinished is
-        removed first.
+        Each file has one writer; it needs one system call a line.
 
         Raises:
             RunError: The disk is full or the folder cannot be written.
@@ -274,15 +247,6 @@ class RunDirectory:
         lines = path.read_bytes().split(b"\n")[:-1]
         return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
 
-    def read_summary(self) -> dict[str, Any]:
-        """Return what `summary.json` says; empty until the run has finished once.
-
-        Raises:
-            RunError: It is not a JSON object.
-        """
-        path = self.path / SUMMARY
-        return _record(path, 1, path.read_bytes()) if path.exists() else {}
-
     def save_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one object to the file `name`; an older one is replaced at once.
 
@@ -295,10 +259,7 @@ class RunDirectory:
 
     @contextmanager
     def atomic_folder(self, name: str) -> Iterator[Path]:
-        """Write a folder that is there whole or not at all, as `switched_folder` does.
-
-        Args:
-            name: Relative path below the run, for example `checkpoints/last`.
+        """Write a folder below the run that is whole or not there: see `switched_folder`.
 
         Raises:
             RunError: The disk is full or the folder cannot be written.
@@ -354,8 +315,8 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
 def proved_checkpoint(run: RunDirectory) -> str:
     """Name of the learned checkpoint that is measured at the end, and deployed if it is better.
 
-    That is the latest whose periodic evaluation is not worse, beyond noise, than the best one: see
-    `robot_rl.evaluation.statistics.Comparison`. Without any it is the last.
+    It is the latest whose periodic evaluation is not worse, beyond noise, than the best one.
+    Without any evaluation it is the last.
     """
     from robot_rl.evaluation.statistics import EvaluationResult  # late: loads NumPy
 
@@ -376,12 +337,9 @@ def proved_checkpoint(run: RunDirectory) -> str:
 def open_policy(
     path: str | Path, which: str = DEPLOYED, runs_directory: str | Path = "runs"
 ) -> tuple[Behaviour, int]:
-    """Load the policy of a run, or of a folder of a run's checkpoints, and the steps behind it.
+    """Load the policy `which` of a run, as `load_policy`, or that of a folder of its checkpoints.
 
-    Args:
-        path: As of `RunDirectory.open`, or such a folder.
-        which: As of `load_policy`, for a run.
-        runs_directory: Folder of all runs.
+    With it come the environment steps behind it. The run is one of `RunDirectory.open`.
 
     Raises:
         RobotRLError: There is none, it is damaged, or its class is not in the registry.
@@ -404,7 +362,8 @@ def _decided(run: RunDirectory) -> Mapping[str, Any]:
     """The summary with what `train` has decided for at its end; empty before."""
     if not run.has_folder(LAST):
         return {"deployed": CLONED_POLICY}
-    summary = run.read_summary()
+    path = run.path / SUMMARY
+    summary = _record(path, 1, path.read_bytes()) if path.exists() else {}
     # A run that went on learning since has decided nothing yet.
     return summary if summary.get("environment_steps") == learned_steps(run) else {}
 
@@ -442,17 +401,11 @@ def _newest_first(runs: Path) -> list[Path]:
 
 def _remove_unfinished_line(descriptor: int) -> None:
     """Cut a file back to the end of its last whole line."""
-    size = os.fstat(descriptor).st_size
-    end = size
-    while end > 0:
-        start = max(0, end - 65536)
-        position = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if position >= 0:
-            end = start + position + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(descriptor, end)
+    if size := os.fstat(descriptor).st_size:
+        with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        if end != size:
+            os.ftruncate(descriptor, end)
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -315,7 +315,7 @@ def test_stages_take_the_configuration_of_their_run(run: RunDirectory, tmp_path,
     folder.mkdir()
     (folder / "own_stage.py").write_text("seen = []\ndef run(config): seen.append(config)\n")
     monkeypatch.syspath_prepend(str(folder))
-    command = Command("own_stage:run", "", "", run_key="run", default_run="latest")
+    command = Command("own_stage:run", "", "", keys="seed", default_run="latest")
     monkeypatch.setitem(COMMANDS, "own", command)
     for name in ([], [str(run.path)], [f"run={run.path}"], ["latest"], [f"reach/{run.path.name}"]):
         words = [*name, f"runs_directory={tmp_path}/runs", "evaluation.episodes=4"]
@@ -340,7 +340,9 @@ def test_exit_codes(tmp_path, monkeypatch, capsys, body, code, message):
     (tmp_path / "failing_stage.py").write_text(f"def run(config):\n    {body}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "failing_stage", raising=False)
-    monkeypatch.setitem(COMMANDS, "failing", Command("failing_stage:run", "", ""))
+    monkeypatch.setitem(
+        COMMANDS, "failing", Command("failing_stage:run", "", "", keys="seed", run_key=None)
+    )
     before = signal.getsignal(signal.SIGTERM)
     assert cli.main(["failing"]) == code
     assert message in capsys.readouterr().err
@@ -370,9 +372,8 @@ def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys):
         for step in range(0, 401, 10):
             clock.now = step / 20.0
             progress.episode(step % 20 == 0)
-            progress.update(
-                step, updates_per_second=60.0, update_to_data=3.0, replay_transitions=step + 2000
-            )
+            figures = {"update_to_data": 3.0, "replay_transitions": step + 2000}
+            progress.update(step, {"updates_per_second": 60.0, **figures})
         assert progress.seconds_left() == pytest.approx(30.0)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3  # after 10 s, 20 s and at the end
@@ -390,7 +391,8 @@ def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys):
 
 def test_while_it_warms_up_no_ratio_is_shown(capsys):
     with WorkProgress(1000) as progress:
-        progress.update(100, updates_per_second=0.0, update_to_data=None, replay_transitions=2100)
+        figures = {"update_to_data": None, "replay_transitions": 2100}
+        progress.update(100, {"updates_per_second": 0.0, **figures})
     assert "update-to-data ratio none, warming up" in capsys.readouterr().out
 
 

@@ -24,7 +24,7 @@ def command(monkeypatch):
 
     def make(work):
         monkeypatch.setattr(sys.modules[__name__], "work", work, raising=False)
-        target = Command(f"{__name__}:work", "works", "", takes_overrides=False)
+        target = Command(f"{__name__}:work", "works", "")
         monkeypatch.setitem(COMMANDS, "work", target)
 
     return make
@@ -109,7 +109,7 @@ def work():
             time.sleep(0.1)
 
 sys.modules["showing"] = sys.modules["__main__"]
-COMMANDS["work"] = Command("showing:work", "", "", takes_overrides=False)
+COMMANDS["work"] = Command("showing:work", "", "")
 code = cli.main(["work"])
 open(sys.argv[1], "w").write(str(code))
 """
@@ -175,7 +175,7 @@ def work():
     atexit.register(leave)
 
 sys.modules["leaving"] = sys.modules["__main__"]
-COMMANDS["work"] = Command("leaving:work", "", "", takes_overrides=False)
+COMMANDS["work"] = Command("leaving:work", "", "")
 sys.argv = ["robot-rl", "work"]
 cli.command()
 """

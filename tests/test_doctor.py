@@ -13,9 +13,8 @@ import pytest
 from scripted_device import ScriptedDevice
 
 from robot_rl import cli
-from robot_rl.commands import doctor_probes as probes
-from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run
-from robot_rl.commands.doctor_probes import watch
+from robot_rl.commands import doctor as probes
+from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run, watch
 
 LIGHT = {name: CHECKS[name] for name in ("python", "mujoco", "hidraw", "disk", "memory")}
 

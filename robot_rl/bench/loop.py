@@ -58,11 +58,8 @@ def run(config: DictConfig) -> dict[str, object]:
     """
     budget = float(config.inference_budget_seconds)
     results: dict[str, object] = {"inference_budget_ms": 1e3 * budget, "ticks": TICKS}
-    cases: list[tuple[str, float, float | None]] = [
-        (f"{rate:.0f}hz", rate, None) for rate in RATES_HZ
-    ]
-    cases.append(("50hz_server_killed", 50.0, KILLS_EVERY_SECONDS))
-    for name, rate, kill_every in cases:
+    cases = [(f"{rate:.0f}hz", rate, None) for rate in RATES_HZ]
+    for name, rate, kill_every in (*cases, ("50hz_server_killed", 50.0, KILLS_EVERY_SECONDS)):
         with tempfile.TemporaryDirectory() as folder:
             measured = measure(configured(config, rate, folder), kill_every)
         seconds = measured.decisions
@@ -106,12 +103,9 @@ def measure(
     kill_every: float | None = None,
     beside: Callable[[RunDirectory], AbstractContextManager[None]] = lambda run: nullcontext(),
 ) -> Measured:
-    """Run the control loop in this process, beside server and learner.
+    """Run the control loop of `configured` in this process, beside server and learner.
 
-    Args:
-        config: From `configured`.
-        kill_every: How often the replay server is killed [s]; None for never.
-        beside: What else goes on meanwhile in the run.
+    The server is killed every so many seconds; `beside` is what else goes on in the run.
     """
     run = RunDirectory.create(config.task.name, config.runs_directory)
     for stage in (Collect(), Clone()):
@@ -145,10 +139,7 @@ def measure(
 def _killed_server(arguments: Sequence[str], every: float, kills: list[int]) -> Iterator[None]:
     """Run a replay server, kill it every so many seconds and start it again at once.
 
-    Args:
-        arguments: Of the command line.
-        every: From a start to the kill that follows it [s].
-        kills: Gets the process id of each one that was killed.
+    Each one that was killed adds its process id to `kills`.
     """
     ends = threading.Event()
 

@@ -25,7 +25,7 @@ from robot_rl.data.schema import Field as Field
 from robot_rl.data.schema import Observation, Row
 from robot_rl.data.schema import RowSchema as RowSchema
 from robot_rl.data.schema import row_schema as row_schema
-from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
+from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.errors import RobotRLError as RobotRLError
 from robot_rl.evaluation.records import Record, read_json_lines
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
@@ -59,9 +59,9 @@ class LoadedPolicy:
     """
 
     def __init__(self, behaviour: Behaviour) -> None:
-        self._begun = False
-        from policies.runner import PolicyRunner
+        from policies.runner import PolicyRunner  # late: loads torch
 
+        self._begun = False
         self.task = behaviour.interface.task
         self.control_rate_hz = behaviour.interface.control_rate_hz
         self.action_names = behaviour.interface.action_names
@@ -69,12 +69,7 @@ class LoadedPolicy:
         self._runner = PolicyRunner(behaviour.exploring("mean"))
 
     def reset(self, seed: int = 0, instruction: str = "") -> None:
-        """Begin an episode.
-
-        Args:
-            seed: Of the noise that it plans with, >= 0.
-            instruction: What is to be done, for a policy that follows instructions.
-        """
+        """Begin an episode; its plans draw noise from the seed, >= 0, and follow an instruction."""
         self._runner.reset(seeds=[seed], instructions=[instruction])
         self._begun = True
 
@@ -157,10 +152,10 @@ def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episod
         return
     if kind is Kind.POLICY:
         raise NotADataset("a policy holds no episodes", got=str(place))
-    source: EpisodeSource = (
-        lerobot.open_lerobot(place) if kind is Kind.LEROBOT else DatasetEpisodes(place, Selection())
-    )
-    yield from source.episodes()
+    if kind is Kind.LEROBOT:
+        yield from lerobot.open_lerobot(place).episodes()
+    else:
+        yield from DatasetEpisodes(place, Selection()).episodes()
 
 
 def blank_row(schema: RowSchema) -> Row:
@@ -172,10 +167,8 @@ def blank_row(schema: RowSchema) -> Row:
 def serve_replay(folder: str | Path) -> Iterator[str]:
     """Serve a store from a thread of this process, for as long as the context lasts.
 
-    A run starts its own server; its address, for `ReplayClient`, is the folder `RUN/store`.
-
-    Args:
-        folder: Of the store, which is made where there is none.
+    The store is made where there is none. A run starts its own server; its address, for
+    `ReplayClient`, is the folder `RUN/store`.
 
     Yields:
         The server's address.
@@ -198,12 +191,7 @@ def open_sampler(
 ) -> Sampler:
     """Draw mini-batches from a replay server; `sample()` gives one, as `SampleSpec` describes it.
 
-    Args:
-        address: As for `ReplayClient`.
-        table: Name of the table.
-        spec: What to draw.
-        seed: Of all draws.
-        keys: As for `ReplayClient`.
+    Address and keys are as for `ReplayClient`; the seed is that of all draws.
 
     Raises:
         RobotRLError: No such table or field, or no answer.

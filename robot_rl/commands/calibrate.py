@@ -38,12 +38,7 @@ _SUSPICIOUS = 0.005
 
 
 def run(what: str, path: str, **options: str | None) -> None:
-    """Print the board, or calibrate a camera.
-
-    Args:
-        what: `board` writes a picture of the board to `path`; `camera` works on the folder `path`.
-        path: A new PNG, or a folder of views.
-        **options: See the command `calibrate` in `robot_rl.cli`.
+    """Draw the board to a new PNG, or calibrate a camera by the views in a folder.
 
     Raises:
         CalibrationError: Something is missing, or the pose does not follow from the views.
@@ -101,8 +96,7 @@ def _record(
         )
     with ExitStack() as connected:
         camera, arm = (_connected(file, connected) for file in (camera_file, arm_file))
-        known = camera.intrinsics()
-        if known is not None:
+        if (known := camera.intrinsics()) is not None:
             folder.set_intrinsics(known)
         print(
             "Move the arm by hand or with its own panel; the board must be seen whole or nearly so."

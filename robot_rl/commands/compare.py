@@ -47,10 +47,6 @@ class Contest:
     another in an order that is drawn. Nothing that is told on the way says which one acts. A policy
     whose comparison with the first is settled acts no more. The level is shared out among the
     comparisons (Bonferroni), so that the confidence is of all of them together.
-
-    Args:
-        rivals: At least two; the first is compared with each other one.
-        config: The configuration, with the settings `proof`.
     """
 
     def __init__(self, rivals: Sequence[Rival], config: DictConfig) -> None:
@@ -79,7 +75,8 @@ class Contest:
             for scene in range(count):
                 for rival in (self.first, *self._open):
                     rival.episodes.append(acted[rival.name][scene])
-                self._open = [r for r in self._open if not self._settled(r)]
+                scenes = len(self.first.episodes)
+                self._open = [r for r in self._open if not self.comparison(r).settled(scenes)]
                 if not self._open:
                     break
             tell(f"{len(self.first.episodes)} of at most {self._most} scenes")
@@ -125,9 +122,6 @@ class Contest:
         low, high = anytime_interval(result.successes, result.episodes)
         return replace(result, confidence_low=low, confidence_high=high)
 
-    def _settled(self, rival: Rival) -> bool:
-        return self.comparison(rival).settled(len(rival.episodes))
-
     def _score(self, episode: EpisodeResult) -> float:
         if not self._by_return:
             return float(episode.success)
@@ -136,11 +130,7 @@ class Contest:
 
 
 def check_rivals(rivals: Sequence[Rival]) -> None:
-    """Check that policies are several, and act alike.
-
-    Raises:
-        CompareError: Two are the same, or were made for another task, rate or action.
-    """
+    """Raise `CompareError` where two are the same, or made for another task, rate or action."""
     for one, other in itertools.combinations(rivals, 2):
         if _alike(one.behaviour, other.behaviour):
             held_back = [r.name for r in (one, other) if not r.behaviour.policy.corrects]
@@ -175,15 +165,8 @@ def _alike(one: Behaviour, other: Behaviour) -> bool:
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
     """Compare the policies, say which is better, and add that to the first one's run.
 
-    What was found is said and kept too where a person ends the comparison, or the robot fails.
-
-    Args:
-        config: The configuration of the run of the first policy, which may be changed.
-        overrides: What was typed to change it.
-        paths: Run directories and checkpoints, two or more.
-
-    Raises:
-        CompareError: See `check_rivals`.
+    What was found is said and kept too where a person ends the comparison, or the robot fails. The
+    configuration is that of the first one's run, with the overrides that were typed.
     """
     check_proof(config)
     which = config.evaluation.policy

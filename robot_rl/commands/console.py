@@ -54,14 +54,16 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
     for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     dataset = Path(config.dataset) if config.dataset else None
-    server = ConsoleServer(
-        run,
-        _facts(config, run),
-        loop_folder(run, actor),
-        EpisodeLibrary(run, dataset),
-        _scenes(config),
-        gate.Gate(token, secure=encryption is not None),
-    )
+    facts = {
+        "task": str(config.task.name),
+        "run": f"{run.path.parent.name}/{run.path.name}",
+        "actor": actor,
+        "rate": float(config.control_rate_hz),
+        "clock": str(config.clock),
+    }
+    library, guard = EpisodeLibrary(run, dataset), gate.Gate(token, secure=encryption is not None)
+    place = loop_folder(run, actor)
+    server = ConsoleServer(run, facts, place, library, _scenes(config), guard)
 
     def ready(port: int) -> None:
         # The token itself stays out of terminals and log files.
@@ -73,16 +75,6 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
     await server.serve(host, int(settings.port), encryption, stop, ready)
 
 
-def _facts(config: DictConfig, run: RunDirectory) -> dict[str, Any]:
-    return {
-        "task": str(config.task.name),
-        "run": f"{run.path.parent.name}/{run.path.name}",
-        "actor": int(config.actor),
-        "rate": float(config.control_rate_hz),
-        "clock": str(config.clock),
-    }
-
-
 def _scenes(config: DictConfig) -> dict[str, Any]:
     """The 3-D scenes of a robot that has a model; none of another."""
     model = config.console.model or config.robot.get("model")
@@ -90,7 +82,7 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
         return {}
     import viser
 
-    from robot_rl.console.feeds import LIVE, REPLAY, Scene
+    from robot_rl.console.pages import LIVE, REPLAY, Scene
     from robot_rl.console.scene import RobotScene
     from robot_rl.console.server import LOOPBACK, free_port
 

@@ -1,27 +1,65 @@
-"""`robot-rl doctor`: what works on this machine, and how to mend what does not."""
+"""`robot-rl doctor`: what works on this machine, and how to mend what does not.
+
+    python -m robot_rl.commands.doctor NAME [ARGUMENT]
+
+runs one probe, which may crash or hang, in a process of its own, and prints a `Finding` as JSON in
+its last line, after whatever a library has to say. A probe returns what it found, and raises
+`NotHere` with the way to mend it.
+"""
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib.util
 import json
+import os
+import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from robot_rl.commands import doctor_probes
-from robot_rl.commands.doctor_probes import CHECKS, TELEOP, Check
 from robot_rl.errors import RobotRLError
 
-_SECONDS = 60.0
-_WIDTH = max(map(len, CHECKS))
+if TYPE_CHECKING:
+    from robot_rl.env.device_attendant import Device
+
+_GIBIBYTE = 2**30
+_ENOUGH_DISK = 4 * _GIBIBYTE  # a long run on states with its store, several times over
+_ENOUGH_MEMORY = 2 * _GIBIBYTE  # a whole `robot-rl train` takes 1.2 GiB
+_SECONDS, _WATCHED_SECONDS, _WATCHED_PERIOD = 60.0, 6.0, 0.05
+_AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
+_APT = "apt-get install -y --no-install-recommends"
+_INSTALL = "pip install -c constraints.txt -e ."
+_SCENE = """<mujoco>
+  <visual><quality shadowsize="0" offsamples="0"/></visual>
+  <worldbody>
+    <light pos="0 0 2"/>
+    <camera name="eye" pos="0 -1 0.5" xyaxes="1 0 0 0 0.4 0.9"/>
+    <geom type="plane" size="1 1 0.1" rgba="0.2 0.4 0.2 1"/>
+    <body pos="0 0 0.3"><freejoint/><geom type="box" size="0.1 0.1 0.1" rgba="0.9 0 0 1"/></body>
+  </worldbody>
+</mujoco>"""
+
+
+class NotHere(Exception):
+    """Something that does not work here, and the commands, or what else, that mend it."""
+
+    def __init__(self, problem: str, mend: str) -> None:
+        super().__init__(problem)
+        self.mend = mend
 
 
 class Unusable(RobotRLError):
     """Something that everything here needs does not work."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What a check came to."""
 
     works: bool  # whether it works
@@ -29,20 +67,269 @@ class Finding:
     mend: str | None = None  # how to mend it; None where it works
 
 
+def python() -> str:
+    """The interpreter."""
+    found = f"Python {platform.python_version()}"
+    if sys.version_info[:2] not in ((3, 11), (3, 12)):
+        raise NotHere(found, "install Python 3.11 or 3.12, then: make PYTHON=/path/to/python3.12")
+    return f"{found}, {sys.executable}"
+
+
+def mujoco() -> str:
+    """The physics: one simulated second of a falling box."""
+    module = _imported("mujoco", _INSTALL)
+    model = module.MjModel.from_xml_string(_SCENE)
+    data = module.MjData(model)
+    while data.time < 1.0:
+        module.mj_step(model, data)
+    return f"mujoco {module.__version__}"
+
+
+def torch() -> str:
+    """The networks: one product and its gradient."""
+    module = _imported("torch", _INSTALL)
+    x = module.ones(8, 8, requires_grad=True)
+    (x @ x).sum().backward()
+    threads = module.get_num_threads()
+    return f"torch {module.__version__}, {threads} thread{'s' * (threads > 1)}"
+
+
+def gpu() -> str:
+    """A graphics card for the networks."""
+    module = _imported("torch", _INSTALL)
+    if not module.cuda.is_available():
+        card = shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()
+        if module.version.cuda is None:
+            mend = "install PyPI's own build of torch: pip install --force-reinstall torch"
+        else:
+            mend = "install NVIDIA's driver, and see that nvidia-smi works"
+        raise NotHere(
+            f"torch {module.__version__} sees no CUDA device",
+            mend if card else f"none is needed, all runs on the CPU; with a card: {mend}",
+        )
+    names = []
+    for index in range(module.cuda.device_count()):
+        properties = module.cuda.get_device_properties(index)
+        x = module.ones(64, 64, device=f"cuda:{index}")
+        if float((x @ x).sum()) != 64.0**3:
+            raise NotHere(f"{properties.name} computes wrongly", "look at nvidia-smi and dmesg")
+        names.append(f"{properties.name} {properties.total_memory / _GIBIBYTE:.0f} GiB")
+    bfloat = "bf16" if module.cuda.is_bf16_supported() else "no bf16"
+    return f"{', '.join(names)}, {bfloat}, CUDA {module.version.cuda}"
+
+
+def realsense() -> str:
+    """RealSense cameras."""
+    mend = "pip install pyrealsense2; if libusb is missing: apt-get install -y libusb-1.0-0"
+    package = _imported("pyrealsense2", mend)
+    devices = package.context().query_devices()
+    if len(devices) == 0:
+        raise NotHere(
+            "pyrealsense2 works, but sees no camera",
+            "plug one into USB 3, and install librealsense's 99-realsense-libusb.rules for udev",
+        )
+    info = package.camera_info
+    return ", ".join(f"{d.get_info(info.name)} {d.get_info(info.serial_number)}" for d in devices)
+
+
+def ros() -> str:
+    """ROS 2."""
+    wheels = 'pip install "ros-jazzy-rclpy[fastrtps]"'
+    mend = f"source /opt/ros/jazzy/setup.bash; or without a ROS installation: {wheels}"
+    module = _imported("rclpy", mend)
+    module.init()
+    module.shutdown()
+    distribution = os.environ.get("ROS_DISTRO", "a wheel")
+    return f"rclpy from {Path(str(module.__file__)).parent}, {distribution}"
+
+
+def keyboard() -> str:
+    """Keys as a teleoperation device, read from the display."""
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not display:
+        raise NotHere("no display: DISPLAY is not set", "log in at the desktop, or with ssh -X")
+    _imported("pynput.keyboard", "pip install pynput; it needs a compiler and Linux headers")
+    return f"pynput on {display}"
+
+
+def disk() -> str:
+    """Room for runs."""
+    usage = shutil.disk_usage(".")
+    text = f"{usage.free / _GIBIBYTE:.1f} GiB free in {Path.cwd()}"
+    if usage.free < _ENOUGH_DISK:
+        raise NotHere(text, "free some space, or choose another place with runs_directory=PATH")
+    return text
+
+
+def memory() -> str:
+    """Memory for the processes of a run."""
+    psutil = _imported("psutil", _INSTALL)
+    available = psutil.virtual_memory().available
+    text = f"{available / _GIBIBYTE:.1f} GiB available"
+    if available < _ENOUGH_MEMORY:
+        raise NotHere(text, "end other programs; a whole `robot-rl train` takes 1.2 GiB")
+    return text
+
+
+def teleop(choice: str) -> str:
+    """The device of a choice of `configs/teleop`; on a terminal its axes are shown live."""
+    from policies import registry
+    from robot_rl.config import compose
+
+    try:
+        configured = compose([f"teleop={choice}"]).teleop.device
+        if configured is None:
+            raise RobotRLError(f"teleop={choice} is no device", hint="name one: teleop=keyboard")
+        device: Device = registry.make(configured)
+        device.connect()
+        try:
+            return f"{choice}, {watch(device, _WATCHED_SECONDS, sys.stderr)}"
+        finally:
+            device.close()
+    except RobotRLError as error:
+        problem, _, mend = str(error).partition("; next: ")
+        raise NotHere(problem, mend or f"see configs/teleop/{choice}") from error
+
+
+def watch(device: Device, seconds: float, live: TextIO) -> str:
+    """Read a connected device, once or, where `live` is a terminal that shows it, for some seconds.
+
+    Returns what it did; raises `RobotRLError` where it fails.
+    """
+    from robot_rl.safety import rotations
+
+    largest, buttons = 0.0, set[str]()
+    until = time.monotonic() + (seconds if live.isatty() else 0.0)
+    while True:
+        state = device.read(rotations.DOWNWARD)
+        largest = max(largest, *(abs(float(axis)) for axis in state.motion))
+        buttons |= state.buttons
+        if time.monotonic() >= until:
+            break
+        shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(_AXES, state.motion, strict=True))
+        print(f"\r{shown}  {' '.join(sorted(buttons))}\x1b[K", end="", file=live, flush=True)
+        time.sleep(_WATCHED_PERIOD)
+    if live.isatty():
+        live.write("\n")
+    pressed = f", buttons {', '.join(sorted(buttons))}" if buttons else ""
+    return f"connected; largest motion {largest:.2f} of 1{pressed}"
+
+
+def _imported(name: str, mend: str) -> ModuleType:
+    top = name.partition(".")[0]
+    if importlib.util.find_spec(top) is None:
+        raise NotHere(f"the package {top} is not installed", mend)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a driver's library may raise anything when it is imported
+        raise NotHere(f"{name} cannot be imported: {_line(error)}", mend) from error
+
+
+def _rendered(backend: str, library: str, mend: str) -> str:
+    """Render one 128×128 frame with a backend of MuJoCo, and look at it."""
+    os.environ["MUJOCO_GL"] = backend
+    try:
+        module = importlib.import_module("mujoco")
+        model = module.MjModel.from_xml_string(_SCENE)
+        data = module.MjData(model)
+        module.mj_forward(model, data)
+        with module.Renderer(model, 128, 128) as renderer:
+            renderer.update_scene(data, "eye")
+            started = time.perf_counter()
+            picture = renderer.render()
+            seconds = time.perf_counter() - started
+    except Exception as error:  # whatever MuJoCo, PyOpenGL or the library raises
+        absent = ctypes.util.find_library(library) is None
+        problem = f"the library {library} is not installed" if absent else _line(error)
+        raise NotHere(f"MUJOCO_GL={backend}: {problem}", mend) from error
+    if picture.shape != (128, 128, 3) or int(picture.max()) == int(picture.min()):
+        raise NotHere(f"MUJOCO_GL={backend} renders an empty picture", mend)
+    return f"MUJOCO_GL={backend}: one 128×128 frame in {seconds * 1e3:.1f} ms"
+
+
+def _devices(pattern: str, name_file: str, group: str) -> str:
+    """Name the devices of a pattern, which the users of `group` may open.
+
+    The system says in `name_file` what a device is called, with its file's name for `{}`.
+    """
+    root, _, name = pattern.rpartition("/")
+    found = sorted(Path(root).glob(name))
+    if not found:
+        raise NotHere(f"no device among {pattern}", f"plug one in; then: ls -l {pattern}")
+    if not any(os.access(path, os.R_OK) for path in found):
+        raise NotHere(
+            f"no permission to open {', '.join(map(str, found))}",
+            f"sudo usermod -aG {group} $USER, then log in again",
+        )
+    return ", ".join(f"{path} ({_name_in(Path(name_file.format(path.name)))})" for path in found)
+
+
+def _name_in(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "unnamed"
+    return text.partition("HID_NAME=")[2].partition("\n")[0] or text
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line of readable length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
+class Check(NamedTuple):
+    """A line of the report: what looks, what for, and whether nothing works without it."""
+
+    probe: Callable[..., str]
+    use: str
+    required: bool = False
+
+
+CHECKS = {
+    "python": Check(python, "interpreter", required=True),
+    "mujoco": Check(mujoco, "physics", required=True),
+    "torch": Check(torch, "networks", required=True),
+    "egl": Check(
+        partial(_rendered, "egl", "EGL", f"{_APT} libegl1"),
+        "camera pictures, on a graphics card or in software",
+    ),
+    "osmesa": Check(
+        partial(_rendered, "osmesa", "OSMesa", f"{_APT} libosmesa6"), "camera pictures, in software"
+    ),
+    "gpu": Check(gpu, "faster learning"),
+    "cameras": Check(
+        partial(_devices, "/dev/video*", "/sys/class/video4linux/{}/name", "video"),
+        "Video4Linux cameras",
+    ),
+    "realsense": Check(realsense, "RealSense cameras"),
+    "ros": Check(ros, "ROS 2"),
+    "keyboard": Check(keyboard, "teleoperation with keys"),
+    "hidraw": Check(
+        partial(_devices, "/dev/hidraw*", "/sys/class/hidraw/{}/device/uevent", "plugdev"),
+        "teleoperation with a SpaceMouse",
+    ),
+    "gamepads": Check(
+        partial(_devices, "/dev/input/js*", "/sys/class/input/{}/device/name", "input"),
+        "teleoperation with a gamepad",
+    ),
+    "disk": Check(disk, "room for runs"),
+    "memory": Check(memory, "room for processes"),
+}
+# Only of the device that is asked for.
+TELEOP = Check(teleop, "teleoperation with the device that was named")
+
+
+_WIDTH = max(map(len, CHECKS))
+
+
 def examine(name: str, *arguments: str) -> Finding:
     """Run a probe in a process of its own."""
-    command = [sys.executable, "-m", doctor_probes.__name__, name, *arguments]
+    command = [sys.executable, "-m", __name__, name, *arguments]
     return ask(command, _SECONDS, shown=bool(arguments) and sys.stderr.isatty())
 
 
 def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Finding:
-    """Run a command whose last line is a `Finding` in JSON; it may crash or hang.
-
-    Args:
-        command: The program and its arguments.
-        seconds: After this time it is killed.
-        shown: Whether its standard error output goes to that of this process.
-    """
+    """Run a command whose last line is a `Finding` in JSON; it may crash, or hang: it is killed."""
     mend = f"see what it says: {' '.join(command)}"
     try:
         done = subprocess.run(
@@ -52,28 +339,24 @@ def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Findi
             stderr=None if shown else subprocess.PIPE,
             timeout=seconds,
             check=False,
+            encoding="utf-8",
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return Finding(False, f"gave no answer within {seconds:g} s", mend)
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
     try:
-        return Finding(**json.loads(lines[-1]))
+        return Finding(**json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        said = (done.stderr or b"").decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(said) if line.strip()), "")
-        ended = f"ended with code {done.returncode}"
-        if done.returncode < 0:
-            ended = f"was killed by signal {-done.returncode}"
-        return Finding(False, f"{ended}: {last}"[:200].rstrip(": "), mend)
+        code, said = done.returncode, (done.stderr or "").strip().split("\n")
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return Finding(False, f"{ended}: {said[-1].strip()}"[:200].rstrip(": "), mend)
 
 
 def run(**options: str | None) -> None:
     """Examine the machine and print a line for each part.
 
-    Args:
-        **options: `json`, "true" to print one JSON object as the last line; `teleop`, a choice of
-            `configs/teleop` to look at too; `call` and `topic`, what to ask a robot's nodes in
-            place of all this, where there is no `ros2` tool.
+    The options are those of the command; `call` and `topic` ask a robot's nodes in place of all
+    this, where there is no `ros2` tool.
 
     Raises:
         Unusable: Python, MuJoCo or torch does not work.
@@ -82,14 +365,11 @@ def run(**options: str | None) -> None:
     if options.get("call") or options.get("topic"):
         from robot_rl.ros import asking
 
-        if options.get("call"):
-            print(asking.call(str(options["call"])), flush=True)
-        if options.get("topic"):
-            print(asking.newest(str(options["topic"])), flush=True)
+        for option, ask_node in (("call", asking.call), ("topic", asking.newest)):
+            if name := options.get(option):
+                print(ask_node(name), flush=True)
         return
-    findings = {}
-    for name, check in CHECKS.items():
-        findings[name] = _told(name, check, examine(name))
+    findings = {name: _told(name, check, examine(name)) for name, check in CHECKS.items()}
     if device := options.get("teleop"):
         print(f"{'teleop':<{_WIDTH}}  move {device} and press its buttons ...", flush=True)
         findings["teleop"] = _told("teleop", TELEOP, examine("teleop", device))
@@ -97,15 +377,12 @@ def run(**options: str | None) -> None:
     if options.get("json") == "true":
         from robot_rl.processes.machine import describe_machine  # late: it needs psutil
 
-        report = {name: asdict(finding) for name, finding in findings.items()}
+        report = {name: finding._asdict() for name, finding in findings.items()}
         result = {"usable": not broken, "checks": report, "machine": describe_machine()}
         print(json.dumps(result), flush=True)
     if broken:
-        raise Unusable(
-            f"robot_rl cannot run here without {', '.join(broken)}",
-            got=findings[broken[0]].found,
-            hint=findings[broken[0]].mend,
-        )
+        _, got, hint = findings[broken[0]]
+        raise Unusable(f"robot_rl cannot run here without {', '.join(broken)}", got=got, hint=hint)
 
 
 def _told(name: str, check: Check, finding: Finding) -> Finding:
@@ -114,3 +391,17 @@ def _told(name: str, check: Check, finding: Finding) -> Finding:
     if finding.mend is not None:
         print(f"{'':<{_WIDTH}}           for {check.use}: {finding.mend}", flush=True)
     return finding
+
+
+def main(name: str, *arguments: str) -> None:
+    """Run one probe and print its answer."""
+    probe = {**CHECKS, "teleop": TELEOP}[name].probe
+    try:
+        answer = Finding(True, probe(*arguments))
+    except NotHere as problem:
+        answer = Finding(False, str(problem), problem.mend)
+    print("\n" + json.dumps(answer._asdict()), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

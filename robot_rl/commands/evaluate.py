@@ -50,9 +50,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     """Evaluate the cloned policy and each of a run's snapshots as they appear, in order.
 
     What was evaluated before is not repeated, so that a resumed run goes on with its curve.
-
-    Raises:
-        Stopped: `stop` was set.
+    `Stopped` if `stop` was set.
     """
     torch.set_num_threads(1)
     looks = len(Blocks.of(config).evaluation_points()) - 1
@@ -87,17 +85,13 @@ class FinalEvaluation:
     held_back: bool = False  # whether training has held back what was learned
 
     @property
-    def results(self) -> list[EvaluationResult]:
-        """Those that were made."""
-        return [result for result in (self.cloned, self.learned) if result is not None]
-
-    @property
     def deployed(self) -> EvaluationResult:
         """Of the policy that is deployed."""
         if self.held_back and self.learned is not None and self.cloned is not None:
             compared = self.cloned.beside(self.learned)
             return self.learned if compared is not None and compared.worse else self.cloned
-        return max(self.results, key=lambda result: (result.successes, result.cloned))
+        made = [result for result in (self.cloned, self.learned) if result is not None]
+        return max(made, key=lambda result: (result.successes, result.cloned))
 
     def __str__(self) -> str:
         kind = CLONED_POLICY if self.deployed.cloned else LEARNED_POLICY
@@ -196,13 +190,8 @@ def note(words: str) -> None:
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
     """Evaluate a policy, print the result and add it to its run's; or follow the run.
 
-    Args:
-        config: The configuration of the run `config.run`, which may be changed.
-        overrides: What was typed to change it.
-        paths: The run, or a checkpoint in it; none: the run.
-
-    Raises:
-        KeyboardInterrupt: The follower was asked to stop.
+    The configuration is that of the run `config.run` with the overrides that were typed. Without a
+    path, of the run or of a checkpoint in it, the policy is the run's.
     """
     directory = RunDirectory.open(config.run, config.runs_directory)
     if config.evaluation.follow:
@@ -232,11 +221,6 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
 
     The number of episodes is fixed before the first, and with it how many of them may fail; the
     next failure ends it. So the bound is exact: that of Clopper and Pearson, one-sided.
-
-    Args:
-        config: The configuration of the run `config.run`, which may be changed.
-        overrides: What was typed to change it.
-        paths: One: the run, or a checkpoint in it.
 
     Raises:
         ConfigError: So few episodes prove nothing.

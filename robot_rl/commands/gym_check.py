@@ -34,10 +34,8 @@ class _Episode(NamedTuple):
 def try_environment(config: DictConfig) -> None:
     """Try the environment of `robot=gym`, and print what follows; other robots are left alone.
 
-    A configuration without a control rate gets the environment's own.
-
-    Raises:
-        GymError: It ignores its seed, or gives what nothing can be learned from.
+    A configuration without a control rate gets its own. `GymError` where it ignores its seed, or
+    gives what nothing can be learned from.
     """
     if config.robot.get("_target_") != f"{GymRobot.__module__}.{GymRobot.__qualname__}":
         return

@@ -27,14 +27,8 @@ def overview(commands: Mapping[str, Command]) -> str:
 def page(name: str, command: Command, words: Sequence[str], names: Sequence[str]) -> str:
     """Say what a command does, and what may follow it.
 
-    Args:
-        name: The command's word.
-        command: Its description.
-        words: What was typed: overrides, with which the values are shown; `all` shows every key.
-        names: What may stand for its first argument, where that is a name.
-
-    Raises:
-        ConfigError: An override that is not valid.
+    The values are those with the overrides among the words that were typed, of which `all` shows
+    every key; `names` may stand for its first argument. `ConfigError` for a bad override.
     """
     settings = " [key=value ...]" if command.takes_overrides or command.options else ""
     lines = [" ".join(("robot-rl", name, *command.positionals)) + settings, ""]
@@ -48,8 +42,8 @@ def page(name: str, command: Command, words: Sequence[str], names: Sequence[str]
     if command.takes_overrides:
         for key, value, meaning in _settings(command, words):
             lines += _entry(f"{key}={value}", meaning)
-    if command.takes_overrides and "all" not in words:
-        lines += ["", f"robot-rl {name} --help all shows every key."]
+        if "all" not in words:
+            lines += ["", f"robot-rl {name} --help all shows every key."]
     return "\n".join(lines)
 
 

@@ -25,7 +25,15 @@ from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.transfer import rebuild_catalogue, summarize_store
-from robot_rl.run import CLONED, CLONED_POLICY, LAST, LEARNED_POLICY, RunDirectory, RunError
+from robot_rl.run import (
+    CLONED,
+    CLONED_POLICY,
+    LAST,
+    LEARNED_POLICY,
+    RunDirectory,
+    RunError,
+    policy_folder,
+)
 
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import LeRobotEpisodes
@@ -34,13 +42,9 @@ Facts = dict[str, Any]
 
 
 def run(path: str, *further: str, **options: str | None) -> None:
-    """Print what is at `path`; nothing is changed without `rebuild`.
+    """Print what is at `path`, or what several runs have come to together.
 
-    Args:
-        path: A dataset, store, checkpoint or run directory.
-        *further: With a run: others that differ in the training seed, to be summarised with it.
-        **options: `json`, "true" to print one JSON object in place of the page; `rebuild`, "true"
-            to make the catalogue of a store anew before.
+    Nothing is changed, unless "true" `rebuild` makes the catalogue of a store anew before.
 
     Raises:
         RobotRLError: It is nothing that robot_rl writes.
@@ -68,38 +72,29 @@ class Kind(StrEnum):
 
 
 def look(path: Path) -> tuple[Kind, Path]:
-    """Find out what a path is; return also where exactly it is.
-
-    Raises:
-        RunError: There is nothing, and no run of this name.
-    """
+    """Find out what a path is, and where exactly; `RunError` if it is nothing, nor a run's name."""
     if not path.exists():
         path = RunDirectory.open(path).path
     if (path / "config.yaml").is_file():
         return Kind.RUN, path
     if is_store(path):
         return Kind.STORE, path
-    for place in (path, path / "policy"):
-        if (place / "policy.json").is_file():
-            return Kind.POLICY, place
+    if (policy := policy_folder(path)) is not None:
+        return Kind.POLICY, policy
     for kind, marker in ((Kind.LEROBOT, INFO_PATH), (Kind.DATASET, "zarr.json")):
         if (path / marker).is_file():
             return kind, path
+    names = [] if path.is_file() else sorted(p.name for p in path.iterdir())
+    held = "a file" if path.is_file() else f"a folder with {', '.join(names[:5]) or 'nothing'}"
     raise RunError(
         f"{path} is nothing that robot_rl writes",
-        got="a file"
-        if path.is_file()
-        else f"a folder with {', '.join(sorted(p.name for p in path.iterdir())[:5]) or 'nothing'}",
+        got=held,
         expected="a run, store, checkpoint, dataset or LeRobot dataset",
     )
 
 
 def describe(path: Path) -> Facts:
-    """Return what is at a path: ``kind``, ``path``, and what that kind has.
-
-    Raises:
-        RobotRLError: It is nothing that robot_rl writes.
-    """
+    """Return what is at a path: ``kind``, ``path``, and what that kind has."""
     kind, place = look(path)
     return {"kind": kind.value, "path": str(place), **_DESCRIBERS[kind](place)}
 
@@ -139,11 +134,7 @@ def _run_directory(path: Path) -> Facts:
 
 
 def _runs(paths: Sequence[str]) -> Facts:
-    """What several runs have come to together.
-
-    Raises:
-        RobotRLError: They are no runs, or differ in more, or in less, than the training seed.
-    """
+    """What several runs have come to together that differ in their training seed alone."""
     runs = [RunDirectory.open(path).path for path in paths]
     configs = [load_resolved(run) for run in runs]
     for config in configs[1:]:
@@ -177,14 +168,13 @@ def _over_runs(results: Sequence[EvaluationResult | None]) -> Facts:
         return {"words": words}
     rates = [result.success_rate for result in final]
     scenes = [range(r.first_seed, r.first_seed + r.episodes) for r in final]
-    low, high = interval_over_runs(rates)
     return {
         "words": words,
         "successes": sum(result.successes for result in final),
         "episodes": sum(result.episodes for result in final),
         "rates": rates,
         "mean": sum(rates) / len(rates),
-        "interval": [low, high],
+        "interval": list(interval_over_runs(rates)),
         "scenes_shared": any(a[0] in b or b[0] in a for a, b in itertools.combinations(scenes, 2)),
     }
 
@@ -246,15 +236,16 @@ def _print_run(console: Console, run: Facts) -> None:
     if run["learns"]:
         with WorkProgress(int(config.environment_steps), console=console) as progress:
             Feed(directory, progress).show()
-    periodic = [e for e in run["evaluations"] if e["seed_set"] == "periodic"]
     rates = [
         f"{e['environment_steps']}: {100 * e['success_rate']:.0f} %{' held back' * e['held_back']}"
-        for e in periodic
+        for e in run["evaluations"]
+        if e["seed_set"] == "periodic"
     ]
     if rates:
         console.print(f"success by environment steps: {', '.join(rates)}")
-    for final in (e for e in run["evaluations"] if e["seed_set"] == "final"):
-        console.print(f"final, {final['words']}")
+    for evaluation in run["evaluations"]:
+        if evaluation["seed_set"] == "final":
+            console.print(f"final, {evaluation['words']}")
     if run["decision"] is not None:
         console.print(run["decision"])
     for told in run["evaluated"]:
@@ -344,11 +335,8 @@ def _print_counts(console: Console, table: Facts) -> None:
     )
     missing = table["missing_rows"]
     if missing:
-        episodes = ", ".join(map(str, list(missing)[:10]))
-        console.print(
-            f"DAMAGED: {sum(missing.values())} rows are missing, of {len(missing)} episodes:"
-            f" {episodes}"
-        )
+        of = f"{len(missing)} episodes: {', '.join(map(str, list(missing)[:10]))}"
+        console.print(f"DAMAGED: {sum(missing.values())} rows are missing, of {of}")
     else:
         console.print("no row is missing")
     for name, values in table["annotations"].items():
@@ -358,9 +346,7 @@ def _print_counts(console: Console, table: Facts) -> None:
     if table["first_stamp"] is not None and table["last_stamp"] is not None:
         stamps = (table["first_stamp"], table["last_stamp"])
         begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in stamps)
-        console.print(
-            f"recorded {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} ({end - begin})"
-        )
+        console.print(f"recorded {begin} to {end} ({end - begin})")
     elif table["rows"]:
         console.print("recorded in simulated time")
 

@@ -33,7 +33,6 @@ from robot_rl.wire.endpoint import wait_for_endpoint
 
 _SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
 _OUTCOMES = {"true": True, "false": False, "all": None}
-_ALL = "all"
 _SERVER_SECONDS = 2.0
 
 
@@ -42,22 +41,13 @@ def export(
 ) -> None:
     """Write the sealed episodes of a store, or those of a dataset, to a new directory.
 
-    Args:
-        store: A store, a run directory or an episode dataset.
-        out: The directory to make.
-        format: ``zarr`` or ``lerobot``.
-        table: Name of the store's table; None takes the only one.
-        source: ``demo``, ``policy``, ``intervention`` or ``all``.
-        success: ``true``, ``false`` or ``all``.
-
     Raises:
         DatasetExists: There is something at `out`.
         NothingToWrite: No episode is whole and wanted.
         RobotRLError: The episodes cannot be read or written.
     """
-    selection = Selection(
-        None if source == _ALL else SOURCE_NAMES.index(source), _OUTCOMES[success]
-    )
+    wanted = None if source == "all" else SOURCE_NAMES.index(source)
+    selection = Selection(wanted, _OUTCOMES[success])
     place = _store_at(Path(store))
     if is_store(place):
         episodes = StoreEpisodes(place, table, selection)
@@ -74,21 +64,14 @@ def export(
             f"there are no episodes to export at {place}",
             expected="a store, a run directory or an episode dataset",
         )
-    _check_no_table(table)
-    _transfer(DatasetEpisodes(place, selection), out, format, "exported")
+    _transfer(DatasetEpisodes(place, selection), out, format, "exported", table)
 
 
 def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -> None:
-    """Write the episodes of a dataset to a new episode dataset or a store.
+    """Write the episodes of a dataset to a new episode dataset, or to a store whose server runs.
 
-    Args:
-        path: What `robot-rl export` wrote, or demonstrations of others (`robot_rl.data.foreign`).
-        out: The directory to make, which then serves as ``dataset=`` of the other commands; or a
-            store or a run directory, whose replay server must be running.
-        table: Name of the store's table; None takes the only one, or makes one named after the
-            task.
-        map: Of demonstrations of others: the file that says what their columns are. None writes a
-            proposal beside `out`, and nothing else.
+    Without a table it is the only one of the store, or a new one that is named after the task.
+    Without the `map` that demonstrations of others need, a proposal for it is written beside `out`.
 
     Raises:
         DatasetExists: There is something else at `out`.
@@ -123,8 +106,7 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
     if live:
         _import_into(source, store, table)
         return
-    _check_no_table(table)
-    _transfer(source, out, "zarr", "imported")
+    _transfer(source, out, "zarr", "imported", table)
 
 
 def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -> None:
@@ -134,18 +116,12 @@ def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -
         print(f"fill in {file}, then: robot-rl import {place} {out} map={file}")
         return
     source = MappedEpisodes(open_foreign(place), Path(map))
-    _check_no_table(table)
-    _transfer(source, out, "zarr", "imported")
+    _transfer(source, out, "zarr", "imported", table)
     print("\n".join(f"    {line}" for line in source.report))
 
 
 def annotate(store: str, address: str, *, table: str | None) -> None:
-    """Have a progress model judge the sealed episodes of a store.
-
-    Args:
-        store: A store or a run directory, whose replay server must be running.
-        address: Where the model's server listens on this machine.
-        table: Name of the store's table; None takes the only one.
+    """Have the progress model that listens at an address judge the sealed episodes of a store.
 
     Raises:
         RobotRLError: There is no store, its server or the model does not answer.
@@ -153,11 +129,7 @@ def annotate(store: str, address: str, *, table: str | None) -> None:
     place = _store_at(Path(store))
     if not is_store(place):
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
-    with (
-        stop_event() as stop,
-        RemoteProgressModel(address) as model,
-        ReplayClient(place) as client,
-    ):
+    with stop_event() as stop, RemoteProgressModel(address) as model, ReplayClient(place) as client:
         count = annotate_progress(place, table, client, model, stop)
         print(f"judged {count} episodes with version {model.version} of the model at {address}")
         if stop.is_set():
@@ -204,8 +176,12 @@ def _stoppable(episodes: int, phase: str) -> Iterator[Callable[[Episode], None]]
         yield on_episode
 
 
-def _transfer(source: EpisodeSource, out: str, format: str, done: str) -> None:
-    """Write a source to `out` and say what was written."""
+def _transfer(
+    source: EpisodeSource, out: str, format: str, done: str, table: str | None = None
+) -> None:
+    """Write a source to `out`, which has no tables, and say what was written."""
+    if table is not None:
+        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
     steps = episodes = successes = 0
 
     def count(episode: Episode) -> None:
@@ -226,8 +202,3 @@ def _transfer(source: EpisodeSource, out: str, format: str, done: str) -> None:
 def _store_at(path: Path) -> Path:
     """The store of a run directory; what else is there is taken for one."""
     return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path
-
-
-def _check_no_table(table: str | None) -> None:
-    if table is not None:
-        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")

@@ -73,17 +73,15 @@ def launch_description(name: str, command_config: CommandConfig) -> LaunchDescri
     has then let the robot hold. So is an error of a node, such as an impossible parameter, which it
     would meet again. `ros2 launch` returns 1 after an error of either.
     """
-    declared = []
-    for argument in JOBS[name]:
-        default, description = ARGUMENTS[argument]
-        if (name, argument) == ("sim_robot", "robot"):
-            default = "ros_sim"
-        declared.append(
-            DeclareLaunchArgument(argument, default_value=default, description=description)
-        )
-    return LaunchDescription(
-        [*declared, OpaqueFunction(function=_actions, args=[name, command_config])]
-    )
+    defaults = {n: ARGUMENTS[n][0] for n in JOBS[name]}
+    if name == "sim_robot":
+        defaults["robot"] = "ros_sim"
+    declared = [
+        DeclareLaunchArgument(n, default_value=default, description=ARGUMENTS[n][1])
+        for n, default in defaults.items()
+    ]
+    actions = OpaqueFunction(function=_actions, args=[name, command_config])
+    return LaunchDescription([*declared, actions])
 
 
 def overrides_of(values: Mapping[str, str]) -> list[str]:
@@ -121,11 +119,11 @@ def _actions(context: LaunchContext, job: str, command_config: CommandConfig) ->
             " in `nodes`, see docs/topics.md",
         )
     environment = ros_environment(config.robot.discovery_range)
-    actions: list[Any] = [SetEnvironmentVariable(n, value) for n, value in environment.items()]
-    actions += [_node(description) for description in table]
-    if command is not None:
-        actions.append(_command(job, overrides))
-    return actions
+    return [
+        *(SetEnvironmentVariable(n, value) for n, value in environment.items()),
+        *map(_node, table),
+        *([_command(job, overrides)] if command else []),
+    ]
 
 
 def command_ended(command: str) -> Callable[[Any, LaunchContext], Shutdown]:

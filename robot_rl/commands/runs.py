@@ -62,15 +62,11 @@ _NO_VALUE = object()
 def compose_for_run(
     overrides: Sequence[str], run_config: DictConfig, *, elsewhere: bool = False
 ) -> DictConfig:
-    """Apply overrides to the configuration of an existing run.
-
-    Args:
-        overrides: What the user typed; keys that are not mentioned keep the run's value.
-        run_config: The run's configuration, from `load_resolved`.
-        elsewhere: Whether it may differ in `ELSEWHERE` too.
+    """Apply what the user typed to the configuration of an existing run.
 
     Raises:
-        ConfigError: As `compose`, and an override that would make it another run.
+        ConfigError: As `compose`, and an override that would make it another run; `elsewhere`: the
+            run may differ in `ELSEWHERE` too.
     """
     given = [parse(text).key_or_group for text in overrides]
     _check_own_choices(run_config)
@@ -104,10 +100,11 @@ def _check_own_choices(run_config: DictConfig) -> None:
     """Check that the choices of a run are here: some may be in a folder of the user's own."""
     known = group_choices()
     for group, choice in run_config.choices.items():
-        if choice is not None and choice not in known.get(str(group), ()):
+        here = known.get(str(group), ())
+        if choice is not None and choice not in here:
             raise ConfigError(
                 f"the run was made with {group}={choice}, which is not here",
-                expected=f"one of {', '.join(known.get(str(group), ()))}",
+                expected=f"one of {', '.join(here)}",
                 hint=f"name the folder with configs/{group}/{choice}.yaml:"
                 f" --config-dir FOLDER, or {registry.PATH_VARIABLE}=FOLDER",
             )
@@ -128,48 +125,40 @@ def compare_run(
     may_differ: Iterable[str] = MAY_DIFFER,
     hint: str = "leave these overrides out to go on with the run, or start a new run with them",
 ) -> None:
-    """Check that a run directory was made with this configuration.
+    """Raise `ConfigError` where a run was made with another configuration than is asked for.
 
-    Args:
-        config: What is asked for.
-        run_config: What the run directory holds.
-        may_differ: Keys, or prefixes of keys, that do not make it another run.
-        hint: What to do next.
-
-    Raises:
-        ConfigError: Names the first keys that differ, with both values.
+    It names the first keys that differ, with both values, but for the keys, or prefixes of keys,
+    `may_differ`.
     """
     ours, theirs = flatten(config), flatten(run_config)
-    prefixes = tuple(may_differ)
+    allowed = tuple(f"{prefix}." for prefix in may_differ)
     keys = [
         key
         for key in {**ours, **theirs}
-        if not any(key == p or key.startswith(f"{p}.") for p in prefixes)
+        if not f"{key}.".startswith(allowed)
         and ours.get(key, _NO_VALUE) != theirs.get(key, _NO_VALUE)
     ]
     if not keys:
         return
     # The choice explains all values below it: name it first, and not its hundred consequences.
-    groups = [key.removeprefix("choices.") for key in keys if key.startswith("choices.")]
-    shown = groups or keys[:5]
-    lookup = [f"choices.{key}" for key in groups] or shown
+    groups = [key for key in keys if key.startswith("choices.")]
+    names = {key: key.removeprefix("choices.") for key in groups or keys[:5]}
+    more = f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""
+    got, expected = (
+        ", ".join(f"{name}={values.get(key, 'absent')}" for key, name in names.items())
+        for values in (ours, theirs)
+    )
     raise ConfigError(
-        f"the run was made with another configuration: it differs in {', '.join(shown)}"
-        + (f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""),
-        got=", ".join(f"{s}={ours.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)),
-        expected=", ".join(
-            f"{s}={theirs.get(k, 'absent')}" for s, k in zip(shown, lookup, strict=True)
-        ),
+        "the run was made with another configuration:"
+        f" it differs in {', '.join(names.values())}{more}",
+        got=got,
+        expected=expected,
         hint=hint,
     )
 
 
 def save_resolved(config: DictConfig, run: Path) -> None:
-    """Write the configuration to `<run>/config.yaml`; an older one is replaced in one step.
-
-    Raises:
-        ConfigError: The disk is full or the folder cannot be written.
-    """
+    """Write the configuration of a run in one step; `ConfigError` where that cannot be done."""
     try:
         replace_text(run / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
     except OSError as error:
@@ -207,15 +196,10 @@ def load_resolved(run: Path) -> DictConfig:
 def working_run(
     config: DictConfig, key: str = "run", how: str = "the same command with run="
 ) -> Iterator[RunDirectory]:
-    """Open the run that the configuration names, or make one; say where, and how to go on.
+    """Open the run that the configuration's `key` names, or make one that keeps the configuration.
 
-    Args:
-        config: The configuration; a new run keeps it.
-        key: The key that names the run.
-        how: What goes on with it, up to its path.
-
-    Raises:
-        RunError: There is no such run, or it cannot be made.
+    Says where it is, and at a stop how to go on: `how`, up to its path. `RunError` where there is
+    no such run, or none can be made.
     """
     with ExitStack() as stack:
         if config[key]:

@@ -14,9 +14,9 @@ class Option:
     """One `key=value` of a command that has no configuration."""
 
     name: str  # the key, which is also the name of the function's argument
-    default: str | None  # the value if it is not given
-    choices: tuple[str, ...]  # what it may be; empty where any text may follow
     summary: str  # what it decides
+    default: str | None = None  # the value if it is not given
+    choices: tuple[str, ...] = ()  # what it may be; empty where any text may follow
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Command:
     details: str  # what the command reads and writes
     # The configuration key that names the run directory to work on; its path alone does too. The
     # configuration of that run is used, and overrides that would make it another run are refused.
-    run_key: str | None = None
+    run_key: str | None = "run"
     # The run when that key is not given; None when the command makes its own.
     default_run: str | None = None
     # A key with which the command makes its own run in place of the default one.
@@ -38,7 +38,7 @@ class Command:
     # overrides too, for its records.
     measures: bool = False
     # The settings that matter most, for its help page: keys and groups of the configuration, with
-    # spaces between them.
+    # spaces between them. A command without any has no configuration.
     keys: str = ""
     # Words that stand for a longer key of the configuration.
     short: Mapping[str, str] = field(default_factory=dict)
@@ -48,13 +48,17 @@ class Command:
     arguments: tuple[str, ...] = ()
     # What `key=value` may follow, of a command that has no configuration.
     options: tuple[Option, ...] = ()
-    takes_overrides: bool = True  # whether the command has a configuration
     example: str = ""  # a command to show to somebody who gave the wrong arguments
+
+    @property
+    def takes_overrides(self) -> bool:
+        """Whether the command has a configuration."""
+        return bool(self.keys)
 
     @property
     def positionals(self) -> tuple[str, ...]:
         """What may come without a key: its arguments, or the run."""
-        return self.arguments or (("[RUN]",) if self.run_key else ())
+        return self.arguments or (("[RUN]",) if self.run_key and self.takes_overrides else ())
 
 
 _PROOF = {
@@ -63,36 +67,33 @@ _PROOF = {
 
 COMMANDS: dict[str, Command] = {
     "collect": Command(
-        "robot_rl.commands.stage:collect",
+        "robot_rl.commands.train:collect",
         "Record demonstrations with the task's scripted expert.",
         "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
         " keeps all finished episodes; RUN goes on with one.",
-        run_key="run",
         keys="task robot domain teleop observation reward seed demonstrations"
         " recording.wait_for_start recording.countdown_s recording.undo_s recording.keep_failures"
         " control_rate_hz clock start_nodes run runs_directory",
     ),
     "collect-reward": Command(
-        "robot_rl.commands.stage:collect_reward",
+        "robot_rl.commands.train:collect_reward",
         "Record frames of success and of failure for a success classifier.",
         "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
         " RUN, where it has one, fails as it does. The task's own detector gives the labels. Writes"
         " reward.zarr in a new run directory, or adds to that of RUN.",
-        run_key="run",
         keys="task robot operator teleop seed classifier.collection.labels"
         " classifier.collection.positive_frames classifier.collection.negative_episodes"
         " classifier.collection.frames_after_success classifier.collection.reaction_s run"
         " runs_directory",
     ),
     "train-reward": Command(
-        "robot_rl.commands.stage:train_reward",
+        "robot_rl.commands.train:train_reward",
         "Train a success classifier on recorded frames and say how far to trust it.",
         "Holds episodes out, chooses calibration and threshold on them, and writes"
         " checkpoints/reward, reward.json and reward.html in the run with the examples;"
         " classifier.test=PATH names another recording to judge it on. Then robot-rl train"
         " reward=classifier reward.source.path=RUN/checkpoints/reward.",
-        run_key="run",
         default_run="latest",
         keys="classifier.test classifier.consecutive_frames classifier.training.updates"
         " classifier.training.batch_size classifier.training.learning_rate"
@@ -100,12 +101,11 @@ COMMANDS: dict[str, Command] = {
         " classifier.training.false_positive_episodes device run runs_directory",
     ),
     "pretrain": Command(
-        "robot_rl.commands.stage:pretrain",
+        "robot_rl.commands.train:pretrain",
         "Clone the demonstrations into a policy.",
         "Trains the policy on the demonstrations of RUN, by default of the latest run, or of"
         " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
         " resume=RUN learns online.",
-        run_key="run",
         default_run="latest",
         new_run_key="dataset",
         keys="task policy observation seed dataset cloning.updates cloning.batch_size"
@@ -129,7 +129,6 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.replay.server:run",
         "The replay server of a run, alone.",
         "The only writer of the run's store, and the mailbox of weights.",
-        run_key="run",
         default_run="latest",
         keys="replay replay.address replay.keys replay.fsync"
         " replay.capacity_rows run runs_directory",
@@ -138,7 +137,6 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.actor:run",
         "The actor of a run, alone: steps the robot with the newest policy.",
         "Sends every transition to the replay server and takes new weights from it.",
-        run_key="run",
         default_run="latest",
         keys="operator teleop actor actors device environment_steps start_nodes replay.connect"
         " replay.keys replay.spool_bytes run runs_directory",
@@ -147,7 +145,6 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.learner:run",
         "The learner of a run, alone: updates the policy from the store.",
         "Reads the store through its memory map and publishes weights to the replay server.",
-        run_key="run",
         default_run="latest",
         keys="environment_steps device evaluation.every_steps replay.connect replay.keys"
         " replay.capacity_rows run runs_directory",
@@ -158,7 +155,6 @@ COMMANDS: dict[str, Command] = {
         "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
         " pause, take over and stop. It may be opened and closed at any time, and finds the actor"
         " by itself, whichever process that is. Ctrl-C closes it; the run goes on.",
-        run_key="run",
         default_run="latest",
         keys="console.host console.port console.token_file console.certificate console.model run"
         " runs_directory",
@@ -172,7 +168,6 @@ COMMANDS: dict[str, Command] = {
         " to success and the longest run of successes, and adds one line of JSON to"
         " RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
         " task.environment.time_limit_steps=50, test a policy outside of its training.",
-        run_key="run",
         default_run="latest",
         measures=True,
         arguments=("[RUN]",),
@@ -188,7 +183,6 @@ COMMANDS: dict[str, Command] = {
         " one acts. An exact test looks after each scene and ends the comparison as soon as the"
         " answer is known: equally good policies are told apart with probability 1 - confidence at"
         " the most. Adds a line for each of B and more to compare.jsonl in the run of A.",
-        run_key="run",
         measures=True,
         arguments=("A", "B", "..."),
         keys="confidence scenes seed score evaluation.policy evaluation.slots robot teleop device"
@@ -202,7 +196,6 @@ COMMANDS: dict[str, Command] = {
         "RUN is a run directory or a checkpoint. Says first how many episodes the claim needs, and"
         " how many failures it survives; runs that many, and ends early where too many have failed."
         " Adds a line with the exact lower bound to RUN/evaluate.jsonl.",
-        run_key="run",
         measures=True,
         arguments=("RUN",),
         keys="claim confidence episodes seed evaluation.policy evaluation.slots robot teleop device"
@@ -219,10 +212,9 @@ COMMANDS: dict[str, Command] = {
         " rebuild.",
         arguments=("PATH", "..."),
         options=(
-            Option("json", "false", ("true", "false"), "one JSON object in its place"),
-            Option("rebuild", "false", ("true", "false"), "make a store's catalogue anew before"),
+            Option("json", "one JSON object in its place", "false", ("true", "false")),
+            Option("rebuild", "make a store's catalogue anew before", "false", ("true", "false")),
         ),
-        takes_overrides=False,
         example="robot-rl inspect runs/latest",
     ),
     "export": Command(
@@ -233,17 +225,16 @@ COMMANDS: dict[str, Command] = {
         " their pictures are compressed with losses; zarr keeps everything.",
         arguments=("STORE", "OUT"),
         options=(
-            Option("format", "zarr", ("zarr", "lerobot"), "the dataset's format"),
-            Option("table", None, (), "the store's table, if it has several"),
+            Option("format", "the dataset's format", "zarr", ("zarr", "lerobot")),
+            Option("table", "the store's table, if it has several"),
             Option(
                 "source",
+                "who acted; intervention takes episodes in which somebody intervened",
                 "all",
                 ("demo", "policy", "intervention", "all"),
-                "who acted; intervention takes episodes in which somebody intervened",
             ),
-            Option("success", "all", ("true", "false", "all"), "by outcome"),
+            Option("success", "by outcome", "all", ("true", "false", "all")),
         ),
-        takes_overrides=False,
         example="robot-rl export runs/latest OUT format=lerobot",
     ),
     "annotate": Command(
@@ -253,8 +244,7 @@ COMMANDS: dict[str, Command] = {
         " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
         " progress, progress_confidence and done: reward.annotation=progress learns from it.",
         arguments=("STORE", "ADDRESS"),
-        options=(Option("table", None, (), "the store's table, if it has several"),),
-        takes_overrides=False,
+        options=(Option("table", "the store's table, if it has several"),),
         example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
     ),
     "import": Command(
@@ -268,21 +258,19 @@ COMMANDS: dict[str, Command] = {
         " LeRobot cannot keep is missing: an episode that did not terminate loses its last step.",
         arguments=("PATH", "OUT"),
         options=(
-            Option("table", None, (), "the store's table, if it has several"),
-            Option("map", None, (), "the mapping file, of demonstrations of others"),
+            Option("table", "the store's table, if it has several"),
+            Option("map", "the mapping file, of demonstrations of others"),
         ),
-        takes_overrides=False,
         example="robot-rl import PATH demonstrations.zarr",
     ),
     "keys": Command(
-        "robot_rl.commands.keys:run",
+        "robot_rl.wire.keys:make_keys",
         "Make the keys with which other machines may use the replay server.",
         "Writes a key pair of the server, and one for the processes beside it, into FOLDER; with"
         " client=NAME a further one into FOLDER/NAME, to be copied to that machine. Nothing is ever"
         " overwritten. Use them with replay=network replay.keys=FOLDER.",
         arguments=("FOLDER",),
-        options=(Option("client", None, (), "name of one more client to let in"),),
-        takes_overrides=False,
+        options=(Option("client", "name of one more client to let in"),),
         example="robot-rl keys keys client=robot2",
     ),
     "calibrate": Command(
@@ -295,24 +283,23 @@ COMMANDS: dict[str, Command] = {
         " residual error. hardware/cameras.md has the steps.",
         arguments=("WHAT", "PATH"),
         options=(
-            Option("camera", None, (), "file with the camera's driver, to take views"),
-            Option("arm", None, (), "file with the arm's driver, to take views"),
+            Option("camera", "file with the camera's driver, to take views"),
+            Option("arm", "file with the arm's driver, to take views"),
             Option(
-                "mount", "wrist", ("wrist", "fixed"), "camera at the wrist, or board in the gripper"
+                "mount", "camera at the wrist, or board in the gripper", "wrist", ("wrist", "fixed")
             ),
             Option(
                 "intrinsics",
+                "those that the camera reported, or from the views",
                 "device",
                 ("device", "estimate"),
-                "those that the camera reported, or from the views",
             ),
-            Option("columns", "7", (), "squares of the board along its longer side"),
-            Option("rows", "5", (), "squares along the other"),
-            Option("square", "0.03", (), "side of a square in m, measured on the print"),
-            Option("marker", "0.022", (), "side of a marker in m"),
-            Option("dictionary", "DICT_5X5_100", (), "OpenCV's name of the set of markers"),
+            Option("columns", "squares of the board along its longer side", "7"),
+            Option("rows", "squares along the other", "5"),
+            Option("square", "side of a square in m, measured on the print", "0.03"),
+            Option("marker", "side of a marker in m", "0.022"),
+            Option("dictionary", "OpenCV's name of the set of markers", "DICT_5X5_100"),
         ),
-        takes_overrides=False,
         example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
     ),
     "doctor": Command(
@@ -321,18 +308,18 @@ COMMANDS: dict[str, Command] = {
         "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
         " memory, each in a process of its own. Fails only without Python, MuJoCo or torch.",
         options=(
-            Option("json", "false", ("true", "false"), "one JSON object as the last line"),
-            Option("teleop", None, (), "a device, whose axes are shown live for some seconds"),
-            Option("call", None, (), "only call this ROS service, such as /start or /clear_errors"),
-            Option("topic", None, (), "only print the newest message of this, as /current_pose"),
+            Option("json", "one JSON object as the last line", "false", ("true", "false")),
+            Option("teleop", "a device, whose axes are shown live for some seconds"),
+            Option("call", "only call this ROS service, such as /start or /clear_errors"),
+            Option("topic", "only print the newest message of this, as /current_pose"),
         ),
-        takes_overrides=False,
         example="robot-rl doctor json=true",
     ),
     "bench": Command(
         "robot_rl.bench",
         "Measure one part on this machine.",
         "Prints one JSON object as its last line: medians, and the machine they were measured on.",
+        run_key=None,
         arguments=("NAME",),
         keys="task robot policy algorithm observation seed device",
     ),

@@ -1,10 +1,15 @@
-"""`robot-rl train`: the stages of a recipe, through the processes; then evaluation and report."""
+"""`robot-rl train`: the stages of a recipe, through the processes; then evaluation and report.
+
+And `collect`, `pretrain`, `collect-reward` and `train-reward`: some of the stages, alone.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -14,30 +19,27 @@ from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_fin
 from robot_rl.commands.gym_check import try_environment
 from robot_rl.commands.nodes import check_robot, robot_nodes
 from robot_rl.commands.runs import lasting, save_resolved, working_run
-from robot_rl.commands.stage import check_sources
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
-from robot_rl.evaluation.statistics import (
-    EvaluationResult,
-    first_confirmed,
-    worse_than_cloned,
-)
+from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, worse_than_cloned
 from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
-from robot_rl.learning.demonstrations import (
-    check_demonstrations,
-    demonstrated,
-    open_demonstrations,
-)
-from robot_rl.learning.recipe import Recipe
-from robot_rl.learning.stages.clone import check_networks
+from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
+from robot_rl.learning.recipe import Recipe, Stage
+from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.stages.collect_reward import CollectReward
+from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.explore import exploration_steps
+from robot_rl.learning.stages.reward import Reward
+from robot_rl.learning.stages.vision import Vision
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.replay.catalogue import is_store
+from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
@@ -81,39 +83,10 @@ class Feed:
                 self._progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
         self._evaluations = len(evaluations)
         blocks = self._run.read_jsonl("learner")
-        if not blocks:
-            self._progress.update(0)
+        if blocks:
+            self._progress.update(int(blocks[-1]["environment_steps"]), blocks[-1])
         else:
-            last = blocks[-1]
-            self._progress.update(
-                int(last["environment_steps"]),
-                updates_per_second=last["updates_per_second"],
-                update_to_data=last["update_to_data"],
-                replay_transitions=int(last["replay_transitions"]),
-            )
-
-
-class _Costs:
-    """Time and memory of a run, over all of its starts."""
-
-    def __init__(self, run: RunDirectory, memory: MemorySampler) -> None:
-        self._run, self._memory, self._started = run, memory, time.monotonic()
-
-    def totals(self) -> dict[str, Any]:
-        """Wall time [s] and peak memory [bytes], those of earlier starts included."""
-        records = [*self._run.read_jsonl(_TIMES), self._present()]
-        return {
-            "wall_seconds": sum(float(record["wall_seconds"]) for record in records),
-            "peak_memory_bytes": max(int(record["peak_memory_bytes"]) for record in records),
-        }
-
-    def save(self) -> None:
-        """Note those of this start."""
-        self._run.append_jsonl(_TIMES, self._present())
-
-    def _present(self) -> dict[str, float]:
-        seconds = time.monotonic() - self._started
-        return {"wall_seconds": seconds, "peak_memory_bytes": self._memory.peak_bytes}
+            self._progress.update(0)
 
 
 def run(config: DictConfig) -> None:
@@ -134,14 +107,20 @@ def run(config: DictConfig) -> None:
             hint="start robot-rl actor or robot-rl learner alone on this machine",
         )
     if not config.resume:
-        check_sources(config)
+        _check_sources(config)
     with (
         working_run(config, "resume", "robot-rl train resume=") as directory,
         directory.claim("train") as lock,
         MemorySampler() as memory,
         robot_nodes(config, directory.path / "logs"),
     ):
-        costs = _Costs(directory, memory)
+        started = time.monotonic()
+
+        def spent() -> dict[str, float]:
+            """Wall time [s] and peak memory [bytes] of this start."""
+            seconds = time.monotonic() - started
+            return {"wall_seconds": seconds, "peak_memory_bytes": memory.peak_bytes}
+
         recipe.borrow(directory, left)
         _check(config, directory, recipe)
         try:
@@ -149,14 +128,12 @@ def run(config: DictConfig) -> None:
                 save_resolved(lasting(config), directory.path)
             _go_through(config, directory, recipe, lock)
             if config.stage is None and directory.has_policy():
-                _finish(config, directory, costs)
+                _finish(config, directory, spent)
         except BaseException:
-            with suppress(
-                RunError
-            ):  # the disk is full, and the error that the run ends with says so
-                costs.save()
+            with suppress(RunError):  # a full disk: the error that the run ends with says so
+                directory.append_jsonl(_TIMES, spent())
             raise
-        costs.save()
+        directory.append_jsonl(_TIMES, spent())
 
 
 def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
@@ -238,11 +215,18 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _finish(config: DictConfig, run: RunDirectory, costs: _Costs) -> None:
+def _finish(
+    config: DictConfig, run: RunDirectory, spent: Callable[[], Mapping[str, float]]
+) -> None:
     """Evaluate what was cloned and learned, decide for one, write summary and report."""
     final = evaluate_final(config, run)
     print(final, flush=True)  # whatever becomes of the files
-    run.save_json(SUMMARY, {**summarize(config, run, final), **costs.totals()})
+    starts = [*run.read_jsonl(_TIMES), spent()]
+    costs = {
+        "wall_seconds": sum(float(start["wall_seconds"]) for start in starts),
+        "peak_memory_bytes": max(int(start["peak_memory_bytes"]) for start in starts),
+    }
+    run.save_json(SUMMARY, {**summarize(config, run, final), **costs})
     film_final(config, run, load_policy(run)[0], final.deployed)
     report = write_report(run.path)
     print(f"summary: {run.path / SUMMARY}\nreport:  {report}", flush=True)
@@ -287,3 +271,81 @@ def _rate(method: str, result: EvaluationResult | None) -> dict[str, Any]:
         f"{method}_success_rate": result.success_rate if result else None,
         f"{method}_confidence": [result.confidence_low, result.confidence_high] if result else None,
     }
+
+
+def collect(config: DictConfig) -> None:
+    """Record demonstrations into a new run directory, or go on in that of `run`."""
+    check_robot(config)  # what cannot work is said before anything is made
+    try_environment(config)
+    recipe, names = _checked(config, Collect)
+    with (
+        working_run(config) as directory,
+        directory.claim("train"),
+        robot_nodes(config, directory.path / "logs"),
+    ):
+        for name in names:
+            recipe.perform(name, directory)
+        print(f"written to {directory.demonstrations}", flush=True)
+
+
+def pretrain(config: DictConfig) -> None:
+    """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
+    try_environment(config)
+    recipe, names = _checked(config, Vision, Clone, Dagger)
+    if config.run:
+        check_demonstrations(config, RunDirectory.open(config.run, config.runs_directory))
+    else:
+        _check_sources(config)
+    with working_run(config) as directory, directory.claim("train"):
+        check_unused(config, directory)
+        for name in names:
+            recipe.perform(name, directory)
+        print(f"written to {directory.path / CLONED}", flush=True)
+
+
+def collect_reward(config: DictConfig) -> None:
+    """Record frames of success and of failure into a new run, or go on in `run`."""
+    try_environment(config)
+    _alone(config, CollectReward)
+
+
+def train_reward(config: DictConfig) -> None:
+    """Train a success classifier on the examples of `run`."""
+    _alone(config, Reward)
+
+
+def _check_sources(config: DictConfig) -> None:
+    """Check what a new run reads from elsewhere, and note where that is from any folder."""
+    if config.dataset:
+        # Resolved: the run is gone on with from other folders too, and will be the latest itself.
+        config.dataset = str(Path(config.dataset).resolve())
+        check_demonstrations(config, None)
+    if "path" in config.reward.source:
+        path = Path(config.reward.source.path)
+        # But for its last part, which is a link to the newest generation.
+        config.reward.source.path = str(path.parent.resolve() / path.name)
+    make_source(config)
+
+
+def _alone(config: DictConfig, kind: type[Stage]) -> None:
+    recipe, names = _checked(config, kind)
+    with working_run(config) as directory, directory.claim("train"):
+        for name in names:
+            recipe.perform(name, directory)
+
+
+def _checked(config: DictConfig, *kinds: type[Stage]) -> tuple[Recipe, list[str]]:
+    """The recipe, and the names in it of the wanted stages of these kinds, added or its own."""
+    recipe, names = Recipe(config), []
+    for kind in kinds:
+        own = [name for name, stage in recipe.stages.items() if isinstance(stage, kind)]
+        if not own and (stage := kind()).wanted(config):
+            own = [kind.__name__]
+            recipe.stages[own[0]] = stage
+        names += own
+    if not names:
+        got = f"demonstrations={config.demonstrations}, dataset={config.dataset}"
+        raise ConfigError("there is nothing to do", got=got, hint="leave these out")
+    for name in names:
+        recipe.stages[name].check(config)
+    return recipe, names

@@ -37,13 +37,8 @@ _JOG_NUMBER = 0  # of every motion: nobody waits for their answers; events count
 class LoopClient:
     """Follows the control loop of a run, whichever process runs it.
 
-    One that is started later, or again after it was killed, is found by itself.
-
-    Args:
-        folder: Where the loop says how it is reached, see `loop_folder`.
-
-    Attributes:
-        round_trip_seconds: Of the last event: from sending to the loop's inbox and back [s].
+    One that is started later, or again after it was killed, is found by itself in its
+    `loop_folder`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,6 +54,7 @@ class LoopClient:
         self._jog_problem = ""
         self._newest: Snapshot | None = None
         self._arrived = asyncio.Event()
+        # Of the last event: from sending to the loop's inbox and back [s].
         self.round_trip_seconds: float | None = None
 
     @property
@@ -67,11 +63,7 @@ class LoopClient:
         return time.monotonic() - self._heard < _SILENCE_SECONDS
 
     async def run(self) -> None:
-        """Keep in touch with the loop until cancelled.
-
-        Raises:
-            WireError: The loop is of another version of robot_rl.
-        """
+        """Keep in touch with the loop until cancelled; `WireError` if it is of another version."""
         try:
             hello_at = 0.0
             while True:
@@ -121,11 +113,7 @@ class LoopClient:
         self._say(Jog(request=_JOG_NUMBER, motion=tuple(motion), gripper=gripper, at=now))
 
     def check_jogged(self) -> None:
-        """Look once whether what was jogged before moves nothing.
-
-        Raises:
-            ConsoleError: The loop has refused a motion since this was asked last.
-        """
+        """Raise `ConsoleError` if the loop has refused a motion since this was asked last."""
         problem, self._jog_problem = self._jog_problem, ""
         if problem:
             raise ConsoleError(problem)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from robot_rl.console.link import ConsoleError
 from robot_rl.data.episodes import EpisodeDataset, Rows
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
@@ -50,24 +52,14 @@ class Recording:
 
 
 class EpisodeLibrary:
-    """Lists and reads the episodes of one run.
-
-    Args:
-        run: The run directory.
-        dataset: Demonstrations that are not in the run directory; None takes its own.
-    """
+    """Lists and reads the episodes of one run, whose demonstrations may be another `dataset`."""
 
     def __init__(self, run: RunDirectory, dataset: Path | None = None) -> None:
         self._store = run.store
         self._demonstrations = dataset or run.demonstrations
 
     def newest(self, place: str, most: int, before: int | None = None) -> list[ListedEpisode]:
-        """List episodes, the newest first.
-
-        Args:
-            place: `store` or `demonstrations`.
-            most: How many.
-            before: Only those with a lower number.
+        """List so many episodes of `store` or `demonstrations` before a number, newest first.
 
         Raises:
             ConsoleError: There is no such place.
@@ -113,35 +105,33 @@ class EpisodeLibrary:
         if not self._demonstrations.exists():
             return []
         dataset = EpisodeDataset(self._demonstrations)
-        return [_of_dataset(dataset, index) for index in range(len(dataset))]
+        return [
+            ListedEpisode(
+                DEMONSTRATIONS,
+                "",
+                number=index,
+                steps=int(rows) - 1,
+                intervened_steps=0,
+                source=SOURCE_NAMES[int(dataset.sources[index])],
+                success=bool(dataset.successes[index]),
+                complete=True,
+                instruction=dataset.instructions[index],
+            )
+            for index, rows in enumerate(np.diff(dataset.episode_ends, prepend=0))
+        ]
 
 
 def _of_record(table: str, record: EpisodeRecord) -> ListedEpisode:
     return ListedEpisode(
         STORE,
         table,
-        record.identifier,
-        record.environment_steps,
-        record.steps[SOURCE_INTERVENTION],
-        SOURCE_NAMES[episode_source(record)],
-        record.success,
-        record.sealed,
-        str(record.metadata.get("instruction", "")),
-    )
-
-
-def _of_dataset(dataset: EpisodeDataset, index: int) -> ListedEpisode:
-    first = int(dataset.episode_ends[index - 1]) if index else 0
-    return ListedEpisode(
-        DEMONSTRATIONS,
-        "",
-        index,
-        int(dataset.episode_ends[index]) - first - 1,
-        0,
-        SOURCE_NAMES[int(dataset.sources[index])],
-        bool(dataset.successes[index]),
-        complete=True,
-        instruction=dataset.instructions[index],
+        number=record.identifier,
+        steps=record.environment_steps,
+        intervened_steps=record.steps[SOURCE_INTERVENTION],
+        source=SOURCE_NAMES[episode_source(record)],
+        success=record.success,
+        complete=record.sealed,
+        instruction=str(record.metadata.get("instruction", "")),
     )
 
 
@@ -166,12 +156,9 @@ class EpisodePlayer:
     def control(
         self, *, playing: bool | None = None, row: int | None = None, speed: float | None = None
     ) -> None:
-        """Change what is given.
+        """Change what is given: whether it goes on, the row, the multiple of the recording's rate.
 
-        Args:
-            playing: Whether it goes on; at the end it begins anew.
-            row: Where to go, counted from 0; beyond the ends to the nearest one.
-            speed: Multiple of the recording's rate.
+        At the end it begins anew. Beyond the ends it goes to the nearest row.
 
         Raises:
             ConsoleError: The speed is not one of `SPEEDS`.

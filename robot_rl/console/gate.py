@@ -28,37 +28,26 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def read_token(path: str | None) -> str | None:
-    """Read the token that browsers must give.
-
-    Raises:
-        ConsoleError: The file cannot be read, or what it holds can be guessed.
-    """
+    """Read the token that browsers must give; `ConsoleError` if that cannot be, or is too weak."""
     if path is None:
         return None
+    hint = f"make one: openssl rand -hex 16 > {path}"
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise ConsoleError(
-            f"the token file {path} cannot be read",
-            got=error,
-            hint=f"make one: openssl rand -hex 16 > {path}",
-        ) from error
+        raise ConsoleError(f"the token file {path} cannot be read", got=error, hint=hint) from error
     if len(token) < _LEAST_TOKEN_LENGTH or not token.isalnum():
         raise ConsoleError(
             f"the token in {path} is too weak",
             got=f"{len(token)} characters",
             expected=f"at least {_LEAST_TOKEN_LENGTH} letters and digits",
-            hint=f"make one: openssl rand -hex 16 > {path}",
+            hint=hint,
         )
     return token
 
 
 def check_host(host: str, token: str | None) -> None:
-    """Refuse to listen beyond this machine without a token.
-
-    Raises:
-        ConsoleError: The host is not loopback, and there is no token.
-    """
+    """Refuse, by a `ConsoleError`, to listen beyond this machine without a token."""
     if token is None and not is_loopback(host):
         raise ConsoleError(
             "beyond this machine the console is opened with a token only: it moves the robot",
@@ -71,13 +60,8 @@ def check_host(host: str, token: str | None) -> None:
 def certificate(host: str, given: str | None, folder: Path) -> ssl.SSLContext | None:
     """What encrypts the console beyond this machine; None on loopback, where nothing has to.
 
-    Args:
-        host: Where the console listens.
-        given: A PEM file with certificate and key; None makes a self-signed one once.
-        folder: Where that is kept.
-
-    Raises:
-        ConsoleError: It cannot be read or made.
+    That is the given PEM file with certificate and key, or a self-signed one, which is made once
+    and kept in `folder`. `ConsoleError` where it cannot be read or made.
     """
     if given is None and is_loopback(host):
         return None
@@ -108,11 +92,9 @@ class Gate:
     """Lets requests through to the console, or not.
 
     On loopback without a token anybody on this machine may come, but no foreign web page that a
-    browser here has open: such a page cannot name another origin or host than its own.
-
-    Args:
-        token: What browsers must give, once in the address as ``?token=…`` and then as a cookie.
-        secure: Whether the connection is encrypted, for the cookie.
+    browser here has open: such a page cannot name another origin or host than its own. Browsers
+    give the token once in the address, as ``?token=…``, and then as a cookie, which is sent over an
+    encrypted connection only if this one is (`secure`).
     """
 
     def __init__(self, token: str | None, *, secure: bool) -> None:

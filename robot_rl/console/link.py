@@ -16,6 +16,7 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -53,7 +54,6 @@ ALIVE_SECONDS = 0.5
 _IDLE_SECONDS = 0.5
 _LOOK_SECONDS = 0.01
 _MOST_MESSAGES = 64
-SOURCE = "console"
 _WAITING_MESSAGES = 4
 _MOST_BYTES = 4096
 _MOST_CONSOLES = 16
@@ -129,11 +129,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, seen: Seen, payload: Payload) -> Snapshot:
-        """Take a message of `to_frames` apart.
-
-        Raises:
-            WireError: The payload is not as it is announced.
-        """
+        """Take a message of `to_frames` apart; `WireError` if it is not as it announces."""
         found = [len(frame) for frame in payload]
         sizes = [
             math.prod(shape) * np.dtype(dtype).itemsize if dtype in DTYPES else -1
@@ -193,12 +189,9 @@ def loop_folder(run: RunDirectory, actor: int) -> Path:
 
 
 class ConsoleLink:
-    """Connects one control loop to any number of consoles, which come and go.
+    """Connects an actor's control loop to any number of consoles, which come and go.
 
-    Args:
-        run: The run directory, in which consoles find the endpoint.
-        inbox: Where operator input goes.
-        actor: Number of the actor whose loop it is.
+    They find its endpoint in the run directory; what their operators say goes into the inbox.
 
     Raises:
         ConsoleError: The run directory cannot be written.
@@ -287,16 +280,16 @@ class ConsoleLink:
             self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ
             self._next_alive = now + ALIVE_SECONDS
         elif now >= self._next_alive:
-            self._send(list(self._leases), encode(Alive()))
+            self._send(self._leases, encode(Alive()))
             self._next_alive = now + ALIVE_SECONDS
 
     def _send_newest(self) -> None:
         newest = self._newest
         if newest is not None and newest is not self._sent:
-            self._send(list(self._leases), newest.to_frames())
+            self._send(self._leases, newest.to_frames())
             self._sent = newest
 
-    def _send(self, consoles: list[bytes], frames: list[Frame]) -> None:
+    def _send(self, consoles: Iterable[bytes], frames: list[Frame]) -> None:
         for console in consoles:
             self._listener.send(console, frames)
 
@@ -322,7 +315,7 @@ class ConsoleLink:
                 self._send([console], encode(Taken(request=message.request)))
             else:
                 _check_age(message.at, JOG_TIMEOUT_S)
-                self._inbox.jog(list(message.motion), message.gripper, source=SOURCE)
+                self._inbox.jog(list(message.motion), message.gripper, source="console")
         except (RobotRLError, ValueError, TypeError) as error:
             problem = error if isinstance(error, RobotRLError) else ConsoleError(str(error))
             self._send([console], encode(refusal(problem, message)))
@@ -340,9 +333,7 @@ class ConsoleLink:
 def _check_age(at: float, most_seconds: float) -> None:
     """Refuse what lay in a queue while the process hung, or while a connection was made.
 
-    Args:
-        at: When it was said, on the steady clock that the machine's processes share [s].
-        most_seconds: How old it may be.
+    It was said at a time of the steady clock that the machine's processes share [s].
     """
     age = time.monotonic() - at
     if age > most_seconds:

@@ -1,22 +1,35 @@
-"""The open browser pages of a console, each at its own pace, and what they ask for."""
+"""The open browser pages of a console: what they ask for, and what they are told without asking."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
+from robot_rl.data.schema import Observation
 from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.scenes import jpegs
+from robot_rl.processes.progress import RECENT_EPISODES
+from robot_rl.run import RunDirectory
 
 # Ends what a page is sent at once; the page answers that it has shown it.
 _MARK = json.dumps({"type": "mark"})
 _LISTED_EPISODES = 100
+LIVE, REPLAY = "live", "replay"
+_CURVES_SECONDS = 2.0
+_STATUS_SECONDS = 0.25
+# Numbers of the observation that a page shows.
+_SHOWN = ("state/tcp_pose", "state/tcp_velocity", "state/tcp_wrench")
+_MOST_POINTS = 400
 
 
 class Request(msgspec.Struct, tag_field="do", tag=str.lower):
@@ -160,9 +173,8 @@ class Pages:
                 (self._jogging.add if any(motion) else self._jogging.discard)(page)
                 self._client.check_jogged()
             case Episodes(place, before):
-                found = await asyncio.to_thread(
-                    self._library.newest, place, _LISTED_EPISODES, before
-                )
+                list_newest = self._library.newest
+                found = await asyncio.to_thread(list_newest, place, _LISTED_EPISODES, before)
                 content = {"place": place, "before": before, "episodes": list(map(asdict, found))}
                 page.put(f"episodes/{before}", _packed("episodes", content))
             case Replay(place, number):
@@ -185,3 +197,105 @@ class Pages:
 def _packed(kind: str, content: dict[str, Any]) -> str:
     """A text message of a page."""
     return json.dumps({"type": kind, **content})
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A 3-D scene: what moves it to an observation, and its viewer's port on loopback."""
+
+    show: Callable[[Observation], None]
+    port: int
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """Tells the pages what happens. Of what comes faster than that, the newest counts."""
+
+    run: RunDirectory
+    client: LoopClient
+    player: EpisodePlayer
+    pages: Pages
+    scenes: dict[str, Scene]  # `live` and `replay`; there are none of a robot without a model
+
+    def works(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs as long as the console does."""
+        return [self._tell_live(), self._tell_status(), self._tell_replay(), self._tell_curves()]
+
+    async def _tell_live(self) -> None:
+        while True:
+            snapshot = await self.client.next_snapshot()
+            await self._picture(LIVE, snapshot.observation)
+            seen = snapshot.observation
+            shown = {name: seen[name].astype(float).tolist() for name in _SHOWN if name in seen}
+            self.pages.tell(LIVE, {**asdict(snapshot.situation), "states": shown})
+
+    async def _tell_status(self) -> None:
+        while True:
+            seconds = self.client.round_trip_seconds
+            status = {
+                "connected": self.client.connected,
+                "round_trip_ms": None if seconds is None else round(1e3 * seconds, 1),
+            }
+            self.pages.tell("status", status)
+            await asyncio.sleep(_STATUS_SECONDS)
+
+    async def _tell_replay(self) -> None:
+        while True:
+            await self.player.moved()
+            self.pages.tell("progress", self.player.progress())
+            await self._picture(REPLAY, self.player.observation())
+
+    async def _tell_curves(self) -> None:
+        while True:
+            if self.pages:
+                try:
+                    curves = await asyncio.to_thread(read_curves, self.run)
+                except RobotRLError as error:
+                    curves = {"problem": str(error)}
+                self.pages.tell("curves", curves)
+            await asyncio.sleep(_CURVES_SECONDS)
+
+    async def _picture(self, view: str, observation: Observation) -> None:
+        """Show what was observed: in the 3-D scene and as camera images."""
+        if not self.pages:
+            return
+        if view in self.scenes:
+            self.scenes[view].show(observation)
+        encoded = await asyncio.to_thread(jpegs, observation)
+        for camera, jpeg in encoded.items():
+            head = f"{view}/{camera}".encode()
+            # The length of the head, the head, the JPEG.
+            self.pages.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
+
+
+def read_curves(run: RunDirectory) -> dict[str, Any]:
+    """Read what the console draws.
+
+    Of each of the `evaluations`: environment steps, success rate and its 95 % interval's ends. Of
+    `success`, and of the operator's share of steps: environment steps, and the mean over the last
+    `window` training episodes.
+    """
+    records = read_run(run.path)
+    steps = [float(record["environment_steps"]) for record in records.episodes]
+    success = [float(record["success"]) for record in records.episodes]
+    shares = [r["intervened_steps"] / max(1, int(r["length"])) for r in records.episodes]
+    return {
+        "evaluations": [
+            [e.environment_steps, e.success_rate, e.confidence_low, e.confidence_high]
+            for e in records.periodic()
+        ],
+        "success": running_mean(steps, success),
+        "interventions": running_mean(steps, shares),
+        "episodes": len(records.episodes),
+        "window": RECENT_EPISODES,
+    }
+
+
+def running_mean(x: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
+    """The mean of the last episodes at each x, at no more points than a chart shows."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - RECENT_EPISODES, 0)
+    means = (sums[ends] - sums[begins]) / (ends - begins)
+    every = max(1, -(-len(values) // _MOST_POINTS))
+    return list(zip(x, means.tolist(), strict=True))[::-1][::every][::-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from aiohttp import WSMsgType, web
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import SPEEDS, EpisodeLibrary, EpisodePlayer
-from robot_rl.console.feeds import Feeds, Scene
-from robot_rl.console.gate import Gate
+from robot_rl.console.gate import Gate, Handler
 from robot_rl.console.link import ConsoleError
-from robot_rl.console.pages import Page, Pages
+from robot_rl.console.pages import Feeds, Page, Pages, Scene
 from robot_rl.run import SCENES, RunDirectory
 
 LOOPBACK = "127.0.0.1"
@@ -87,7 +86,15 @@ class ConsoleServer:
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
             site = web.TCPSite(runner, host, port, ssl_context=encryption)
-            await _start(site, host, port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConsoleError(
+                    f"the console cannot listen on {host}:{port}",
+                    got=error.strerror or error,
+                    hint="choose another port with console.port=PORT, or any free one with"
+                    " console.port=0",
+                ) from error
             ready(runner.addresses[0][1])
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -102,7 +109,7 @@ class ConsoleServer:
 
     def _application(self, proxies: dict[str, ViewerProxy]) -> web.Application:
         app = web.Application(middlewares=[self.gate.middleware])
-        app.router.add_get("/", _secured(self._index))
+        app.router.add_get("/", _secured(self._file))
         app.router.add_get("/socket", self._socket)
         for name in sorted(path.name for path in _PAGE.iterdir()):
             app.router.add_get(f"/{name}", _secured(self._file))
@@ -112,11 +119,8 @@ class ConsoleServer:
             app.router.add_get(f"/scene/{name}/{{path:.*}}", proxy.handle)
         return app
 
-    async def _index(self, request: web.Request) -> web.StreamResponse:
-        return web.FileResponse(_PAGE / "index.html")
-
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        return web.FileResponse(_PAGE / request.path.removeprefix("/"))
+        return web.FileResponse(_PAGE / (request.path.removeprefix("/") or "index.html"))
 
     async def _wanted(self, request: web.Request) -> web.StreamResponse:
         """What a camera saw of a scene that a person is to put back."""
@@ -145,26 +149,13 @@ class ConsoleServer:
         return browser
 
 
-def _secured(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _secured(handler: Handler) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = await handler(request)
         response.headers.update(_SECURITY_HEADERS)
         return response
 
     return answer
-
-
-async def _start(site: web.TCPSite, host: str, port: int) -> None:
-    try:
-        await site.start()
-    except OSError as error:
-        raise ConsoleError(
-            f"the console cannot listen on {host}:{port}",
-            got=error.strerror or error,
-            hint="choose another port with console.port=PORT, or any free one with console.port=0",
-        ) from error
 
 
 def free_port() -> int:
@@ -175,11 +166,7 @@ def free_port() -> int:
 
 
 class ViewerProxy:
-    """Passes requests below a path on to a viser server, which has no access control of its own.
-
-    Args:
-        port: Where viser listens on loopback.
-    """
+    """Passes requests on to a viser server on loopback, which has no access control of its own."""
 
     def __init__(self, port: int) -> None:
         self._address = f"http://{LOOPBACK}:{port}"
@@ -215,10 +202,8 @@ class ViewerProxy:
             chosen = [viewer.protocol] if viewer.protocol else []
             browser = web.WebSocketResponse(protocols=chosen, max_msg_size=_MOST_VIEWER_BYTES)
             await browser.prepare(request)
-            ways = [
-                asyncio.create_task(_pass_on(browser, viewer)),
-                asyncio.create_task(_pass_on(viewer, browser)),
-            ]
+            both = ((browser, viewer), (viewer, browser))
+            ways = [asyncio.create_task(_pass_on(*ends)) for ends in both]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -24,13 +24,8 @@ class TelemetryEnv(RobotEnvWrapper):
     """Publishes what happens in an environment to the consoles of its link.
 
     Nothing is measured, copied or sent here: while no console is open a step costs one look at a
-    flag, and while one is, the making of a small object.
-
-    Args:
-        env: The environment, with all other wrappers.
-        operated: The wrapper in it that listens to the operator.
-        link: Where snapshots go.
-        episodes: How many were before the first one of this process.
+    flag, and while one is, the making of a small object. `operated` is the wrapper in `env` that
+    listens to the operator; so many episodes were before the first one of this process.
     """
 
     def __init__(

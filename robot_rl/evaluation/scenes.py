@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
-from robot_rl.console.pictures import jpegs
-from robot_rl.data.schema import Observation
+import numpy as np
+from PIL import Image
+
+from robot_rl.data.schema import Array, Observation
 from robot_rl.env.robot_env import Begun, EpisodeEnv, Options, RobotEnvWrapper
 from robot_rl.run import SCENES, RunDirectory
+
+_IMAGES = "images/"
+_JPEG_QUALITY = 80
+# A page shows images no larger; a bigger one is encoded at a whole fraction of its size.
+_MOST_PIXELS_WIDE = 640
 
 
 class PicturedScenes(RobotEnvWrapper):
@@ -46,3 +54,20 @@ class PicturedScenes(RobotEnvWrapper):
         with self._run.atomic_folder(f"{SCENES}/{self._seed}") as folder:
             for camera, jpeg in pictures.items():
                 (folder / f"{camera}.jpg").write_bytes(jpeg)
+
+
+def jpegs(observation: Observation) -> dict[str, bytes]:
+    """Encode the colour images of an observation: camera name → JPEG."""
+    return {
+        name.removeprefix(_IMAGES): _jpeg(image)
+        for name, image in observation.items()
+        if name.startswith(_IMAGES) and image.dtype == np.uint8 and image.shape[-1] == 3
+    }
+
+
+def _jpeg(image: Array) -> bytes:
+    every = -(-image.shape[1] // _MOST_PIXELS_WIDE)
+    buffer = io.BytesIO()
+    picture = Image.fromarray(np.ascontiguousarray(image[::every, ::every]))
+    picture.save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    return buffer.getvalue()

@@ -41,14 +41,8 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
 def replace_bytes(path: Path, data: bytes, mode: int = 0o666, *, flush: bool = True) -> None:
     """Write a file; who reads it, also after a kill, finds the old content or the new one.
 
-    Args:
-        path: The file. Only one process writes it at a time.
-        data: All of its content.
-        mode: Its permissions, less what the umask takes off.
-        flush: Whether to wait until it is on the disk, so that it outlives a power cut.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written; the old file is kept.
+    Only one process writes it at a time. With `flush` it also outlives a power cut. After an
+    `OSError`, as on a full disk, the old file is kept. The umask takes off from `mode`.
     """
     temporary = path.with_name(f".{path.name}.partial")
     temporary.unlink(missing_ok=True)
@@ -74,14 +68,9 @@ def flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path, partial: Path) -> Iterator[Path]:
-    """Make a folder under another name and rename it once it is filled; on an exception it goes.
+    """Fill the folder `partial`, and then rename it to `path`; on an exception it goes.
 
-    Args:
-        path: What it is called in the end; nothing, or an empty folder, is there.
-        partial: What it is called until then, in the same file system.
-
-    Yields:
-        The folder to fill.
+    Both are in one file system; at `path` is nothing, or an empty folder.
     """
     try:
         partial.mkdir()
@@ -100,13 +89,7 @@ def switched_folder(link: Path) -> Iterator[Path]:
     all files are noted in `manifest.json`, everything is flushed to the disk, and `link`, a
     symbolic link to the newest generation, is switched to it in one step: at each moment it is a
     complete folder. The generation before stays, since another process may be reading it; older
-    ones are removed. On an exception the old folder stays as it is.
-
-    Args:
-        link: The folder's name.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written.
+    ones are removed. On an exception, as of a full disk, the old folder stays as it is.
     """
     number = max(_generations(link), default=0) + 1
     resolved_copy = link.is_dir() and not link.is_symlink()  # as scp -r makes of a run
@@ -118,12 +101,12 @@ def switched_folder(link: Path) -> Iterator[Path]:
         shutil.rmtree(rest)
     with new_folder(generation, link.with_name(f"{generation.name}.partial")) as partial:
         yield partial
-        write_manifest(partial)
+        _write_manifest(partial)
     if resolved_copy:
         link.rename(link.with_name(f".{link.name}-{number - 1:08d}"))
     point(link, Path(generation.name))
-    for old in sorted(_generations(link).items())[:-2]:
-        shutil.rmtree(old[1])
+    for _, old in sorted(_generations(link).items())[:-2]:
+        shutil.rmtree(old)
 
 
 def newest_folder(link: Path) -> Path:
@@ -145,34 +128,28 @@ def point(link: Path, target: Path) -> None:
 
 
 def _generations(link: Path) -> dict[int, Path]:
-    """Return the complete generations of a folder by number."""
     found = link.parent.glob(f".{link.name}-" + "[0-9]" * 8)
     return {int(path.name[-8:]): path for path in found}
 
 
-def write_manifest(folder: Path) -> None:
+def _write_manifest(folder: Path) -> None:
     """Note size and SHA-256 of each file of a folder, and flush everything to the disk."""
-    files = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        files[path.relative_to(folder).as_posix()] = {
+    files = {
+        path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
             "sha256": _digest(path),
         }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = json.dumps({"files": files}, indent=2) + "\n"
+    (folder / MANIFEST).write_text(manifest, encoding="utf-8")
+    for path in (*folder.rglob("*"), folder):
         flush_to_disk(path)
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
-    flush_to_disk(manifest)
-    for path in [p for p in folder.rglob("*") if p.is_dir()]:
-        flush_to_disk(path)
-    flush_to_disk(folder)
 
 
 def check_manifest(folder: Path) -> Path:
-    """Check each file against the folder's manifest and return the folder.
-
-    Raises:
-        CheckpointError: Names the first file that is missing, has another size or other content.
-    """
+    """Return the folder; a `CheckpointError` names its first file that is not as it was written."""
     manifest = folder / MANIFEST
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
@@ -189,9 +166,10 @@ def check_manifest(folder: Path) -> Path:
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
         if found != size:
+            missing = found is None
             raise CheckpointError(
-                f"the checkpoint file {path} is {'missing' if found is None else 'cut or changed'}",
-                got=None if found is None else f"{found} bytes",
+                f"the checkpoint file {path} is {'missing' if missing else 'cut or changed'}",
+                got=None if missing else f"{found} bytes",
                 expected=f"{size} bytes",
                 hint=_HINT,
             )

@@ -29,22 +29,18 @@ class ProcessDied(RobotRLError):
     """A process of the run ended with an error."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Child:
+    name: str
     module: str
-    arguments: tuple[str, ...]
-    process: subprocess.Popen[bytes]
+    arguments: Sequence[str]
     log: IO[bytes]
-    log_start: int
-    log_read: int
     needed: bool
+    process: subprocess.Popen[bytes] = field(init=False)
+    log_start: int = 0  # where the words of the present process begin
+    log_read: int = 0
     lost: bool = False
     deaths: list[float] = field(default_factory=list)
-
-    @property
-    def input_descriptor(self) -> int:
-        assert self.process.stdin is not None
-        return self.process.stdin.fileno()
 
 
 @dataclass(eq=False)
@@ -73,26 +69,14 @@ class ProcessGroup:
         self.logs.mkdir(parents=True, exist_ok=True)
 
     def start(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        module: str = COMMAND,
-        *,
-        needed: bool = True,
+        self, name: str, arguments: Sequence[str], module: str = COMMAND, *, needed: bool = True
     ) -> None:
-        """Start `python -m MODULE ARGUMENTS` under a name.
-
-        Args:
-            name: Of the child and of its log file.
-            arguments: Its command line.
-            module: What runs.
-            needed: Whether its death is an error; of another child it is only noted.
-        """
+        """Start `python -m MODULE ARGUMENTS`; the death of one that is not needed is only noted."""
         log = (self.logs / f"{name}.log").open("ab+")
-        words = tuple(arguments)
-        process = self._spawn(module, words, log, list(self._children.values()))
-        at = log.tell()
-        self._children[name] = _Child(module, words, process, log, at, at, needed)
+        child = _Child(name, module, arguments, log, needed)
+        self._spawn(child)
+        child.log_read = child.log_start
+        self._children[name] = child
 
     def running(self, name: str) -> bool:
         """Whether a child is still running; one that was killed is started again.
@@ -110,12 +94,13 @@ class ProcessGroup:
         child.deaths.append(time.monotonic())
         recent = [at for at in child.deaths if at > child.deaths[-1] - _DEATHS_WITHIN_SECONDS]
         if code > 0 or len(recent) > _DEATHS:
+            problem = self._died(child, code)
             if child.needed:
-                raise self._died(name, code)
+                raise problem
             child.lost = True
-            self.note(f"going on without it: {self._died(name, code)}")
+            self.note(f"going on without it: {problem}")
             return False
-        self._start_again(name, code)
+        self._start_again(child, signal.Signals(-code).name)
         return True
 
     def require(self, name: str) -> None:
@@ -125,7 +110,7 @@ class ProcessGroup:
             ProcessDied: It has ended, with an error or without, or was killed too often.
         """
         if not self.running(name):
-            raise self._died(name, 0)
+            raise self._died(self._children[name], 0)
 
     def printed(self, name: str) -> list[str]:
         """Whole lines that a child has printed since this was asked before."""
@@ -142,66 +127,63 @@ class ProcessGroup:
         Returns:
             What went wrong: an error while ending, or a child that had to be killed.
         """
-        names = list(self._children)
+        children = list(self._children.values())
         problems = []
-        for group in (names[1:], names[:1]):
-            for name in group:
-                process = self._children[name].process
-                if process.poll() is None:
-                    process.send_signal(signal.SIGTERM)
+        for group in (children[1:], children[:1]):
+            for child in group:
+                if child.process.poll() is None:
+                    child.process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + self.end_seconds
-            problems += [problem for name in group if (problem := self._ended(name, deadline))]
+            problems += [problem for child in group if (problem := self._ended(child, deadline))]
         return problems
 
-    def _start_again(self, name: str, code: int) -> None:
-        child = self._children[name]
-        how = signal.Signals(-code).name
+    def _start_again(self, child: _Child, how: str) -> None:
         assert child.process.stdin is not None
         child.process.stdin.close()
-        # Should the parent be killed, it may end before those who were started before it: what
-        # they then cannot send stays with them.
-        others = [other for other in self._children.values() if other is not child]
         try:
-            child.process = self._spawn(child.module, child.arguments, child.log, others)
+            self._spawn(child)
         except OSError as error:
             raise ProcessDied(
-                f"the process {name!r} was killed by {how} and cannot be started again", got=error
+                f"the process {child.name!r} was killed by {how} and cannot be started again",
+                got=error,
             ) from error
-        child.log_start = child.log.tell()
-        self.note(f"the process {name!r} was killed by {how}; it is started again")
+        self.note(f"the process {child.name!r} was killed by {how}; it is started again")
 
-    def _spawn(
-        self, module: str, arguments: Sequence[str], log: IO[bytes], others: Sequence[_Child]
-    ) -> subprocess.Popen[bytes]:
-        return start_process(
-            arguments,
-            module,
-            stdout=log,
+    def _spawn(self, child: _Child) -> None:
+        # Should the parent be killed, one that was started again may end before those who were
+        # started before it: what they then cannot send stays with them.
+        others = [other for other in self._children.values() if other is not child]
+        inputs = [other.process.stdin.fileno() for other in others if other.process.stdin]
+        child.log_start = child.log.seek(0, os.SEEK_END)
+        child.process = start_process(
+            child.arguments,
+            child.module,
+            stdout=child.log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=(*self.inherited, *(other.input_descriptor for other in others)),
+            pass_fds=(*self.inherited, *inputs),
         )
 
-    def _ended(self, name: str, deadline: float) -> ProcessDied | None:
-        process = self._children[name].process
+    def _ended(self, child: _Child, deadline: float) -> ProcessDied | None:
+        process = child.process
         with suppress(subprocess.TimeoutExpired):
             process.wait(min(_QUIET_SECONDS, max(deadline - time.monotonic(), 0.0)))
         left = deadline - time.monotonic()
         if process.returncode is None and left > 0.0:
-            self.note(f"waiting for {name!r} to save and end; in {left:.0f} s it is killed")
+            self.note(f"waiting for {child.name!r} to save and end; in {left:.0f} s it is killed")
             with suppress(subprocess.TimeoutExpired):
                 process.wait(left)
         code = process.returncode
         if code is None:
             process.kill()
             process.wait()
-            return ProcessDied(
-                f"the process {name!r} did not end within {self.end_seconds:g} s and was killed",
-                got=self._last_words(name),
-                hint=f"see {self.logs / name}.log",
+            return self._problem(
+                child,
+                f"did not end within {self.end_seconds:g} s and was killed",
+                self._last_words(child),
             )
-        forgiven = code in _ASKED_TO_END or not self._children[name].needed
-        return None if forgiven else self._died(name, code)
+        forgiven = code in _ASKED_TO_END or not child.needed
+        return None if forgiven else self._died(child, code)
 
     def __enter__(self) -> Self:
         return self
@@ -214,31 +196,32 @@ class ProcessGroup:
             problems = self.end()
         finally:  # a second Ctrl-C while they save: nobody is left behind
             for child in self._children.values():
-                _release(child)
+                child.process.kill()
+                child.process.wait()
+                if child.process.stdin is not None:
+                    child.process.stdin.close()
+                child.log.close()
         # After the death of one, what the others say of it is a consequence, and in their logs.
         if problems and not isinstance(error, ProcessDied):
             if error is None:
                 raise problems[0]
             sys.stderr.write(f"robot-rl: {problems[0]}\n")
 
-    def _died(self, name: str, code: int) -> ProcessDied:
+    def _died(self, child: _Child, code: int) -> ProcessDied:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        problem = f"the process {name!r} ended with an error"
-        if code == 0:
-            problem = f"the process {name!r} has ended, but the others need it"
-        return ProcessDied(
-            problem,
-            got=f"{how}: {self._last_words(name)}",
-            hint=f"see {self.logs / name}.log",
-        )
+        what = "ended with an error" if code else "has ended, but the others need it"
+        return self._problem(child, what, f"{how}: {self._last_words(child)}")
 
-    def _last_words(self, name: str) -> str:
+    def _problem(self, child: _Child, what: str, got: str) -> ProcessDied:
+        hint = f"see {self.logs / child.name}.log"
+        return ProcessDied(f"the process {child.name!r} {what}", got=got, hint=hint)
+
+    def _last_words(self, child: _Child) -> str:
         try:
-            log = (self.logs / f"{name}.log").read_bytes()
+            log = (self.logs / f"{child.name}.log").read_bytes()
         except OSError as error:  # the run directory was removed meanwhile
             return f"its log cannot be read: {error}"
-        written = log[self._children[name].log_start :]
-        lines = written.decode(errors="replace").strip().splitlines()
+        lines = log[child.log_start :].decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("robot-rl: ") if lines else "it printed nothing"
 
 
@@ -247,21 +230,9 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Start `python -m MODULE ARGUMENTS`, which ends when the pipe to its standard input closes.
 
-    Args:
-        arguments: The command line.
-        module: What runs.
-        **options: Of `subprocess.Popen`: where its output goes, for example.
+    The options are those of `subprocess.Popen`.
     """
     # One computing thread each: with several, processes that share cores stall one another.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, **options)
-
-
-def _release(child: _Child) -> None:
-    if child.process.poll() is None:
-        child.process.kill()
-        child.process.wait()
-    if child.process.stdin is not None:
-        child.process.stdin.close()
-    child.log.close()

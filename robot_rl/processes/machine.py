@@ -40,11 +40,8 @@ def yield_to_control_loop(clock: str) -> None:
 
     Linux compares niceness only within a session of processes, where it groups them by session
     (sched_autogroup, sched(7)); a process that leads a session of its own lowers that group too.
-
-    Args:
-        clock: The configured clock; on the stepped one nobody is late.
     """
-    if clock != "realtime" or not hasattr(os, "nice"):
+    if clock != "realtime":  # on the stepped clock nobody is late
         return
     os.nice(_NICENESS)
     if os.getsid(0) == os.getpid():
@@ -58,14 +55,12 @@ def source_commit() -> str:
     Where it runs from none: its version.
     """
     checkout = Path(__file__).parents[2]
-    words = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-    with contextlib.suppress(OSError):  # there is no git
-        if (checkout / ".git").exists():
-            told = subprocess.run(
-                [*words, "--exclude=*"], capture_output=True, text=True, check=False
-            )
-            if told.returncode == 0:
-                return told.stdout.strip()
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    if (checkout / ".git").exists():
+        # Where there is no git, or it fails.
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            told = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True)
+            return told.stdout.strip()
     return f"version {_version('robot_rl')}"
 
 
@@ -73,13 +68,10 @@ class MemorySampler:
     """Samples, at 1 Hz in a thread, the anonymous and shared memory of this process's tree.
 
     Pages of mapped files (the replay store) are not counted: the system takes them back at will.
-
-    Attributes:
-        peak_bytes: The largest sum of one sample so far.
     """
 
     def __init__(self) -> None:
-        self.peak_bytes = 0
+        self.peak_bytes = 0  # the largest sum of one sample so far
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
@@ -102,13 +94,10 @@ class MemorySampler:
 
 def resident_bytes(process: psutil.Process) -> int:
     """Anonymous and shared memory of a process; 0 of one that has ended."""
-    status = Path(f"/proc/{process.pid}/status")
     try:
-        if not psutil.LINUX:
-            return int(process.memory_info().rss)
-        lines = status.read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError, psutil.Error):
-        return 0  # it has ended since
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     values = dict(line.split(":", 1) for line in lines if line.startswith(("RssAnon", "RssShmem")))
     return sum(int(value.split()[0]) * 1024 for value in values.values())
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -23,13 +23,8 @@ class WorkProgress:
     """Shows how far a long job is; a context manager.
 
     On a terminal it is a display that is redrawn in place; elsewhere (CI, a log file) one plain
-    line is printed about every ten seconds, on a call of `update`.
-
-    Args:
-        total: The amount of work, in the unit that `label` names.
-        label: What is counted, for example `environment steps` or `demonstrations`.
-        console: Where to print; None is the standard output.
-        clock: A steady clock, in seconds.
+    line is printed about every ten seconds, on a call of `update`. `total` and `done` count what
+    `label` names; `clock` is a steady one [s].
     """
 
     def __init__(
@@ -51,11 +46,8 @@ class WorkProgress:
         self._figures: dict[str, str] = {}
         self._history: deque[tuple[float, int]] = deque()
         self._next_line = clock() + LOG_INTERVAL_S
-        self._live: Live | None = None
-        if self._console.is_terminal:
-            self._live = Live(
-                console=self._console, refresh_per_second=4, get_renderable=self._render
-            )
+        live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
+        self._live = live if self._console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -78,42 +70,28 @@ class WorkProgress:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def episode(self, success: bool, intervened: float = 0.0) -> None:
-        """Count a finished episode into the figures of the last 20.
-
-        Args:
-            success: Whether it reached its goal.
-            intervened: Share of its steps that an operator took.
-        """
+        """Count an episode into the figures of the last 20, with the operator's share of steps."""
         self._successes.append(success)
         self._intervened.append(intervened)
 
-    def update(
-        self,
-        done: int,
-        *,
-        updates_per_second: float | None = None,
-        update_to_data: float | None = None,
-        replay_transitions: int | None = None,
-    ) -> None:
-        """Report the work done so far, since the job's first start.
+    def update(self, done: int, block: Mapping[str, Any] | None = None) -> None:
+        """Report the work done so far, since the job's first start, and the learner's last block.
 
-        Args:
-            done: How much, in the unit that is counted.
-            updates_per_second: Of the learner; None keeps the last figures of it.
-            update_to_data: Its updates for each environment step; None while it warms up.
-            replay_transitions: What it learns from.
+        Of that it shows `updates_per_second`, `update_to_data`, which is None while the learner
+        warms up, and `replay_transitions`.
         """
         self._done = done
         now = self._clock()
         self._history.append((now, done))
         while len(self._history) > 2 and self._history[0][0] < now - _RATE_WINDOW_S:
             self._history.popleft()
-        if updates_per_second is not None:
-            self._figures["updates/s"] = f"{updates_per_second:.1f}"
-            ratio = "none, warming up" if update_to_data is None else f"{update_to_data:.2f}"
-            self._figures["update-to-data ratio"] = ratio
-        if replay_transitions is not None:
-            self._figures["replay transitions"] = f"{replay_transitions:,}"
+        if block is not None:
+            ratio = block["update_to_data"]
+            self._figures = {
+                "updates/s": f"{block['updates_per_second']:.1f}",
+                "update-to-data ratio": "none, warming up" if ratio is None else f"{ratio:.2f}",
+                "replay transitions": f"{int(block['replay_transitions']):,}",
+            }
         self._print_line_if_due()
 
     def seconds_left(self) -> float | None:
@@ -132,9 +110,8 @@ class WorkProgress:
             rows[f"success of the last {count} episodes"] = f"{100 * successes / count:.0f} %"
         if any(self._intervened):
             rows["by the operator"] = f"{100 * sum(self._intervened) / len(self._intervened):.0f} %"
-        rows.update(self._figures)
-        left = self.seconds_left()
-        if left is not None:
+        rows |= self._figures
+        if (left := self.seconds_left()) is not None:
             rows["time left"] = str(timedelta(seconds=round(left)))
         return rows
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from policies import registry
@@ -19,28 +18,21 @@ class ResourceNotFound(RobotRLError):
 
 
 def find_resource(relative: str | Path) -> Path:
-    """Return the absolute path of a file or folder that is shipped beside the packages.
+    """Return the absolute path of what is shipped, such as `"hardware/panda/panda.xml"`.
 
     The same call works from a checkout, an editable install, a wheel (`share/robot_rl` under the
     prefix it was installed to, or under the folder given to `pip install --target`) and a ROS
     prefix named in `AMENT_PREFIX_PATH`, searched in this order; then come the folders of the user's
-    own, which may add files to `hardware`.
-
-    Args:
-        relative: Path that begins with `configs`, `hardware` or `launch`, for example
-            `"hardware/panda/panda.xml"`.
-
-    Raises:
-        ResourceNotFound: None of the places has it; the message lists what was searched.
+    own, which may add files to `hardware`. `ResourceNotFound` lists what was searched.
     """
     wanted = Path(relative)
     if wanted.is_absolute() or not wanted.parts or wanted.parts[0] not in RESOURCE_FOLDERS:
         raise ResourceNotFound(
             "only the folders that robot_rl ships can be asked for",
-            got=str(relative),
+            got=relative,
             expected="a relative path that begins with " + ", ".join(RESOURCE_FOLDERS),
         )
-    searched = list(_resource_roots())
+    searched = _resource_roots()
     for root in searched:
         if (root / wanted).exists():
             return root / wanted
@@ -51,16 +43,14 @@ def find_resource(relative: str | Path) -> Path:
     )
 
 
-def _resource_roots() -> Iterator[Path]:
-    """Yield the folders that may hold the resources, most specific first, each once."""
+def _resource_roots() -> list[Path]:
+    """The folders that may hold the resources, most specific first, each once."""
     packages = Path(__file__).resolve().parents[2]
-    candidates: list[Path] = []
-    if (packages / "pyproject.toml").exists():
-        candidates.append(packages)
+    candidates = [packages] if (packages / "pyproject.toml").exists() else []
     # <prefix>/lib/python3.x/site-packages is three levels below its prefix; --target is none.
     candidates += [folder / _SHARE for folder in (packages, *packages.parents[:3])]
     candidates.append(Path(sys.prefix) / _SHARE)
     ament = os.environ.get("AMENT_PREFIX_PATH", "")
     candidates += [Path(prefix) / _SHARE for prefix in ament.split(os.pathsep) if prefix]
     candidates += registry.folders()
-    yield from dict.fromkeys(candidates)
+    return list(dict.fromkeys(candidates))

@@ -98,10 +98,7 @@ def stop_event() -> Iterator[StopEvent]:
     """Give an event that Ctrl-C, SIGTERM and a closed terminal set; then restore the handlers."""
     stop = StopEvent()
 
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    with handled(ending_signals(), request_stop):
+    with handled(ending_signals(), lambda number, frame: stop.set()):
         yield stop
 
 
@@ -115,14 +112,10 @@ def deferred_signals() -> Iterator[None]:
         yield
         return
     heard: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-
     # A handler that is not Python's could not be put back.
     numbers = [number for number in ending_signals() if signal.getsignal(number) is not None]
     try:
-        with handled(numbers, note):
+        with handled(numbers, lambda number, frame: heard.append(number)):
             yield
     finally:
         if heard:

@@ -12,15 +12,10 @@ QUIET_SECONDS, _UNUSUAL = 60.0, 3.0
 
 
 def wait_until(reached: Callable[[], _Found], timeout_s: float, *, every_s: float = 0.02) -> _Found:
-    """Ask again and again until the answer is true; it is asked at least once.
+    """Ask again and again until the answer is true; returns the last one.
 
-    Args:
-        reached: What is asked; what it raises ends the waiting.
-        timeout_s: How long, on the steady clock [s].
-        every_s: Pause between two questions [s].
-
-    Returns:
-        The last answer: false in a condition only where the time has run out.
+    It is asked at least once; that is false in a condition only where the time has run out. What
+    `reached` raises ends the waiting. Times are of the steady clock [s].
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -32,11 +27,7 @@ def wait_until(reached: Callable[[], _Found], timeout_s: float, *, every_s: floa
 
 
 class QuietWait:
-    """Says what is waited for, when that takes long: also longer than it usually does here.
-
-    Args:
-        say: Told it, once in a wait.
-    """
+    """Says once what is waited for, when that takes long: also longer than it usually does here."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -234,3 +234,28 @@ def _read(file: Path, *, secret: bool = False) -> bytes:
             hint=f"chmod 600 {file}",
         )
     return key
+
+
+def make_keys(folder: str, client: str | None = None) -> None:
+    """Make the keys of a replay server, or of one more client, and say where they belong."""
+    keys = Path(folder)
+    if client is None:
+        create_keys(keys)
+        print(
+            f"made {keys}: it stays on the replay server's machine, secret keys for you alone\n"
+            f"  start the server, and actor and learner beside it, with: replay=network"
+            f" replay.keys={keys}\n"
+            f"  let another machine in with: robot-rl keys {keys} client=NAME",
+            flush=True,
+        )
+        return
+    own = add_client(keys, client)
+    print(
+        f"made {own}: copy this folder, and nothing else of {keys}, to {client}, for example with\n"
+        f"  scp -rp {own} {client}:\n"
+        f"restart the replay server, so that it lets {client} in; then there add\n"
+        f"  replay.connect=tcp://HOST_OF_THE_SERVER:PORT replay.keys={own.name}\n"
+        f"to shut {client} out again, delete {keys / CLIENTS / (client + '.public')} and restart"
+        " the server",
+        flush=True,
+    )

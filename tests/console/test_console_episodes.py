@@ -16,9 +16,8 @@ from console_links import make_run
 
 from robot_rl.config import compose
 from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
-from robot_rl.console.feeds import read_curves, running_mean
 from robot_rl.console.link import ConsoleError
-from robot_rl.console.pages import Pages
+from robot_rl.console.pages import Pages, read_curves, running_mean
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.client import ReplayClient

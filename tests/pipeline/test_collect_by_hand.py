@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from robot_rl.commands.stage import collect
+from robot_rl.commands.train import collect
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter, StorageFull
 from robot_rl.data.schema import SOURCE_DEMONSTRATION

@@ -10,7 +10,7 @@ from rich.console import Console
 from tiny_runs import TINY
 from untrained_policy import untrained
 
-from robot_rl.commands.stage import collect, pretrain
+from robot_rl.commands.train import collect, pretrain
 from robot_rl.config import ConfigError, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.operator import OperatorInbox
