@@ -13,24 +13,7 @@ from typing import TYPE_CHECKING
 from robot_rl.env.ids import register_when_gymnasium_is_there
 
 if TYPE_CHECKING:
-    from robot_rl.commands.api import (
-        Episode,
-        Field,
-        LoadedPolicy,
-        ReplayClient,
-        RobotRLError,
-        RowSchema,
-        SampleSpec,
-        blank_row,
-        compare_results,
-        exact_interval,
-        interval_over_runs,
-        load_policy,
-        open_sampler,
-        read_episodes,
-        row_schema,
-        serve_replay,
-    )
+    from robot_rl.commands.api import *
 
 __all__ = [
     "Episode",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import numpy as np
 import torch
@@ -70,11 +70,8 @@ class ActingController(ControllerWrapper[PolicyRunner]):
     def __init__(
         self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = CPU
     ) -> None:
-        """See the class."""
         super().__init__(runner)
-        self._device = device
-        self.step = step
-        self._weights = weights
+        self.step, self._weights, self._device = step, weights, device
 
     @property
     def run_steps(self) -> int:
@@ -95,26 +92,20 @@ class ActingController(ControllerWrapper[PolicyRunner]):
         return super().act(observation, active)
 
     def _switch(self) -> None:
-        published = self._weights.at_step(self.step)
-        if published is not None:
+        if (published := self._weights.at_step(self.step)) is not None:
             self._controller.set_behaviour(published.behaviour.to(self._device))
 
 
 def act(
     config: DictConfig, run: RunDirectory, stop: StopEvent
 ) -> Iterator[tuple[int, EpisodeResult]]:
-    """Act until the configured number of environment steps is in the store.
+    """Act until the configured number of environment steps is in the store; its server must run.
 
-    The run's replay server must be running. When `stop` is set, the running episode ends as
-    truncated; on the stepped clock it is left to the next start, which plays it again. Rows that
-    the server does not take then wait in the run's spool for the next start.
+    When `stop` is set, the running episode ends as truncated; on the stepped clock, or while the
+    actor waits, that raises `Stopped`: the episode stays open in the store, and the next start
+    plays it again. Rows that the server does not take wait in the run's spool.
 
-    Yields:
-        Each episode as it ends, with the environment steps of the run so far.
-
-    Raises:
-        Stopped: `stop` was set while the actor waited, or on the stepped clock. The running
-            episode stays open in the store, with all of its rows.
+    Yields each episode as it ends, with the environment steps of the run so far.
     """
     try:
         yield from _act(config, run, stop)
@@ -198,29 +189,24 @@ def _act(
 
 
 def run(config: DictConfig) -> None:
-    """Act in the run directory `config.run`.
-
-    Raises:
-        KeyboardInterrupt: The actor was asked to stop, and has sent all of its rows.
-    """
+    """Act in the run directory `config.run`; `KeyboardInterrupt` after a stop, with all sent."""
     directory = RunDirectory.open(config.run, config.runs_directory)
-    number = len(_episodes_before(directory, _number(config)))
-    name = f"actor-{_number(config)}"
+    actor = _number(config)
+    number = len(_episodes_before(directory, actor))
     # Plain lines between episodes: a display that redraws itself would disturb the control loop.
     progress = WorkProgress(int(config.environment_steps), console=Console(force_terminal=False))
     progress.phase("acting")
-    with stop_event() as stop, directory.claim(name, _CLAIM_SECONDS), progress:
-        try:
+    claim = directory.claim(f"actor-{actor}", _CLAIM_SECONDS)
+    with stop_event() as stop, claim, progress:
+        with suppress(Stopped):
             for steps, result in act(config, directory, stop):
                 record = _record(number, steps, result)
-                directory.append_jsonl(_EPISODES, {"actor": _number(config), **record})
+                directory.append_jsonl(_EPISODES, {"actor": actor, **record})
                 number += 1
-                if result.facts.get("reward_alarm"):
-                    progress.note(f"reward alarm, {result.facts['reward_alarm']}")
+                if alarm := result.facts.get("reward_alarm"):
+                    progress.note(f"reward alarm, {alarm}")
                 progress.episode(result.success)
                 progress.update(steps)
-        except Stopped:
-            pass
         if stop.is_set():
             raise KeyboardInterrupt
     print(f"actor: done, {number} episodes in all", flush=True)
@@ -233,11 +219,7 @@ def _episodes_before(run: RunDirectory, actor: int) -> Sequence[Mapping[str, obj
 
 @contextmanager
 def _spooling_client(
-    config: DictConfig,
-    run: RunDirectory,
-    place: ServerPlace,
-    env: RewardWrapper,
-    stop: StopEvent,
+    config: DictConfig, run: RunDirectory, place: ServerPlace, env: RewardWrapper, stop: StopEvent
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
     size, path = int(config.replay.spool_bytes), run.spool(_number(config))
@@ -282,8 +264,7 @@ def _first_behaviour(
         wait.goes_on("the learner's first weights")
         if stop.is_set():
             raise Stopped
-        found = receiver.fetch(client, None, 0.5)
-        if found is not None:
+        if (found := receiver.fetch(client, None, 0.5)) is not None:
             return found
     raise RobotRLError(
         "there are no weights to act with",

@@ -43,13 +43,9 @@ class UsageError(RobotRLError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command, of the words after `robot-rl` that are given or of those of the process.
 
-    Args:
-        argv: The words after `robot-rl`; None takes those of the process.
-
-    Returns:
-        The exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
+    Returns the exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
     """
     end_at_once()
     words = list(sys.argv[1:] if argv is None else argv)

@@ -49,9 +49,7 @@ def choice_file(group: str, choice: str) -> Path | None:
 def group_choices() -> dict[str, tuple[str, ...]]:
     """Return the valid choices of each configuration group, for example of `task`.
 
-    Raises:
-        ConfigError: A folder of the user's own has a choice that there is already.
-        RegistryError: A folder of `ROBOT_RL_PATH` is not there.
+    `ConfigError` where a folder of the user's own has a choice that there is already.
     """
     files: dict[tuple[str, str], Path] = {}
     for path in (path for place in _places() for path in sorted(place.glob("*/*.yaml"))):
@@ -96,12 +94,12 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     defaults = _resolved(config)
     del defaults["choices"]
     values = [o for o in parsed if o.key_or_group not in groups]
-    replaced = [o for o in values if not (o.is_add() or o.is_force_add() or o.is_delete())]
-    for override in replaced:
-        check_key(override.key_or_group, override.value(), defaults)
-    known = flatten(defaults)
     added = [o for o in values if o.is_add() or o.is_force_add()]
-    there = [o for o in added if any(f"{k}.".startswith(f"{o.key_or_group}.") for k in known)]
+    for override in values:
+        if override not in added and not override.is_delete():
+            check_key(override.key_or_group, override.value(), defaults)
+    known = [f"{key}." for key in flatten(defaults)]
+    there = any(key.startswith(f"{o.key_or_group}.") for o in added for key in known)
     if there or any(o.is_delete() for o in values):
         config = _compose(overrides)
     else:  # as Hydra does at the end; composing again takes it half a second
@@ -134,12 +132,14 @@ def _complete_cameras(config: DictConfig) -> None:
 
 def in_real_time(config: DictConfig) -> DictConfig:
     """The same configuration on the wall clock, for what a person does."""
-    return _on_clock(config, "realtime")
+    return OmegaConf.merge(config, {"clock": "realtime"})  # type: ignore[return-value]
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
     """The same configuration in simulated time; a robot that has only the wall clock keeps it."""
-    return _on_clock(config, "stepped") if config.robot.get("clock") is None else config
+    if config.robot.get("clock") is not None:
+        return config
+    return OmegaConf.merge(config, {"clock": "stepped"})  # type: ignore[return-value]
 
 
 def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -152,12 +152,6 @@ def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[st
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _on_clock(config: DictConfig, clock: str) -> DictConfig:
-    changed = OmegaConf.merge(config, {"clock": clock})
-    assert isinstance(changed, DictConfig)
-    return changed
 
 
 def _places() -> tuple[Path, ...]:
@@ -219,11 +213,13 @@ def parse(text: str) -> Override:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
+        key, equals, value = text.partition("=") if "=" in text else ("key", "=", "value")
         raise ConfigError(
             f"the override {text!r} cannot be read",
             got=" ".join(str(error).split()),
             expected="key=value",
-            hint=f"put a value that holds spaces, = or , in two pairs of quotes: {_quoted(text)}",
+            hint="put a value that holds spaces, = or , in two pairs of quotes:"
+            f" \"{key}{equals}'{value}'\"",
         ) from error
     if override.is_sweep_override():
         raise ConfigError(
@@ -232,11 +228,6 @@ def parse(text: str) -> Override:
             hint="start one run for each value",
         )
     return override
-
-
-def _quoted(text: str) -> str:
-    key, equal, value = text.partition("=")
-    return f"\"{key}='{value}'\"" if equal else "\"key='value'\""
 
 
 def check_value(key: str, value: object, valid: Sequence[str], searched: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import Batch, Correction
+from robot_rl.learning.algorithms.base import Correction
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import demonstrated, first_episodes, value_range
@@ -47,12 +47,7 @@ from robot_rl.run import (
 
 
 def run(config: DictConfig) -> None:
-    """Learn in the run directory `config.run`.
-
-    Raises:
-        KeyboardInterrupt: The learner was asked to stop, and has saved its checkpoint.
-        RecipeError: A stage lacks what the ones before it make.
-    """
+    """Learn in the run directory `config.run`; `KeyboardInterrupt` after a stop, with all saved."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     yield_to_control_loop(config.clock)
     torch.set_num_threads(1)
@@ -91,11 +86,7 @@ class Online(Stage):
         return self.needs if demonstrated(config) else (EXPLORATION, UNTRAINED)
 
     def check(self, config: DictConfig) -> None:
-        """Check steps, updates, the device and the algorithm's settings.
-
-        Raises:
-            RobotRLError: The run would learn nothing, or a setting is out of range.
-        """
+        """Check steps, updates, the device and the algorithm's settings."""
         Blocks.of(config).check_learning()
         compute_device(config)
         trains_on(config.observation)
@@ -123,7 +114,6 @@ class Learner:
     """
 
     def __init__(self, bench: Workbench) -> None:
-        """Make the algorithm, put the first episodes into the store, and resume if possible."""
         self._bench, config = bench, bench.config
         self._blocks = Blocks.of(config)
         # Only one actor can be made to act on the weights of a certain block.
@@ -154,13 +144,9 @@ class Learner:
     def learn(self, progress: WorkProgress) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set.
 
-        While the replay server is away the learner waits for it.
-
-        Raises:
-            Stopped: `stop` was set while the server was away, and a checkpoint was saved; or in a
-                long block, of which nothing is kept.
-            ReplayError: The server has refused the weights or the keys; a checkpoint was saved.
-            LearningDiverged: A loss or a weight is not finite.
+        While the replay server is away the learner waits for it. A checkpoint is saved before a
+        `Stopped`, but nothing is kept of a long block; and before a `ReplayError`, as when the
+        server refuses the weights. `LearningDiverged` where a loss or a weight is not finite.
         """
         total = self._blocks.total
         # A resumed run on the stepped clock goes on with the weights whose turn it is.
@@ -212,10 +198,12 @@ class Learner:
         self._rows.show(target)
         if count:
             self._wait_for_rewards(target)
+        batches = self._rows.batches(count)
         if self._hindsight is not None:
             self._hindsight.count(target)
+            batches = map(self._hindsight.mixed, batches)
         metrics: dict[str, list[Tensor]] = {}
-        for batch in self._batches(count):
+        for batch in batches:
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
                 raise Stopped
             check_features(batch, self._cloned)
@@ -230,10 +218,6 @@ class Learner:
         if target > self._noted_steps:
             self._bench.note(record)
         return record
-
-    def _batches(self, count: int) -> Iterator[Batch]:
-        batches = self._rows.batches(count)
-        return batches if self._hindsight is None else map(self._hindsight.mixed, batches)
 
     def _undo_a_loss(self, trial: Trial) -> None:
         if trial.lost and isinstance(self._algorithm, Correction):
@@ -283,15 +267,14 @@ class Learner:
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         share = self._trial.share if self._trial is not None else 0.0
-        if self.updates == 0 and not demonstrated(self._bench.config):
-            behaviour = self._cloned  # which acts at random
-        elif self.updates == 0:
-            noise = self._algorithm.schedule.warmup_noise
-            behaviour = self._cloned.exploring("base", "normal", noise, share)
-        else:
+        behaviour = self._cloned  # which acts at random without demonstrations
+        if self.updates:
             acting = self._learned(self._algorithm.acting_policy())
             noiseless = 0.0 if self._trial is None else self._trial.noiseless_share
             behaviour = acting.exploring("sample", base_share=share, mean_share=noiseless)
+        elif demonstrated(self._bench.config):
+            noise = self._algorithm.schedule.warmup_noise
+            behaviour = behaviour.exploring("base", "normal", noise, share)
         try:
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
         except (ReplayError, Stopped):

@@ -93,9 +93,6 @@ class RunDirectory:
 
         Signs of the task's name that a shell or a file system may take otherwise, as in
         `module:id`, become `-`. Further runs of one second get the suffixes `-2`, `-3`, ...
-
-        Raises:
-            RunError: The folder cannot be written.
         """
         runs, task = Path(runs_directory).absolute(), re.sub(r"[^\w.-]+", "-", task)
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
@@ -113,16 +110,13 @@ class RunDirectory:
     def open(
         cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
     ) -> RunDirectory:
-        """Open an existing run.
+        """Open an existing run; `RunError` where there is none of the name.
 
         Args:
             path: A run directory, absolute or relative to the working directory or to
                 `runs_directory`; or `latest`.
             runs_directory: Folder of all runs.
             with_policy: Whether `latest` is the newest run that has a policy, where one has.
-
-        Raises:
-            RunError: There is no such directory, or it is not a run.
         """
         runs = Path(runs_directory)
         candidates = [runs / LATEST] if str(path) == LATEST else [Path(path), runs / path]
@@ -150,11 +144,7 @@ class RunDirectory:
     def around(
         cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
     ) -> RunDirectory:
-        """Open the run that a checkpoint lies in, or that is named itself: see `open`.
-
-        Raises:
-            RunError: There is no such run, or the checkpoint lies in none.
-        """
+        """Open the run that a checkpoint lies in, or that is named itself: see `open`."""
         if policy_folder(path) is None:
             return cls.open(path, runs_directory, with_policy=with_policy)
         parents = Path(path).absolute().parents
@@ -191,10 +181,8 @@ class RunDirectory:
         """Make sure that nobody else does the same work in this run while the context lasts.
 
         The claim is a lock that the system drops with the last process that holds its descriptor,
-        which is given: children may inherit it. One that is about to end is waited for.
-
-        Raises:
-            RunError: Another process has it, or the folder cannot be written.
+        which is given: children may inherit it. One that is about to end is waited for. `RunError`
+        where another has it.
         """
         path = self.path / f".{role}.lock"
         with _reported(f"{path} cannot be written"):
@@ -219,10 +207,7 @@ class RunDirectory:
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one line to `<name>.jsonl`, after removing what a killed writer left unfinished.
 
-        Each file has one writer; it needs one system call a line.
-
-        Raises:
-            RunError: The disk is full or the folder cannot be written.
+        Each file has one writer; it needs one system call a line. `RunError` on a full disk.
         """
         line = json.dumps(record).encode() + b"\n"
         path = self.path / f"{name}.jsonl"
@@ -234,12 +219,9 @@ class RunDirectory:
                 raise RunError(f"{path} cannot be written", got="the disk is full", hint=_FREE)
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of `<name>.jsonl`, none if there is no such file.
+        """Return the records of `<name>.jsonl`, if there are any; `RunError` for a bad line.
 
         A last line without its end, as a killed writer leaves it, is not returned.
-
-        Raises:
-            RunError: A line in the middle is not a JSON object.
         """
         path = self.path / f"{name}.jsonl"
         if not path.exists():
@@ -248,22 +230,14 @@ class RunDirectory:
         return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
 
     def save_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one object to the file `name`; an older one is replaced at once.
-
-        Raises:
-            RunError: The disk is full or the folder cannot be written.
-        """
+        """Write one object to the file `name`; an older one is replaced at once."""
         path = self.path / name
         with _reported(f"{path} cannot be written"):
             replace_text(path, json.dumps(content, indent=2) + "\n")
 
     @contextmanager
     def atomic_folder(self, name: str) -> Iterator[Path]:
-        """Write a folder below the run that is whole or not there: see `switched_folder`.
-
-        Raises:
-            RunError: The disk is full or the folder cannot be written.
-        """
+        """Write a folder below the run that is whole or not there: see `switched_folder`."""
         link = self.path / name
         problem = f"{link} cannot be written; the one before is kept"
         with _reported(problem), switched_folder(link) as partial:
@@ -273,9 +247,7 @@ class RunDirectory:
         """Return the folder that `atomic_folder` wrote last, after checking its files.
 
         The path is that of one generation: it stays valid while the next one is written.
-
-        Raises:
-            CheckpointError: There is none, or a file of it is missing, cut or changed.
+        `CheckpointError` where a file is missing, cut or changed.
         """
         return check_manifest(newest_folder(self.path / name))
 
@@ -285,14 +257,11 @@ class RunDirectory:
 
 
 def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
-    """Load a policy of a run, and the environment steps behind it: none behind the cloned one.
+    """Load one of the `POLICIES` of a run, and the environment steps behind it; the clone has none.
 
-    Args:
-        run: The run directory.
-        which: One of `POLICIES`. The learned one is that of `proved_checkpoint`; the deployed
-            one what `train` has decided for at its end, until then the learned one. Where
-            training held back what was learned, the learned one acts as the clone, and the
-            deployed one does not if `train` has found it better.
+    The learned one is that of `proved_checkpoint`; the deployed one what `train` has decided for at
+    its end, until then the learned one. Where training held back what was learned, the learned one
+    acts as the clone, and the deployed one does not if `train` has found it better.
 
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
@@ -340,9 +309,6 @@ def open_policy(
     """Load the policy `which` of a run, as `load_policy`, or that of a folder of its checkpoints.
 
     With it come the environment steps behind it. The run is one of `RunDirectory.open`.
-
-    Raises:
-        RobotRLError: There is none, it is damaged, or its class is not in the registry.
     """
     folder = policy_folder(path)
     if folder is None:
@@ -375,9 +341,8 @@ def learned_steps(run: RunDirectory) -> int:
 
 def _steps_of(folder: Path) -> int:
     """Environment steps behind a checkpoint; a snapshot has no state, but them in its name."""
-    if (folder / STATE_FILE).is_file():
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        return int(state["environment_steps"])
+    if (state := folder / STATE_FILE).is_file():
+        return int(json.loads(state.read_text(encoding="utf-8"))["environment_steps"])
     named = re.search(r"step_(\d+)", str(folder))
     return int(named[1]) if named else 0
 

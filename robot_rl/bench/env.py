@@ -22,13 +22,9 @@ _RENDERED_STEPS = 200
 def run(config: DictConfig) -> dict[str, object]:
     """Measure control steps per second with the expert acting, so that contacts are included.
 
-    Returns:
-        `state_steps_per_second`: median over rounds of 1,000 steps, resets included and the
-        expert's own time taken out; `physics_steps_per_second`; `rendered_steps_per_second`: the
-        same with the cameras of ``observation=pixels``, rounds of 200 steps; `task`.
-
-    Raises:
-        CameraError: Nothing can be rendered here.
+    The median over rounds of 1,000 steps, resets included and the expert's own time taken out; and
+    of 200 steps with the cameras of ``observation=pixels``: `CameraError` where nothing can be
+    rendered.
     """
     rate, physics_rate = _rate(config, _STEPS)
     pixels = compose([f"task={config.choices.task}", "observation=pixels"])

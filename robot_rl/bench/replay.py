@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import tempfile
 import time
@@ -30,21 +31,18 @@ SECONDS = 10.0
 
 
 def run(config: DictConfig) -> dict[str, object]:
-    """Measure inserts and samples of transitions as a two-camera robot makes them.
+    """Measure inserts and samples of transitions as a two-camera robot makes them; means.
 
-    Inserts are committed and acknowledged, with schema checks. A sample is 256 pairs (s, s').
-
-    The rows have sizes of their own, so the configuration does not matter. Each second of
-    inserting writes up to 1 GB into the system's temporary folder (``TMPDIR``), removed at the end.
-
-    Returns:
-        JSON-able figures; times are means of milliseconds.
+    Inserts are committed and acknowledged, with schema checks. A sample is 256 pairs (s, s'). The
+    rows have sizes of their own, whatever the configuration is. Each second of inserting writes up
+    to 1 GB into the system's temporary folder (``TMPDIR``), removed at the end.
     """
     results: dict[str, object] = {}
     images = camera_schema()
-    for fsync, batch_rows in (("none", 1), ("none", 16), ("group", 1), ("group", 16)):
+    modes: tuple[Fsync, ...] = ("none", "group")
+    for fsync, batch_rows in itertools.product(modes, (1, 16)):
         suffix = "" if fsync == "none" else "_fsync_group"
-        with _server("group" if fsync == "group" else "none") as store:
+        with _server(fsync) as store:
             rate = _insert(store, images, SECONDS, batch_rows)
             results[f"insert_per_second_batch{batch_rows}{suffix}"] = rate
             if suffix == "" and batch_rows == 16:

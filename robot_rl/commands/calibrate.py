@@ -38,11 +38,7 @@ _SUSPICIOUS = 0.005
 
 
 def run(what: str, path: str, **options: str | None) -> None:
-    """Draw the board to a new PNG, or calibrate a camera by the views in a folder.
-
-    Raises:
-        CalibrationError: Something is missing, or the pose does not follow from the views.
-    """
+    """Draw the board to a new PNG, or calibrate a camera by the views in a folder."""
     try:
         columns, rows = (int(str(options[name])) for name in ("columns", "rows"))
         square, marker = (float(str(options[name])) for name in ("square", "marker"))
@@ -156,8 +152,7 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
         print(f"{name} is left out: {problem}", flush=True)
     intrinsics = _intrinsics(folder, views, which)
     result = solve(views, intrinsics, mount)
-    path = folder.path / "calibration.yaml"
-    residual = result.residual
+    path, residual = folder.path / "calibration.yaml", result.residual
     content = {
         "mount": mount,
         "frame": "tcp" if mount == "wrist" else "base",

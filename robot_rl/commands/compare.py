@@ -165,16 +165,14 @@ def _alike(one: Behaviour, other: Behaviour) -> bool:
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
     """Compare the policies, say which is better, and add that to the first one's run.
 
-    What was found is said and kept too where a person ends the comparison, or the robot fails. The
-    configuration is that of the first one's run, with the overrides that were typed.
+    What was found is said and kept too where a person ends the comparison, or the robot fails.
     """
     check_proof(config)
     which = config.evaluation.policy
     check_value("evaluation.policy", which, POLICIES)
-    names = map(chr, itertools.count(ord("A")))
     rivals = [
-        Rival(name, path, *open_policy(path, which, config.runs_directory))
-        for name, path in zip(names, paths, strict=False)
+        Rival(chr(letter), path, *open_policy(path, which, config.runs_directory))
+        for letter, path in enumerate(paths, ord("A"))
     ]
     check_rivals(rivals)
     for rival in rivals:
@@ -191,16 +189,15 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             contest.run(evaluator, note)
         finally:
             if contest.first.episodes:
-                _conclude(config, contest, rivals, circumstances(overrides))
+                _conclude(config, contest, overrides)
 
 
-def _conclude(
-    config: DictConfig, contest: Contest, rivals: Sequence[Rival], facts: dict[str, object]
-) -> None:
-    for rival in rivals:
+def _conclude(config: DictConfig, contest: Contest, overrides: Sequence[str]) -> None:
+    for rival in (contest.first, *contest.others):
         print(f"{rival.name} ({rival.path}): {contest.result(rival)}")
     for rival in contest.others:
         print(contest.sentence(rival), flush=True)
+    facts = circumstances(overrides)
     for rival in contest.others:
         both = (contest.first, rival)
         record = {

@@ -21,11 +21,7 @@ from robot_rl.run import RunDirectory
 
 
 def run(config: DictConfig) -> None:
-    """Serve the console of the run `config.run` until asked to end.
-
-    Raises:
-        ConsoleError: A package is missing, the port cannot be had, or the host needs a token.
-    """
+    """Serve the console of the run `config.run` until asked to end."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     # Whatever the clock is: the browser can wait, and the control loop cannot.
     yield_to_control_loop("realtime")

@@ -353,14 +353,9 @@ def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Findi
 
 
 def run(**options: str | None) -> None:
-    """Examine the machine and print a line for each part.
+    """Examine the machine, print a line for each part, and fail where nothing can work.
 
-    The options are those of the command; `call` and `topic` ask a robot's nodes in place of all
-    this, where there is no `ros2` tool.
-
-    Raises:
-        Unusable: Python, MuJoCo or torch does not work.
-        RobotRLError: A node does not answer, or says no.
+    `call` and `topic` ask a robot's nodes in place of all this, where there is no `ros2` tool.
     """
     if options.get("call") or options.get("topic"):
         from robot_rl.ros import asking

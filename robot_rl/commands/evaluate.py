@@ -50,7 +50,6 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     """Evaluate the cloned policy and each of a run's snapshots as they appear, in order.
 
     What was evaluated before is not repeated, so that a resumed run goes on with its curve.
-    `Stopped` if `stop` was set.
     """
     torch.set_num_threads(1)
     looks = len(Blocks.of(config).evaluation_points()) - 1
@@ -114,43 +113,39 @@ class FinalEvaluation:
             )
         other = self.cloned if self.deployed is self.learned else self.learned
         name = CLONED_POLICY if other.cloned else LEARNED_POLICY
+        if self.cloned.successes == self.learned.successes:
+            return f"the {name} policy did as well on the same scenes"
         compared = self.learned.beside(self.cloned)
-        equal = self.cloned.successes == self.learned.successes
-        by_chance = not equal and compared is not None and not compared.beyond_noise
-        return (
-            f"the {name} policy {'did as well' if equal else f'solved {other.count}'}"
-            " on the same scenes"
-            f"{', which may be chance' if by_chance else ''}"
-        )
+        chance = compared is not None and not compared.beyond_noise
+        solved = f"the {name} policy solved {other.count} on the same scenes"
+        return f"{solved}, which may be chance" if chance else solved
 
 
 def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     """Evaluate a run's learned policy on the final seeds, and the cloned one if they are compared.
 
     Beside the cloned one, even what training has held back acts: so many scenes can show what its
-    few episodes could not. The results are told and recorded as they come.
+    few episodes could not.
     """
     torch.set_num_threads(1)
     learned = run.has_folder(LAST)
-    wanted = {
-        CLONED_POLICY: run.has_folder(CLONED) and (config.evaluation.compare or not learned),
-        LEARNED_POLICY: learned,
-    }
-    results: dict[str, EvaluationResult | None] = dict.fromkeys(wanted)
+    compared = run.has_folder(CLONED) and (config.evaluation.compare or not learned)
+    wanted = [CLONED_POLICY] * compared + [LEARNED_POLICY] * learned
+    results: dict[str, EvaluationResult] = {}
     held_back = False
     with closing(Evaluator(config, run, note)) as evaluator:
         count = config.evaluation.final_episodes
-        for name in [name for name, is_wanted in wanted.items() if is_wanted]:
+        for name in wanted:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
             behaviour, steps = load_policy(run, name)
-            if not behaviour.policy.corrects and wanted[CLONED_POLICY]:
+            if not behaviour.policy.corrects and compared:
                 held_back = behaviour.policy.corrects = True
             results[name] = result = evaluator.evaluate(behaviour, steps, "final")
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
-    both = results[CLONED_POLICY], results[LEARNED_POLICY]
+    both = results.get(CLONED_POLICY), results.get(LEARNED_POLICY)
     return FinalEvaluation(*both, run.path, held_back)
 
 
@@ -161,8 +156,7 @@ def film_final(
 
     `evaluation.videos` says how many; they go to the run's `videos`.
     """
-    count = int(config.evaluation.videos)
-    if count == 0:
+    if (count := int(config.evaluation.videos)) == 0:
         return
     try:
         from robot_rl.evaluation import videos
@@ -171,15 +165,13 @@ def film_final(
         return
     first = first_scene(config, final=True)
     seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
-    env = make_env(on_stepped_clock(config))
     folder = run.path / VIDEOS
-    try:
-        acting = behaviour.to(compute_device(config))
-        videos.save_clips(videos.film(env, acting, seeds, folder), folder)
-    except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
-        note(f"no videos: {problem}")
-    finally:
-        env.close()
+    with closing(make_env(on_stepped_clock(config))) as env:
+        try:
+            acting = behaviour.to(compute_device(config))
+            videos.save_clips(videos.film(env, acting, seeds, folder), folder)
+        except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
+            note(f"no videos: {problem}")
 
 
 def note(words: str) -> None:
@@ -188,11 +180,7 @@ def note(words: str) -> None:
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Evaluate a policy, print the result and add it to its run's; or follow the run.
-
-    The configuration is that of the run `config.run` with the overrides that were typed. Without a
-    path, of the run or of a checkpoint in it, the policy is the run's.
-    """
+    """Evaluate a policy, of the run or of a path in it, and keep the result; or follow the run."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     if config.evaluation.follow:
         yield_to_control_loop(config.clock)
@@ -221,9 +209,6 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
 
     The number of episodes is fixed before the first, and with it how many of them may fail; the
     next failure ends it. So the bound is exact: that of Clopper and Pearson, one-sided.
-
-    Raises:
-        ConfigError: So few episodes prove nothing.
     """
     check_proof(config)
     proof = config.proof

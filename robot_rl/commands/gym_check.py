@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +22,20 @@ _MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
 _RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
 
 
-class _Episode(NamedTuple):
+@dataclass
+class _Episode:
     """The first steps of an episode with random actions."""
 
     seen: list[Observation]
-    rewards: list[float]
-    success: bool  # at the newest step
-    terminated: bool
+    rewards: list[float] = field(default_factory=list)
+    success: bool = False  # at the newest step
+    terminated: bool = False
 
 
 def try_environment(config: DictConfig) -> None:
     """Try the environment of `robot=gym`, and print what follows; other robots are left alone.
 
-    A configuration without a control rate gets its own. `GymError` where it ignores its seed, or
-    gives what nothing can be learned from.
+    `GymError` where nothing can be learned from it. Without a control rate it gets its own.
     """
     if config.robot.get("_target_") != f"{GymRobot.__module__}.{GymRobot.__qualname__}":
         return
@@ -92,14 +92,14 @@ def _success(robot: GymRobot, first: _Episode) -> str:
 
 def _begin(env: RobotEnv, actions: npt.NDArray[np.float32]) -> _Episode:
     """Act with seed 0 for some time, up to a success or the end of the episode."""
-    deadline, episode = time.monotonic() + _MOST_SECONDS, _Episode([], [], False, False)
-    episode.seen.append(env.reset(seed=0)[0])
+    deadline, episode = time.monotonic() + _MOST_SECONDS, _Episode([env.reset(seed=0)[0]])
     for action in actions:
-        observation, reward, terminated, truncated, info = env.step(action)
+        observation, reward, episode.terminated, truncated, info = env.step(action)
         episode.seen.append(observation)
         episode.rewards.append(float(reward))
-        episode = episode._replace(success=info["success"], terminated=terminated)
-        if info["success"] or terminated or truncated or time.monotonic() > deadline:
+        episode.success = info["success"]
+        over = episode.success or episode.terminated or truncated
+        if over or time.monotonic() > deadline:
             break
     return episode
 

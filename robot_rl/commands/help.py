@@ -28,7 +28,7 @@ def page(name: str, command: Command, words: Sequence[str], names: Sequence[str]
     """Say what a command does, and what may follow it.
 
     The values are those with the overrides among the words that were typed, of which `all` shows
-    every key; `names` may stand for its first argument. `ConfigError` for a bad override.
+    every key; `names` may stand for its first argument.
     """
     settings = " [key=value ...]" if command.takes_overrides or command.options else ""
     lines = [" ".join(("robot-rl", name, *command.positionals)) + settings, ""]
@@ -72,9 +72,9 @@ def _settings(command: Command, words: Sequence[str]) -> Iterator[tuple[str, str
 
 
 def _meanings(file: Path, group: str) -> dict[str, str]:
-    """What a file's comments say of its group, at its top, and of each key, above or beside it.
+    """What a file's comments, and those it builds on, say of its group and its keys.
 
-    What the files that it builds on say of theirs is among it.
+    Those of the group are at its top, those of a key above or beside it.
     """
     from robot_rl.config import choice_file
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -35,9 +35,6 @@ from robot_rl.run import (
     policy_folder,
 )
 
-if TYPE_CHECKING:
-    from robot_rl.data.lerobot.reader import LeRobotEpisodes
-
 Facts = dict[str, Any]
 
 
@@ -45,9 +42,6 @@ def run(path: str, *further: str, **options: str | None) -> None:
     """Print what is at `path`, or what several runs have come to together.
 
     Nothing is changed, unless "true" `rebuild` makes the catalogue of a store anew before.
-
-    Raises:
-        RobotRLError: It is nothing that robot_rl writes.
     """
     if options.get("rebuild") == "true":
         store = Path(path) / "store" if (Path(path) / "config.yaml").is_file() else Path(path)
@@ -137,13 +131,10 @@ def _runs(paths: Sequence[str]) -> Facts:
     """What several runs have come to together that differ in their training seed alone."""
     runs = [RunDirectory.open(path).path for path in paths]
     configs = [load_resolved(run) for run in runs]
+    may_differ = (*MAY_DIFFER, "dataset", "seed")
+    hint = "name runs that differ in their training seed alone"
     for config in configs[1:]:
-        compare_run(
-            config,
-            configs[0],
-            may_differ=(*MAY_DIFFER, "dataset", "seed"),
-            hint="name runs that differ in their training seed alone",
-        )
+        compare_run(config, configs[0], may_differ=may_differ, hint=hint)
     seeds = [int(config.seed) for config in configs]
     if len(set(seeds)) < len(seeds):
         hint = "train others with another seed=, and name each run once"
@@ -181,23 +172,24 @@ def _over_runs(results: Sequence[EvaluationResult | None]) -> Facts:
 
 def _dataset(path: Path) -> Facts:
     dataset = EpisodeDataset(path)
-    steps, successes = dataset.rows_total - len(dataset), int(dataset.successes.sum())
-    sources = Counter(SOURCE_NAMES[int(source)] for source in dataset.sources)
-    return {**_episodes(dataset, steps, successes), "sources": sources}
-
-
-def _lerobot(path: Path) -> Facts:
-    episodes = open_lerobot(path)
-    return _episodes(episodes, episodes.steps, episodes.successes)
-
-
-def _episodes(dataset: EpisodeDataset | LeRobotEpisodes, steps: int, successes: int) -> Facts:
     return {
         "schema": json.loads(dataset.schema.to_json()),
         "metadata": dataset.metadata,
         "episodes": len(dataset),
-        "steps": steps,
-        "successes": successes,
+        "steps": dataset.rows_total - len(dataset),
+        "successes": int(dataset.successes.sum()),
+        "sources": Counter(SOURCE_NAMES[int(source)] for source in dataset.sources),
+    }
+
+
+def _lerobot(path: Path) -> Facts:
+    dataset = open_lerobot(path)
+    return {
+        "schema": json.loads(dataset.schema.to_json()),
+        "metadata": dataset.metadata,
+        "episodes": len(dataset),
+        "steps": dataset.steps,
+        "successes": dataset.successes,
     }
 
 

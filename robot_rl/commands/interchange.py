@@ -39,13 +39,7 @@ _SERVER_SECONDS = 2.0
 def export(
     store: str, out: str, *, format: str, table: str | None, source: str, success: str
 ) -> None:
-    """Write the sealed episodes of a store, or those of a dataset, to a new directory.
-
-    Raises:
-        DatasetExists: There is something at `out`.
-        NothingToWrite: No episode is whole and wanted.
-        RobotRLError: The episodes cannot be read or written.
-    """
+    """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
     wanted = None if source == "all" else SOURCE_NAMES.index(source)
     selection = Selection(wanted, _OUTCOMES[success])
     place = _store_at(Path(store))
@@ -72,11 +66,6 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
 
     Without a table it is the only one of the store, or a new one that is named after the task.
     Without the `map` that demonstrations of others need, a proposal for it is written beside `out`.
-
-    Raises:
-        DatasetExists: There is something else at `out`.
-        ServerUnreachable: The store's server does not run.
-        RobotRLError: The dataset cannot be read, or nothing can be written.
     """
     place = Path(path)
     if not place.exists():
@@ -87,26 +76,27 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
         )
     store = _store_at(Path(out))
     live = is_store(store) or store != Path(out)
-    own, exported = (place / "zarr.json").is_file(), (place / lerobot.OWN_PATH).is_file()
-    if not own and not exported:
-        if live:
-            raise RobotRLError(
-                "demonstrations of others do not go into a store at once",
-                hint="import them into a new dataset, and that one into the store",
-            )
+    source: EpisodeSource
+    if (place / "zarr.json").is_file():
+        source = DatasetEpisodes(place, Selection())
+    elif (place / lerobot.OWN_PATH).is_file():
+        source = lerobot.open_lerobot(place)
+    elif live:
+        raise RobotRLError(
+            "demonstrations of others do not go into a store at once",
+            hint="import them into a new dataset, and that one into the store",
+        )
+    else:
         _import_foreign(place, out, table, map)
         return
-    source: EpisodeSource = (
-        DatasetEpisodes(place, Selection()) if own else lerobot.open_lerobot(place)
-    )
     if map is not None:
         raise RobotRLError(
             "only demonstrations of others need a mapping", got=f"map={map}", hint="leave it out"
         )
     if live:
         _import_into(source, store, table)
-        return
-    _transfer(source, out, "zarr", "imported", table)
+    else:
+        _transfer(source, out, "zarr", "imported", table)
 
 
 def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -> None:
@@ -121,11 +111,7 @@ def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -
 
 
 def annotate(store: str, address: str, *, table: str | None) -> None:
-    """Have the progress model that listens at an address judge the sealed episodes of a store.
-
-    Raises:
-        RobotRLError: There is no store, its server or the model does not answer.
-    """
+    """Have the progress model that listens at an address judge the sealed episodes of a store."""
     place = _store_at(Path(store))
     if not is_store(place):
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")

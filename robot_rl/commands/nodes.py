@@ -33,10 +33,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
 
     They end after everything else. One that is killed is started again. Where one ends with an
     error of its own, such as an impossible parameter, or cannot be started again, this process is
-    asked to end, as by Ctrl-C. Their log files and their files of parameters are in `logs`.
-
-    Raises:
-        ProcessDied: A node ended with an error; names it, with the end of its log.
+    asked to end, as by Ctrl-C, and that is a `ProcessDied`. Logs and parameters are in `logs`.
     """
     if not config.get("nodes") or not config.start_nodes:
         yield

@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -64,9 +64,8 @@ def compose_for_run(
 ) -> DictConfig:
     """Apply what the user typed to the configuration of an existing run.
 
-    Raises:
-        ConfigError: As `compose`, and an override that would make it another run; `elsewhere`: the
-            run may differ in `ELSEWHERE` too.
+    `ConfigError` as of `compose`, and for an override that would make it another run; `elsewhere`
+    the run may differ in `ELSEWHERE` too.
     """
     given = [parse(text).key_or_group for text in overrides]
     _check_own_choices(run_config)
@@ -83,7 +82,11 @@ def compose_for_run(
             f"another version of robot_rl made this run: it has no setting {', '.join(lacking)}",
             hint="use the version that made it, or train anew",
         )
-    _follow(result, made, found)
+    # What overrides change, other keys that refer to them among it.
+    before = flatten(made)
+    for key, value in flatten(found).items():
+        if before.get(key, _NO_VALUE) != value:
+            OmegaConf.update(result, key, value, force_add=True)
     for key in given:
         if key in kept:
             OmegaConf.update(result, key, OmegaConf.select(found, key), merge=False)
@@ -110,14 +113,6 @@ def _check_own_choices(run_config: DictConfig) -> None:
             )
 
 
-def _follow(result: DictConfig, before: DictConfig, after: DictConfig) -> None:
-    """Set what overrides change, other keys that refer to them among it."""
-    old, new = flatten(before), flatten(after)
-    for key, value in new.items():
-        if old.get(key, _NO_VALUE) != value:
-            OmegaConf.update(result, key, value, force_add=True)
-
-
 def compare_run(
     config: DictConfig,
     run_config: DictConfig,
@@ -127,8 +122,7 @@ def compare_run(
 ) -> None:
     """Raise `ConfigError` where a run was made with another configuration than is asked for.
 
-    It names the first keys that differ, with both values, but for the keys, or prefixes of keys,
-    `may_differ`.
+    It names the first keys that differ, but for the keys, or prefixes of keys, `may_differ`.
     """
     ours, theirs = flatten(config), flatten(run_config)
     allowed = tuple(f"{prefix}." for prefix in may_differ)
@@ -172,11 +166,7 @@ def lasting(config: DictConfig) -> DictConfig:
 
 
 def load_resolved(run: Path) -> DictConfig:
-    """Read the configuration of a run directory.
-
-    Raises:
-        ConfigError: There is none, or it is not a configuration that `save_resolved` wrote.
-    """
+    """Read the configuration of a run; `ConfigError` where `save_resolved` has not written one."""
     path = run / CONFIG_FILE
     try:
         config = OmegaConf.load(path)
@@ -198,14 +188,11 @@ def working_run(
 ) -> Iterator[RunDirectory]:
     """Open the run that the configuration's `key` names, or make one that keeps the configuration.
 
-    Says where it is, and at a stop how to go on: `how`, up to its path. `RunError` where there is
-    no such run, or none can be made.
+    Says where it is, and at a stop how to go on: `how`, up to its path.
     """
-    with ExitStack() as stack:
-        if config[key]:
-            run = RunDirectory.open(config[key], config.runs_directory)
-        else:
-            run = stack.enter_context(_new_run(config))
+    known = config[key]
+    opened = nullcontext(RunDirectory.open(known, config.runs_directory)) if known else None
+    with opened or _new_run(config) as run:
         print(f"run directory: {run.path}", flush=True)
         try:
             yield run
@@ -219,8 +206,7 @@ def working_run(
 def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
     """Make a run; if work fails before anything is recorded, it is removed but for its logs.
 
-    `latest` then points to where it pointed before, also where a person stops a run so early, which
-    stays to be gone on with.
+    `latest` then points to where it did before, also for a run that a person stops so early.
     """
     latest = Path(config.runs_directory).absolute() / LATEST
     before = latest.readlink() if latest.is_symlink() else None

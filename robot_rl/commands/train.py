@@ -6,9 +6,8 @@ And `collect`, `pretrain`, `collect-reward` and `train-reward`: some of the stag
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +110,9 @@ def run(config: DictConfig) -> None:
     with (
         working_run(config, "resume", "robot-rl train resume=") as directory,
         directory.claim("train") as lock,
-        MemorySampler() as memory,
         robot_nodes(config, directory.path / "logs"),
+        MemorySampler() as memory,
     ):
-        started = time.monotonic()
-
-        def spent() -> dict[str, float]:
-            """Wall time [s] and peak memory [bytes] of this start."""
-            seconds = time.monotonic() - started
-            return {"wall_seconds": seconds, "peak_memory_bytes": memory.peak_bytes}
-
         recipe.borrow(directory, left)
         _check(config, directory, recipe)
         try:
@@ -128,12 +120,12 @@ def run(config: DictConfig) -> None:
                 save_resolved(lasting(config), directory.path)
             _go_through(config, directory, recipe, lock)
             if config.stage is None and directory.has_policy():
-                _finish(config, directory, spent)
+                _finish(config, directory, memory)
         except BaseException:
             with suppress(RunError):  # a full disk: the error that the run ends with says so
-                directory.append_jsonl(_TIMES, spent())
+                directory.append_jsonl(_TIMES, memory.costs())
             raise
-        directory.append_jsonl(_TIMES, spent())
+        directory.append_jsonl(_TIMES, memory.costs())
 
 
 def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
@@ -191,13 +183,10 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         processes = _processes(int(config.actors), evaluates_periodically(config))
         for name, arguments in processes.items():
             group.start(name, [*arguments, *place])
-        # Learning does not need it, and goes on where it fails.
-        beside = ["console"] if config.console.open else []
-        for name in beside:
-            group.start(name, [name, *place], needed=False)
-            progress.note(f"{name}: its address is in {run.path}/logs/{name}.log")
-        waits_for = waits_for_annotation(config, run)
-        if waits_for is not None:
+        if config.console.open:  # learning does not need it, and goes on where it fails
+            group.start("console", ["console", *place], needed=False)
+            progress.note(f"console: its address is in {run.path}/logs/console.log")
+        if waits_for := waits_for_annotation(config, run):
             progress.note(f"learner: {waits_for}")
         feed = Feed(run, progress)
         waiting = [name for name in processes if name != "replay"]
@@ -205,23 +194,20 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         while waiting:
             group.require("replay")
             waiting = [name for name in waiting if group.running(name)]
-            for name in beside:
-                group.running(name)
-            for name in actors:
-                for line in group.printed(name):
-                    if line.startswith(NOTE):
-                        progress.note(line)
+            if config.console.open:
+                group.running("console")
+            for line in chain.from_iterable(map(group.printed, actors)):
+                if line.startswith(NOTE):
+                    progress.note(line)
             feed.show()
             time.sleep(_POLL_SECONDS)
 
 
-def _finish(
-    config: DictConfig, run: RunDirectory, spent: Callable[[], Mapping[str, float]]
-) -> None:
+def _finish(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
     """Evaluate what was cloned and learned, decide for one, write summary and report."""
     final = evaluate_final(config, run)
     print(final, flush=True)  # whatever becomes of the files
-    starts = [*run.read_jsonl(_TIMES), spent()]
+    starts = [*run.read_jsonl(_TIMES), memory.costs()]
     costs = {
         "wall_seconds": sum(float(start["wall_seconds"]) for start in starts),
         "peak_memory_bytes": max(int(start["peak_memory_bytes"]) for start in starts),
@@ -278,14 +264,10 @@ def collect(config: DictConfig) -> None:
     check_robot(config)  # what cannot work is said before anything is made
     try_environment(config)
     recipe, names = _checked(config, Collect)
-    with (
-        working_run(config) as directory,
-        directory.claim("train"),
-        robot_nodes(config, directory.path / "logs"),
-    ):
+    with working_run(config) as run, run.claim("train"), robot_nodes(config, run.path / "logs"):
         for name in names:
-            recipe.perform(name, directory)
-        print(f"written to {directory.demonstrations}", flush=True)
+            recipe.perform(name, run)
+        print(f"written to {run.demonstrations}", flush=True)
 
 
 def pretrain(config: DictConfig) -> None:

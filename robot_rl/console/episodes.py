@@ -18,7 +18,6 @@ from robot_rl.data.episodes import EpisodeDataset, Rows
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord
 from robot_rl.replay.transfer import episode_source
 from robot_rl.run import RunDirectory
 
@@ -78,8 +77,8 @@ class EpisodeLibrary:
             ConsoleError: There is none of this number, or it was evicted.
             RobotRLError: It cannot be read.
         """
-        listed = next((e for e in self.newest(place, 1, number + 1) if e.number == number), None)
-        if listed is None:
+        listed = next(iter(self.newest(place, 1, number + 1)), None)
+        if listed is None or listed.number != number:
             raise ConsoleError(
                 "there is no such episode, or it has been evicted",
                 got=f"{place} {number}",
@@ -98,7 +97,21 @@ class EpisodeLibrary:
             return []
         with StoreReader(self._store) as reader:
             tables = {name: reader.episodes(name) for name in reader.tables()}
-        found = [_of_record(name, record) for name, of in tables.items() for record in of]
+        found = [
+            ListedEpisode(
+                STORE,
+                table,
+                number=record.identifier,
+                steps=record.environment_steps,
+                intervened_steps=record.steps[SOURCE_INTERVENTION],
+                source=SOURCE_NAMES[episode_source(record)],
+                success=record.success,
+                complete=record.sealed,
+                instruction=str(record.metadata.get("instruction", "")),
+            )
+            for table, records in tables.items()
+            for record in records
+        ]
         return sorted(found, key=lambda episode: episode.number)
 
     def _in_dataset(self) -> list[ListedEpisode]:
@@ -119,20 +132,6 @@ class EpisodeLibrary:
             )
             for index, rows in enumerate(np.diff(dataset.episode_ends, prepend=0))
         ]
-
-
-def _of_record(table: str, record: EpisodeRecord) -> ListedEpisode:
-    return ListedEpisode(
-        STORE,
-        table,
-        number=record.identifier,
-        steps=record.environment_steps,
-        intervened_steps=record.steps[SOURCE_INTERVENTION],
-        source=SOURCE_NAMES[episode_source(record)],
-        success=record.success,
-        complete=record.sealed,
-        instruction=str(record.metadata.get("instruction", "")),
-    )
 
 
 class EpisodePlayer:

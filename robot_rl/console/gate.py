@@ -102,13 +102,7 @@ class Gate:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check one request.
-
-        Raises:
-            web.HTTPForbidden: It comes from a page of another origin, or by another name.
-            web.HTTPUnauthorized: It has no token, or a wrong one.
-            web.HTTPFound: The token was right; from now on the cookie tells.
-        """
+        """Answer one request, refuse it, or take its token for the cookie that tells after it."""
         _check_origin(request.headers, known_names_only=self._token is None)
         if self._token is None:
             return await handler(request)

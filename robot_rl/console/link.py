@@ -16,9 +16,9 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -121,10 +121,9 @@ class Snapshot:
 
     def to_frames(self) -> list[Frame]:
         """Make the frames of a message; large arrays are not copied."""
-        values = self.observation
-        arrays = [(name, value.dtype.name, value.shape) for name, value in values.items()]
-        whole = (np.ascontiguousarray(value) for value in values.values())
-        payload = [value.reshape(-1).view(np.uint8).data for value in whole]
+        values = self.observation.items()
+        arrays = [(name, value.dtype.name, value.shape) for name, value in values]
+        payload = [np.ascontiguousarray(v).reshape(-1).view(np.uint8).data for _, v in values]
         return encode(Seen(situation=self.situation, arrays=arrays), payload)
 
     @classmethod
@@ -192,9 +191,6 @@ class ConsoleLink:
     """Connects an actor's control loop to any number of consoles, which come and go.
 
     They find its endpoint in the run directory; what their operators say goes into the inbox.
-
-    Raises:
-        ConsoleError: The run directory cannot be written.
     """
 
     def __init__(self, run: RunDirectory, inbox: OperatorInbox, actor: int = 1) -> None:
@@ -230,11 +226,7 @@ class ConsoleLink:
         return len(self._leases)
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Make this the newest snapshot, which replaces one that was not sent yet.
-
-        Raises:
-            ConsoleError: The thread has failed: nobody hears the operator any more.
-        """
+        """Make this the newest snapshot; `ConsoleError` where nobody hears the operator now."""
         self._newest = snapshot
         if self._problem is not None:
             raise ConsoleError(
@@ -252,7 +244,9 @@ class ConsoleLink:
         try:
             while not self._ending.is_set():
                 self._listener.poll(self._wait())
-                self._receive()
+                # At most so much that snapshots still go out.
+                for received in islice(iter(self._listener.receive, None), _MOST_MESSAGES):
+                    self._take(*received)
                 now = time.monotonic()
                 self._leases = {c: end for c, end in self._leases.items() if end > now}
                 if self._leases:
@@ -280,26 +274,18 @@ class ConsoleLink:
             self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ
             self._next_alive = now + ALIVE_SECONDS
         elif now >= self._next_alive:
-            self._send(self._leases, encode(Alive()))
+            self._send_all(encode(Alive()))
             self._next_alive = now + ALIVE_SECONDS
 
     def _send_newest(self) -> None:
         newest = self._newest
         if newest is not None and newest is not self._sent:
-            self._send(self._leases, newest.to_frames())
+            self._send_all(newest.to_frames())
             self._sent = newest
 
-    def _send(self, consoles: Iterable[bytes], frames: list[Frame]) -> None:
-        for console in consoles:
+    def _send_all(self, frames: list[Frame]) -> None:
+        for console in self._leases:
             self._listener.send(console, frames)
-
-    def _receive(self) -> None:
-        """Take in what has come, at most so much that snapshots still go out."""
-        for _ in range(_MOST_MESSAGES):
-            received = self._listener.receive()
-            if received is None:
-                return
-            self._take(*received)
 
     def _take(self, console: bytes, frames: list[Frame]) -> None:
         """Do what one message of a console asks for; the console hears of what cannot be done."""
@@ -312,13 +298,13 @@ class ConsoleLink:
                 if message.event != OperatorEvent.STOP:  # a stop never comes too late
                     _check_age(message.at, MOST_EVENT_AGE_SECONDS)
                 self._inbox.ask(message.event)
-                self._send([console], encode(Taken(request=message.request)))
+                self._listener.send(console, encode(Taken(request=message.request)))
             else:
                 _check_age(message.at, JOG_TIMEOUT_S)
                 self._inbox.jog(list(message.motion), message.gripper, source="console")
         except (RobotRLError, ValueError, TypeError) as error:
             problem = error if isinstance(error, RobotRLError) else ConsoleError(str(error))
-            self._send([console], encode(refusal(problem, message)))
+            self._listener.send(console, encode(refusal(problem, message)))
 
     def _lease(self, console: bytes) -> None:
         if console not in self._leases:
@@ -331,10 +317,7 @@ class ConsoleLink:
 
 
 def _check_age(at: float, most_seconds: float) -> None:
-    """Refuse what lay in a queue while the process hung, or while a connection was made.
-
-    It was said at a time of the steady clock that the machine's processes share [s].
-    """
+    """Refuse what lay in a queue while the process hung or a connection was made: ages are in s."""
     age = time.monotonic() - at
     if age > most_seconds:
         raise ConsoleError(

@@ -271,9 +271,9 @@ class Feeds:
 def read_curves(run: RunDirectory) -> dict[str, Any]:
     """Read what the console draws.
 
-    Of each of the `evaluations`: environment steps, success rate and its 95 % interval's ends. Of
+    Of the `evaluations`: environment steps, success rate and its 95 % interval's ends. Of
     `success`, and of the operator's share of steps: environment steps, and the mean over the last
-    `window` training episodes.
+    `window`.
     """
     records = read_run(run.path)
     steps = [float(record["environment_steps"]) for record in records.episodes]

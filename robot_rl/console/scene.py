@@ -44,7 +44,9 @@ class RobotScene:
         self._data = mujoco.MjData(self._model)
         # All hinges, in the order of the model.
         self._joints = self._model.jnt_qposadr[self._model.jnt_type == _HINGE].tolist()
-        self._fingers = _positions(self._model, FINGERS)
+        names = {self._model.joint(index).name: index for index in range(self._model.njnt)}
+        fingers = [names[finger] for finger in FINGERS if finger in names]
+        self._fingers = self._model.jnt_qposadr[fingers].tolist()
         middle = self._model.jnt_range[self._model.jnt_type == _HINGE].mean(axis=1)
         self._data.qpos[self._joints] = middle
         self._objects = [] if task is None else [self._object(n) for n in task.observed_objects]
@@ -160,17 +162,7 @@ class RobotScene:
                         f"{path}/{end}", radius=size[0], position=(0.0, 0.0, z), **look
                     )
         elif kind == kinds.mjGEOM_MESH:
-            mesh = int(model.geom_dataid[geom])
-            vertices = _part(model.mesh_vert, model.mesh_vertadr[mesh], model.mesh_vertnum[mesh])
-            faces = _part(model.mesh_face, model.mesh_faceadr[mesh], model.mesh_facenum[mesh])
+            mesh = model.mesh(model.geom_dataid[geom])
+            vertices = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]].copy()
+            faces = model.mesh_face[mesh.faceadr[0] :][: mesh.facenum[0]].copy()
             scene.add_mesh_simple(path, vertices=vertices, faces=faces, **look, **place)
-
-
-def _positions(model: mujoco.MjModel, names: tuple[str, ...]) -> list[int]:
-    """Where those of the named joints that the model has are in qpos."""
-    known = {model.joint(index).name: index for index in range(model.njnt)}
-    return [int(model.jnt_qposadr[known[name]]) for name in names if name in known]
-
-
-def _part(values: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
-    return np.array(values[first : first + count])

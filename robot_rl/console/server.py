@@ -73,12 +73,7 @@ class ConsoleServer:
         stop: asyncio.Event,
         ready: Callable[[int], None],
     ) -> None:
-        """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0.
-
-        Raises:
-            ConsoleError: The port cannot be had.
-            RobotRLError: What works beside the requests has failed.
-        """
+        """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0."""
         proxies = {name: ViewerProxy(scene.port) for name, scene in self.scenes.items()}
         runner = web.AppRunner(self._application(proxies), access_log=None, shutdown_timeout=1.0)
         await runner.setup()

@@ -98,22 +98,20 @@ class TelemetryEnv(RobotEnvWrapper):
 
     def note_waiting(self, reason: str) -> None:
         """Say why no episode begins."""
-        activity = self._halted() or Activity.WAITING
-        self._show_again(activity=activity, reason=reason)
+        self._show_again(activity=self._halted() or Activity.WAITING, reason=reason)
 
     def look(self) -> None:
         """Between episodes: observe now and then, so that the console goes on showing the robot."""
         now = time.monotonic()
         if self._link.open_consoles and now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
-            activity = self._halted() or Activity.WAITING
-            stamp = self.clock.now_ns()
+            self._look_at, stamp = now + _LOOK_SECONDS, self.clock.now_ns()
             try:
                 observation = self.observe()
             except RobotRLError as error:  # no reason to end, as long as nothing has to move
-                self._show_again(activity=activity, reason=str(error))
+                self.note_waiting(str(error))
             else:
                 reason = self._newest.situation.reason
+                activity = self._halted() or Activity.WAITING
                 self._show(observation, stamp, activity=activity, reason=reason)
 
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:

@@ -81,9 +81,8 @@ class ProcessGroup:
     def running(self, name: str) -> bool:
         """Whether a child is still running; one that was killed is started again.
 
-        Raises:
-            ProcessDied: It has ended with an error, or was killed too often; the message has the
-                end of its log.
+        `ProcessDied`, with the end of its log, if it has ended with an error or was killed too
+        often.
         """
         child = self._children[name]
         code = child.process.poll()
@@ -100,15 +99,18 @@ class ProcessGroup:
             child.lost = True
             self.note(f"going on without it: {problem}")
             return False
-        self._start_again(child, signal.Signals(-code).name)
+        how = f"the process {name!r} was killed by {signal.Signals(-code).name}"
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+        try:
+            self._spawn(child)
+        except OSError as error:
+            raise ProcessDied(f"{how} and cannot be started again", got=error) from error
+        self.note(f"{how}; it is started again")
         return True
 
     def require(self, name: str) -> None:
-        """Check that a child that the others need is running.
-
-        Raises:
-            ProcessDied: It has ended, with an error or without, or was killed too often.
-        """
+        """Raise `ProcessDied` unless a child that the others need is running."""
         if not self.running(name):
             raise self._died(self._children[name], 0)
 
@@ -124,8 +126,7 @@ class ProcessGroup:
     def end(self) -> list[ProcessDied]:
         """Ask all children to end, the first one last, and wait until they have saved their data.
 
-        Returns:
-            What went wrong: an error while ending, or a child that had to be killed.
+        Returns what went wrong: an error while ending, or a child that had to be killed.
         """
         children = list(self._children.values())
         problems = []
@@ -136,18 +137,6 @@ class ProcessGroup:
             deadline = time.monotonic() + self.end_seconds
             problems += [problem for child in group if (problem := self._ended(child, deadline))]
         return problems
-
-    def _start_again(self, child: _Child, how: str) -> None:
-        assert child.process.stdin is not None
-        child.process.stdin.close()
-        try:
-            self._spawn(child)
-        except OSError as error:
-            raise ProcessDied(
-                f"the process {child.name!r} was killed by {how} and cannot be started again",
-                got=error,
-            ) from error
-        self.note(f"the process {child.name!r} was killed by {how}; it is started again")
 
     def _spawn(self, child: _Child) -> None:
         # Should the parent be killed, one that was started again may end before those who were

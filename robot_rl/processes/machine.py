@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import threading
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -71,7 +72,7 @@ class MemorySampler:
     """
 
     def __init__(self) -> None:
-        self.peak_bytes = 0  # the largest sum of one sample so far
+        self._started, self._peak_bytes = time.monotonic(), 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
@@ -83,11 +84,16 @@ class MemorySampler:
         self._stop.set()
         self._thread.join()
 
+    def costs(self) -> dict[str, float]:
+        """The time since it was made [s], and the largest sum of one sample [bytes]."""
+        seconds = time.monotonic() - self._started
+        return {"wall_seconds": seconds, "peak_memory_bytes": self._peak_bytes}
+
     def _run(self) -> None:
         own = psutil.Process()
         while True:
             tree = [own, *own.children(recursive=True)]
-            self.peak_bytes = max(self.peak_bytes, sum(resident_bytes(p) for p in tree))
+            self._peak_bytes = max(self._peak_bytes, sum(resident_bytes(p) for p in tree))
             if self._stop.wait(_INTERVAL_SECONDS):
                 return
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import cast
 
 # Set for the children of `train`: they end when their standard input closes.
 ENDS_WITH_INPUT = "ROBOT_RL_ENDS_WITH_INPUT"
@@ -140,17 +141,14 @@ def ask_to_end() -> None:
     The kernel may give a signal for the process as a whole to whichever thread it likes; a sleep of
     the main thread would then go on to its end before Python looks.
     """
-    main = threading.main_thread().ident
-    assert main is not None, "the main thread has always been started"
-    signal.pthread_kill(main, signal.SIGTERM)
+    signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGTERM)
 
 
 def end_at_once() -> None:
     """Let this process end quickly once it has done its work.
 
-    Python would look through all objects for garbage once more, half a second of computing with
-    torch: a learner, which leaves the processor to others, takes half a minute for that on a busy
-    machine, and whoever has pressed Ctrl-C waits for it.
+    Python would look through all objects for garbage once more: with torch, and on a busy machine
+    for a learner, which leaves the processor to others, that takes half a minute.
     """
     atexit.register(gc.freeze)
 
