@@ -248,15 +248,12 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
 def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
     """An evaluator of the run `config.run`, with its robot's nodes, operator and device."""
     torch.set_num_threads(1)
-    directory = RunDirectory(Path(config.run))
+    run = RunDirectory(Path(config.run))
     if on_stepped_clock(config).clock == "realtime":
         check_robot(config)
     try_environment(config)
-    with (
-        robot_nodes(config, directory.path / "logs"),
-        closing(Evaluator(config, directory, note)) as evaluator,
-    ):
-        yield evaluator
+    with robot_nodes(config, run.path / "logs"), closing(Evaluator(config, run, note)) as made:
+        yield made
 
 
 def circumstances(overrides: Sequence[str]) -> dict[str, Any]:
