@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import numpy as np
@@ -309,7 +309,16 @@ def _seeds(
         shown.note_waiting(text)
 
     while not stop.is_set():
-        _wait_for_room(client, shown.task.time_limit_steps + 1, note, stop)
+        if not client.has_room(rows := shown.task.time_limit_steps + 1):
+            note(
+                f"pausing before the next episode, whose {rows} rows have no room in the spool:"
+                f" {client.unacknowledged} rows are not in the store yet"
+                f" ({client.problem or 'the replay server is slower than the actor'})"
+            )
+            while not client.has_room(rows):  # however long that takes
+                if stop.wait(_ROOM_SECONDS):
+                    raise Stopped
+            note("there is room again, going on")
         shown.wait_until_free(stop.is_set, _note)
         if stop.is_set():
             return
@@ -319,23 +328,6 @@ def _seeds(
 
 def _note(text: str) -> None:
     print(f"{NOTE}{text}", flush=True)
-
-
-def _wait_for_room(
-    client: ReplayClient, rows: int, note: Callable[[str], None], stop: StopEvent
-) -> None:
-    """Pause before an episode until all of its rows have room, however long that takes."""
-    if client.has_room(rows):
-        return
-    note(
-        f"pausing before the next episode, whose {rows} rows have no room in the spool:"
-        f" {client.unacknowledged} rows are not in the store yet"
-        f" ({client.problem or 'the replay server is slower than the actor'})"
-    )
-    while not client.has_room(rows):
-        if stop.wait(_ROOM_SECONDS):
-            raise Stopped
-    note("there is room again, going on")
 
 
 def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]:

@@ -130,7 +130,7 @@ def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
         with StoreReader(store) as reader:
             table = reader.table(None).name if reader.tables() else source.schema.task
     with (
-        _stoppable(len(source), f"sending to the server of {store}") as on_episode,
+        _stoppable(len(source), f"sending to the server of {store}") as (on_episode, _),
         ReplayClient(store) as client,
     ):
         done = import_episodes(source, client, table, on_episode)
@@ -144,14 +144,18 @@ def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
 
 
 @contextmanager
-def _stoppable(episodes: int, phase: str) -> Iterator[Callable[[Episode], None]]:
-    """Give what is called after each episode: it shows progress, and ends the work on Ctrl-C."""
-    done = 0
+def _stoppable(
+    episodes: int, phase: str
+) -> Iterator[tuple[Callable[[Episode], None], list[tuple[int, bool]]]]:
+    """Give what is called after each episode: it shows progress, and ends the work on Ctrl-C.
 
-    def on_episode(_: Episode) -> None:
-        nonlocal done
-        done += 1
-        progress.update(done)
+    And the steps and the success of each episode that it has seen.
+    """
+    seen: list[tuple[int, bool]] = []
+
+    def on_episode(episode: Episode) -> None:
+        seen.append((len(episode.rows) - 1, episode.success))
+        progress.update(len(seen))
         # Only here: while an episode is written, threads of zarr would make the files anew that
         # are removed after an interruption.
         if stop.is_set():
@@ -159,7 +163,7 @@ def _stoppable(episodes: int, phase: str) -> Iterator[Callable[[Episode], None]]
 
     with stop_event() as stop, WorkProgress(episodes, "episodes") as progress:
         progress.phase(phase)
-        yield on_episode
+        yield on_episode, seen
 
 
 def _transfer(
@@ -168,19 +172,11 @@ def _transfer(
     """Write a source to `out`, which has no tables, and say what was written."""
     if table is not None:
         raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
-    steps = episodes = successes = 0
-
-    def count(episode: Episode) -> None:
-        nonlocal steps, episodes, successes
-        episodes += 1
-        steps += len(episode.rows) - 1
-        successes += episode.success
-        on_episode(episode)
-
-    with _stoppable(len(source), f"writing {out}") as on_episode:
-        write_episodes(source, Path(out), _SINKS[format], count)
+    with _stoppable(len(source), f"writing {out}") as (on_episode, seen):
+        write_episodes(source, Path(out), _SINKS[format], on_episode)
+    steps, successes = map(sum, zip(*seen, strict=True))
     print(
-        f"{done} {episodes} episodes ({steps:,} steps, {successes} successful) of task"
+        f"{done} {len(seen)} episodes ({steps:,} steps, {successes} successful) of task"
         f" {source.schema.task} to {out} ({format})"
     )
 

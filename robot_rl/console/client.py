@@ -99,10 +99,15 @@ class LoopClient:
         began = time.monotonic()
         try:
             if not self._say(Event(request=number, event=event, at=began)):
-                raise self._nobody(number, event)
+                raise TimeoutError
             await asyncio.wait_for(answer, MOST_EVENT_AGE_SECONDS)
         except TimeoutError as error:
-            raise self._nobody(number, event) from error
+            hint = "see whether train, collect or evaluate is running"
+            if event == OperatorEvent.STOP:
+                self._untaken_stop = number
+                hint = f"use the emergency stop; a loop that answers later is told to stop; {hint}"
+            problem = f"nobody took {event!r}: no control loop answers"
+            raise ConsoleError(problem, hint=hint) from error
         finally:
             del self._answers[number]
         self.round_trip_seconds = time.monotonic() - began
@@ -160,13 +165,6 @@ class LoopClient:
         if self._untaken_stop is not None:
             stop = Event(request=self._untaken_stop, event=OperatorEvent.STOP, at=self._heard)
             self._say(stop)
-
-    def _nobody(self, number: int, event: str) -> ConsoleError:
-        hint = "see whether train, collect or evaluate is running"
-        if event == OperatorEvent.STOP:
-            self._untaken_stop = number
-            hint = f"use the emergency stop; a loop that answers later is told to stop; {hint}"
-        return ConsoleError(f"nobody took {event!r}: no control loop answers", hint=hint)
 
     def _settle(self, answer: Taken | Refused) -> None:
         """Hand the loop's answer to who waits for it."""
