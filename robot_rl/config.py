@@ -295,8 +295,7 @@ def _of_same_type(key: str, default: Any, value: Any) -> Any:
     if isinstance(default, Mapping) and isinstance(value, Mapping):
         return {k: _of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
     if isinstance(default, list) and isinstance(value, list):
-        same = len({type(item) for item in default}) == 1
-        first = default[0] if same else None
+        first = default[0] if len({type(item) for item in default}) == 1 else None
         return [_of_same_type(f"{key}[{i}]", first, item) for i, item in enumerate(value)]
     if isinstance(default, float) and type(value) is int:
         return float(value)

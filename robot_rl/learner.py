@@ -94,8 +94,7 @@ class Online(Stage):
 
     def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as all steps are learned from and evaluated; a run may be asked for more."""
-        all_steps = learned_steps(run) >= int(config.environment_steps)
-        return all_steps and not unevaluated(config, run)
+        return learned_steps(run) >= int(config.environment_steps) and not unevaluated(config, run)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
@@ -158,8 +157,7 @@ class Learner:
                 break
             if self._stepped:
                 self._publish(self.environment_steps)
-            record = self._train_block(target)
-            progress.update(target, record)
+            progress.update(target, self._train_block(target))
             if not self._stepped:
                 self._publish(self.environment_steps)
             if target % self._blocks.every_steps == 0 or target == total:

@@ -86,16 +86,14 @@ class RunDirectory:
         self.store = self.path / "store"  # the folder of the replay store
 
     @classmethod
-    def create(
-        cls, task: str, runs_directory: str | Path = "runs", *, now: datetime | None = None
-    ) -> RunDirectory:
+    def create(cls, task: str, runs_directory: str | Path = "runs") -> RunDirectory:
         """Make `<runs_directory>/<task>/<YYYYmmdd-HHMMSS>` and point `latest` to it.
 
         Signs of the task's name that a shell or a file system may take otherwise, as in
         `module:id`, become `-`. Further runs of one second get the suffixes `-2`, `-3`, ...
         """
         runs, task = Path(runs_directory).absolute(), re.sub(r"[^\w.-]+", "-", task)
-        stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         with _reported(f"the run directory below {runs} cannot be made"):
             (runs / task).mkdir(parents=True, exist_ok=True)
             for number in itertools.count(1):

@@ -43,9 +43,14 @@ def _write_half(run: RunDirectory, error: Exception) -> None:
         raise error
 
 
-def test_runs_are_named_by_time_and_latest_points_to_the_newest(tmp_path: Path):
-    now = datetime(2025, 3, 4, 5, 6, 7)
-    runs = [RunDirectory.create("reach", tmp_path, now=now) for _ in range(3)]
+def test_runs_are_named_by_time_and_latest_points_to_the_newest(tmp_path: Path, monkeypatch):
+    class Clock(datetime):
+        @classmethod
+        def now(cls):
+            return cls(2025, 3, 4, 5, 6, 7)
+
+    monkeypatch.setattr("robot_rl.run.datetime", Clock)
+    runs = [RunDirectory.create("reach", tmp_path) for _ in range(3)]
     assert [r.path.name for r in runs] == [
         "20250304-050607",
         "20250304-050607-2",

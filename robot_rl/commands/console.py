@@ -58,8 +58,7 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
         "clock": str(config.clock),
     }
     library, guard = EpisodeLibrary(run, dataset), gate.Gate(token, secure=encryption is not None)
-    place = loop_folder(run, actor)
-    server = ConsoleServer(run, facts, place, library, _scenes(config), guard)
+    server = ConsoleServer(run, facts, loop_folder(run, actor), library, _scenes(config), guard)
 
     def ready(port: int) -> None:
         # The token itself stays out of terminals and log files.

@@ -98,8 +98,7 @@ def _begin(env: RobotEnv, actions: npt.NDArray[np.float32]) -> _Episode:
         episode.seen.append(observation)
         episode.rewards.append(float(reward))
         episode.success = info["success"]
-        over = episode.success or episode.terminated or truncated
-        if over or time.monotonic() > deadline:
+        if episode.success or episode.terminated or truncated or time.monotonic() > deadline:
             break
     return episode
 

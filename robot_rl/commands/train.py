@@ -221,8 +221,7 @@ def _finish(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:
     """The figures of a finished run: the content of `summary.json`, but for time and memory."""
     records = read_run(run.path)
-    curve = records.periodic()
-    learned = [record for record in curve if not record.cloned]
+    learned = [record for record in records.periodic() if not record.cloned]
     blocks = run.read_jsonl("learner")
     intervened = intervention_rates(records.episodes, RECENT_EPISODES)
     return {

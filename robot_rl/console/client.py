@@ -163,8 +163,7 @@ class LoopClient:
         elif isinstance(message, Taken | Refused):
             self._settle(message)
         if self._untaken_stop is not None:
-            stop = Event(request=self._untaken_stop, event=OperatorEvent.STOP, at=self._heard)
-            self._say(stop)
+            self._say(Event(request=self._untaken_stop, event=OperatorEvent.STOP, at=self._heard))
 
     def _settle(self, answer: Taken | Refused) -> None:
         """Hand the loop's answer to who waits for it."""

@@ -250,7 +250,7 @@ class ConsoleLink:
                 now = time.monotonic()
                 self._leases = {c: end for c, end in self._leases.items() if end > now}
                 if self._leases:
-                    self._tell()
+                    self._tell(now)
             self._send_newest()
         except Exception as error:  # surfaces in the loop, at its next snapshot
             self._problem = error
@@ -266,9 +266,8 @@ class ConsoleLink:
             return _LOOK_SECONDS
         return max(0.0, self._next_snapshot - time.monotonic())
 
-    def _tell(self) -> None:
+    def _tell(self, now: float) -> None:
         """Send what is due to the consoles that listen."""
-        now = time.monotonic()
         if self._newest is not self._sent and now >= self._next_snapshot:
             self._send_newest()
             self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ

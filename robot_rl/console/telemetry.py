@@ -38,8 +38,7 @@ class TelemetryEnv(RobotEnvWrapper):
         super().__init__(env)
         self._operated, self._link = operated, link
         self._episode = episodes
-        self._steps = self._intervened_steps = 0
-        self._total_reward = 0.0
+        self._steps, self._intervened_steps, self._total_reward = 0, 0, 0.0
         self._run_steps = self._policy_version = 0
         self._wanted_scene: int | None = None
         self._newest = Snapshot()
@@ -54,10 +53,8 @@ class TelemetryEnv(RobotEnvWrapper):
         except RobotInterrupted:  # a person who puts the scene back looks at it meanwhile
             self.look()
             raise
-        self._episode += 1
-        self._wanted_scene = None
-        self._steps = self._intervened_steps = 0
-        self._total_reward = 0.0
+        self._episode, self._wanted_scene = self._episode + 1, None
+        self._steps, self._intervened_steps, self._total_reward = 0, 0, 0.0
         stamp = int(info["stamp_observation"])
         self._show(observation, stamp, activity=Activity.ACTING, in_control=InControl.POLICY)
         return observation, info

@@ -171,8 +171,7 @@ class ProcessGroup:
                 f"did not end within {self.end_seconds:g} s and was killed",
                 self._last_words(child),
             )
-        forgiven = code in _ASKED_TO_END or not child.needed
-        return None if forgiven else self._died(child, code)
+        return None if code in _ASKED_TO_END or not child.needed else self._died(child, code)
 
     def __enter__(self) -> Self:
         return self
