@@ -67,7 +67,7 @@ def test_who_goes_on_sees_at_once_what_is_there(folder, monkeypatch):
     shown = []
 
     class Noting(WorkProgress):
-        def update(self, done: int, **figures: object) -> None:
+        def update(self, done: int, *block: object) -> None:
             shown.append(done)
 
     run = RunDirectory.open("latest", folder / "runs")

@@ -58,8 +58,8 @@ def test_a_checkpoint_is_saved_from_time_to_time(
     stop, saved = StopEvent(), []
 
     class Noting(WorkProgress):
-        def update(self, done: int, **figures: object) -> None:
-            super().update(done, **figures)
+        def update(self, done: int, *block: object) -> None:
+            super().update(done, *block)
             if run.has_folder(LAST):
                 saved.append((done, saved_steps(run)))
             if done == STEPS:

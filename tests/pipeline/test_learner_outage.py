@@ -43,8 +43,8 @@ class KillingProgress(WorkProgress):
         super().__init__(STEPS)
         self._server, self._at_steps = server, at_steps
 
-    def update(self, done: int, **figures: object) -> None:
-        super().update(done, **figures)
+    def update(self, done: int, *block: object) -> None:
+        super().update(done, *block)
         if done in self._at_steps:
             self._server.kill()
 
