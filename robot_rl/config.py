@@ -72,9 +72,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     They are in Hydra's grammar; later ones win. Interpolations are resolved. `choices` holds the
     name chosen in each group. Reading a key that does not exist raises, as does adding one.
 
-    Raises:
-        ConfigError: An override that does not parse, an unknown group choice or key, a value of
-            another type than its default, or a value that must be given and is not.
+    `ConfigError` for an override that does not parse, an unknown choice or key, a value of another
+    type than its default, or one that must be given and is not.
     """
     result = composed(overrides)
     check_missing(result)

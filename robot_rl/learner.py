@@ -107,9 +107,8 @@ class Online(Stage):
 class Learner:
     """Trains in blocks of environment steps, each with its exact number of updates.
 
-    On the stepped clock, block j's weights are published when block j + 1 is complete, and act
-    in block j + 2; see `robot_rl.learning.blocks`. The run's replay server must be running.
-    `Stopped` if the bench's `stop` is set before it is made.
+    On the stepped clock, block j's weights are published when block j + 1 is complete, and act in
+    block j + 2; see `robot_rl.learning.blocks`. The run's replay server must be running.
     """
 
     def __init__(self, bench: Workbench) -> None:
@@ -143,9 +142,9 @@ class Learner:
     def learn(self, progress: WorkProgress) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set.
 
-        While the replay server is away the learner waits for it. A checkpoint is saved before a
-        `Stopped`, but nothing is kept of a long block; and before a `ReplayError`, as when the
-        server refuses the weights. `LearningDiverged` where a loss or a weight is not finite.
+        While the replay server is away the learner waits for it. Before a `Stopped`, but for one in
+        a long block, and before a `ReplayError` a checkpoint is saved. `LearningDiverged` where a
+        loss is not finite.
         """
         total = self._blocks.total
         # A resumed run on the stepped clock goes on with the weights whose turn it is.

@@ -49,12 +49,10 @@ class Measured(NamedTuple):
 def run(config: DictConfig) -> dict[str, object]:
     """Run 2,000 ticks at 10 and at 50 Hz with the configured policy acting.
 
-    Returns:
-        For each rate `p99_lateness_ms_…`: the 99th percentile of send time minus the time at
-        which the tick was due minus the declared inference budget, never below 0; and without
-        taking off the budget `median_`, `p99_` and `max_decision_ms_…`; `inference_budget_ms`;
-        `p99_tick_lateness_ms_…`: how late the tick itself was, before anything was computed;
-        `learner_updates_…`: how often the learner updated meanwhile.
+    For each rate `p99_lateness_ms_…` is the 99th percentile of send time minus the time at which
+    the tick was due minus the declared inference budget, never below 0; without taking off the
+    budget there are `median_`, `p99_` and `max_decision_ms_…`. `p99_tick_lateness_ms_…` is how late
+    the tick itself was, before anything was computed.
     """
     budget = float(config.inference_budget_seconds)
     results: dict[str, object] = {"inference_budget_ms": 1e3 * budget, "ticks": TICKS}

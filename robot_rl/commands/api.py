@@ -76,8 +76,7 @@ class LoadedPolicy:
     def act(self, observation: Observation) -> npt.NDArray[np.float32]:
         """Choose the action (d,) in [-1, 1] for what is seen now: the environment's observation.
 
-        Raises:
-            PolicyError: There was no `reset`, or the observation is no dict or lacks something.
+        `PolicyError` where there was no `reset`, or the observation is no dict or lacks something.
         """
         if not self._begun:
             raise PolicyError("no episode has begun", hint="call reset(seed=...) before act")
@@ -101,8 +100,7 @@ def load_policy(
     """Load a policy.
 
     Args:
-        path: A run directory; `latest`, the newest run below `runs/` that has a policy; or a folder
-            of a run's checkpoints.
+        path: A run; `latest`, the newest below `runs/` that has a policy; or a run's checkpoint.
         which: Of a run: the `deployed`, the `cloned` or the `learned` one.
         env: The environment of robot_rl that it is to act in, to be checked; None checks nothing.
 
@@ -132,8 +130,8 @@ def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episod
     """Read whole episodes, one at a time, also while a run writes them.
 
     Args:
-        path: A dataset, a LeRobot dataset that robot_rl exported, a replay store, or a run, whose
-            store is then read, or its demonstrations where it has none.
+        path: A dataset, a LeRobot dataset that robot_rl exported, a replay store, or a run: its
+            store or, where it has none, its demonstrations.
         table: Of a store; None takes the only one.
 
     Yields:
@@ -165,16 +163,10 @@ def blank_row(schema: RowSchema) -> Row:
 
 @contextmanager
 def serve_replay(folder: str | Path) -> Iterator[str]:
-    """Serve a store from a thread of this process, for as long as the context lasts.
+    """Serve a store, new or old, from a thread of this process, as long as the context lasts.
 
-    The store is made where there is none. A run starts its own server; its address, for
-    `ReplayClient`, is the folder `RUN/store`.
-
-    Yields:
-        The server's address.
-
-    Raises:
-        StoreError: It cannot be opened.
+    Gives the server's address; `StoreError` where it cannot be opened. A run starts its own server,
+    whose address for `ReplayClient` is the folder `RUN/store`.
     """
     server, stop = ReplayServer(Path(folder)), StopEvent()
     thread = threading.Thread(target=server.run, args=(stop,), name="replay server")
@@ -208,9 +200,8 @@ def compare_results(first: str | Path, second: str | Path | None = None) -> Comp
     """Compare two evaluations on the scenes, that is seeds, that they share: an exact sign test.
 
     Args:
-        first: A file that `robot-rl evaluate` or `train` wrote, such as RUN/evaluations.jsonl; the
-            last evaluation in it counts. Or, alone, RUN/compare.jsonl, which `robot-rl compare`
-            wrote: its last comparison.
+        first: A file that `robot-rl evaluate` or `train` wrote, such as RUN/evaluations.jsonl: its
+            last evaluation counts. Or, alone, RUN/compare.jsonl: its last comparison.
         second: Another.
 
     Returns:

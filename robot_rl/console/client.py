@@ -85,13 +85,10 @@ class LoopClient:
         return self._newest
 
     async def post(self, event: str) -> None:
-        """Say an event to the loop, and wait until it has it.
+        """Say an event to the loop, and wait until it has it; `ConsoleError` where it has not.
 
         A stop that nobody takes is said again as soon as a loop answers: who is started again must
         not move a robot that a person has stopped meanwhile.
-
-        Raises:
-            ConsoleError: There is no loop, it did not answer, or it refused the event.
         """
         number = next(self._numbers)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -58,12 +58,7 @@ class EpisodeLibrary:
         self._demonstrations = dataset or run.demonstrations
 
     def newest(self, place: str, most: int, before: int | None = None) -> list[ListedEpisode]:
-        """List so many episodes of `store` or `demonstrations` before a number, newest first.
-
-        Raises:
-            ConsoleError: There is no such place.
-            RobotRLError: What is there cannot be read.
-        """
+        """List so many episodes of `store` or `demonstrations` before a number, newest first."""
         readers = {STORE: self._in_store, DEMONSTRATIONS: self._in_dataset}
         if place not in readers:
             raise ConsoleError("episodes are in no such place", got=place, expected=list(readers))
@@ -71,12 +66,7 @@ class EpisodeLibrary:
         return listed[::-1][:most]
 
     def read(self, place: str, number: int) -> Recording:
-        """Read one episode whole.
-
-        Raises:
-            ConsoleError: There is none of this number, or it was evicted.
-            RobotRLError: It cannot be read.
-        """
+        """Read one episode whole; `ConsoleError` where there is none of the number, or no more."""
         listed = next(iter(self.newest(place, 1, number + 1)), None)
         if listed is None or listed.number != number:
             raise ConsoleError(
@@ -155,12 +145,9 @@ class EpisodePlayer:
     def control(
         self, *, playing: bool | None = None, row: int | None = None, speed: float | None = None
     ) -> None:
-        """Change what is given: whether it goes on, the row, the multiple of the recording's rate.
+        """Change what is given: whether it goes on, the row, and which of `SPEEDS` it has.
 
         At the end it begins anew. Beyond the ends it goes to the nearest row.
-
-        Raises:
-            ConsoleError: The speed is not one of `SPEEDS`.
         """
         if speed is not None:
             if speed not in SPEEDS:

@@ -20,7 +20,7 @@ from aiohttp import WSMsgType, web
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import SPEEDS, EpisodeLibrary, EpisodePlayer
-from robot_rl.console.gate import Gate, Handler
+from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
 from robot_rl.console.pages import Feeds, Page, Pages, Scene
 from robot_rl.run import SCENES, RunDirectory
@@ -104,11 +104,11 @@ class ConsoleServer:
 
     def _application(self, proxies: dict[str, ViewerProxy]) -> web.Application:
         app = web.Application(middlewares=[self.gate.middleware])
-        app.router.add_get("/", _secured(self._file))
+        app.on_response_prepare.append(_secure)
         app.router.add_get("/socket", self._socket)
-        for name in sorted(path.name for path in _PAGE.iterdir()):
-            app.router.add_get(f"/{name}", _secured(self._file))
-        app.router.add_get(r"/wanted/{seed:\d+}/{camera:[\w.-]+}.jpg", _secured(self._wanted))
+        for name in ("", *sorted(path.name for path in _PAGE.iterdir())):
+            app.router.add_get(f"/{name}", self._file)
+        app.router.add_get(r"/wanted/{seed:\d+}/{camera:[\w.-]+}.jpg", self._wanted)
         for name, proxy in proxies.items():
             app.router.add_get(f"/scene/{name}", proxy.handle)
             app.router.add_get(f"/scene/{name}/{{path:.*}}", proxy.handle)
@@ -144,13 +144,9 @@ class ConsoleServer:
         return browser
 
 
-def _secured(handler: Handler) -> Handler:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = await handler(request)
+async def _secure(request: web.Request, response: web.StreamResponse) -> None:
+    if not request.path.startswith("/scene/"):  # viser's pages have parts of other kinds
         response.headers.update(_SECURITY_HEADERS)
-        return response
-
-    return answer
 
 
 def free_port() -> int:

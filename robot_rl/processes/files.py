@@ -22,7 +22,7 @@ class CheckpointError(RobotRLError):
 
 
 def locked(descriptor: int) -> bool:
-    """Lock an open file or folder for its descriptor alone, if nobody else has; never waits.
+    """Lock an open file or folder for its descriptor, if nobody else has; never waits.
 
     The system drops the lock with the last process that holds it, however that ends.
     """
@@ -87,9 +87,9 @@ def switched_folder(link: Path) -> Iterator[Path]:
 
     The caller fills the temporary folder that it is given. On leaving, sizes and SHA-256 sums of
     all files are noted in `manifest.json`, everything is flushed to the disk, and `link`, a
-    symbolic link to the newest generation, is switched to it in one step: at each moment it is a
-    complete folder. The generation before stays, since another process may be reading it; older
-    ones are removed. On an exception, as of a full disk, the old folder stays as it is.
+    symbolic link to the newest generation, is switched to it in one step. The generation before
+    stays, since another process may be reading it; older ones go. On an exception, as of a full
+    disk, nothing changes.
     """
     number = max(_generations(link), default=0) + 1
     resolved_copy = link.is_dir() and not link.is_symlink()  # as scp -r makes of a run

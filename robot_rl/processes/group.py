@@ -47,14 +47,13 @@ class _Child:
 class ProcessGroup:
     """Child processes of one run, each with a log file.
 
-    A child that is killed by a signal is started again, for each of them goes on where it was; one
-    that ends with an error of its own is not.
+    A child that is killed by a signal is started again, for each goes on where it was; one that
+    ends with an error of its own is not. The one that is started first, the replay server, serves
+    the others: it ends last, so that nothing that they still send is lost.
 
-    The one that is started first, the replay server, serves the others: it ends last, so that
-    nothing that they still send is lost. The children have sessions of their own: Ctrl-C in the
-    terminal reaches only the parent, which then ends them. Should the parent be killed, they do
-    so by themselves: each ends when its standard input closes, whose other end the parent and all
-    later children hold.
+    The children have sessions of their own: Ctrl-C in the terminal reaches only the parent, which
+    then ends them. Should the parent be killed, each ends by itself when its standard input closes,
+    whose other end the parent and all later children hold.
     """
 
     logs: Path  # folder of the log files

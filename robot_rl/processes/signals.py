@@ -30,7 +30,7 @@ class Interruption:
     """A signal handler that raises `KeyboardInterrupt`, once for signals that come together.
 
     A terminal that is closed sends SIGHUP twice within a millisecond: the second must not break off
-    the clean end that the first has begun. Who asks again later than that is impatient, and heard.
+    the clean end that the first has begun. Who asks again later is impatient, and heard.
     """
 
     def __init__(self) -> None:
@@ -52,9 +52,8 @@ class Interruption:
 class StopEvent:
     """What `threading.Event` is for threads, for signal handlers as well: set once, for good.
 
-    A handler runs in the main thread between any two of its instructions. Where that is inside
-    `threading.Event.wait`, it holds the lock that `threading.Event.set` then waits for, for ever.
-    The queue's `put` is made to be called there.
+    A handler runs between any two instructions of the main thread. Inside `threading.Event.wait`
+    that holds the lock that `set` would then wait for, for ever. The queue's `put` is made for it.
     """
 
     def __init__(self) -> None:
@@ -126,9 +125,8 @@ def deferred_signals() -> Iterator[None]:
 def ending_signals() -> list[signal.Signals]:
     """Signals that ask a process to end.
 
-    A closed terminal does not, where nohup has said so. Ctrl-C does even in a process that a
-    script has started in the background, where it is ignored by default: whoever sends it to
-    such a process means it.
+    A closed terminal does not, where nohup has said so. Ctrl-C does even in a process that a script
+    has started in the background, which ignores it by default: who sends it there means it.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     always = [signal.SIGINT, signal.SIGTERM]
@@ -138,8 +136,8 @@ def ending_signals() -> list[signal.Signals]:
 def ask_to_end() -> None:
     """Send SIGTERM to the main thread of this process, from any other: what it waits for ends.
 
-    The kernel may give a signal for the process as a whole to whichever thread it likes; a sleep of
-    the main thread would then go on to its end before Python looks.
+    The kernel may give a signal for the whole process to any thread; a sleep of the main one would
+    then go on to its end before Python looks.
     """
     signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGTERM)
 
@@ -154,10 +152,9 @@ def end_at_once() -> None:
 
 
 def end_with_input() -> None:
-    """Ask this process to end when its standard input closes.
+    """Ask this process to end when its standard input closes: however its parent ends.
 
-    A parent holds the other end and never writes to it: however the parent ends, kill -9
-    included, this process is asked to end as well.
+    The parent holds the other end and never writes to it.
     """
 
     def watch() -> None:

@@ -286,7 +286,7 @@ def test_nonsense_is_answered_and_does_not_end_the_link(run, link, inbox):
 
 def test_a_link_that_failed_says_so_to_the_loop(run, inbox):
     link = ConsoleLink(run, inbox)
-    link._receive = lambda: 1 / 0  # whatever goes wrong in the thread
+    link._wait = lambda: 1 / 0  # whatever goes wrong in the thread
     link._thread.join(30)
     with pytest.raises(ConsoleError, match="division by zero"):
         link.publish(Snapshot())
