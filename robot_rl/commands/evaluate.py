@@ -17,8 +17,7 @@ from omegaconf import DictConfig
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
-from robot_rl.commands.gym_check import try_environment
-from robot_rl.commands.nodes import check_robot, robot_nodes
+from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.config import ConfigError, check_value, on_stepped_clock
 from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_needed
 from robot_rl.env.factory import make_env

@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 
 from robot_rl.actor import NOTE
 from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
-from robot_rl.commands.gym_check import try_environment
-from robot_rl.commands.nodes import check_robot, robot_nodes
+from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import lasting, save_resolved, working_run
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts

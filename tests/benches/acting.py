@@ -15,7 +15,7 @@ from topics import NAMESPACE, demonstrated, over_topics
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.commands.nodes import robot_nodes
+from robot_rl.commands.preparation import robot_nodes
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env

@@ -12,7 +12,7 @@ from sensor_msgs.msg import Image
 from topics import NAMESPACE, BenchFailed, over_topics
 
 from policies import registry
-from robot_rl.commands.nodes import robot_nodes
+from robot_rl.commands.preparation import robot_nodes
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.messages import image_array, to_nanoseconds

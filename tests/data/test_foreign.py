@@ -12,7 +12,7 @@ from demonstrations import LENGTHS, run
 from scipy.spatial.transform import Rotation
 
 from robot_rl import cli
-from robot_rl.commands.gym_check import try_environment
+from robot_rl.commands.preparation import try_environment
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.foreign import open_foreign

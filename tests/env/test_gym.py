@@ -15,7 +15,7 @@ from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import seeded
 from robot_rl.cli import main
-from robot_rl.commands.gym_check import try_environment
+from robot_rl.commands.preparation import try_environment
 from robot_rl.config import ConfigError, compose
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert

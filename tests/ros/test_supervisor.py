@@ -16,7 +16,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 from listening import PATIENT_NODES  # with a ROS domain of this process's own for the nodes, too
 from omegaconf import OmegaConf
 
-from robot_rl.commands.nodes import robot_nodes
+from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted

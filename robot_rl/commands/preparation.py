@@ -1,10 +1,18 @@
-"""Tries a Gymnasium environment before anything is recorded on it or learned from it."""
+"""What a command makes ready before its work: the robot's device, nodes and environment.
+
+ROS 2 nodes run for as long as the command does. A Gymnasium environment is tried before anything is
+recorded on it or learned from it.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +20,92 @@ from omegaconf import DictConfig
 
 from robot_rl.config import on_stepped_clock
 from robot_rl.data.schema import Observation
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import check_device, make_env
 from robot_rl.env.gym import GymError, GymRobot
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.group import ProcessGroup
+from robot_rl.processes.signals import ask_to_end
+from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.nodes import NodeDescription, node_table
+from robot_rl.safety import default_stop_folder, kept_stop
 
+_POLL_SECONDS = 0.1
+# How an environment is tried.
 _MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
 # Of numbers; and of an image's mean, for a renderer may draw one scene a little differently.
 _RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
+
+
+def check_robot(config: DictConfig) -> None:
+    """Raise `RobotRLError` where a command's nodes cannot be started, or its device not be used."""
+    check_device(config)
+    if config.start_nodes:
+        node_table(config)
+
+
+@contextmanager
+def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
+    """Run the nodes of the configured robot, if it has any and nobody else runs them.
+
+    They end after everything else. One that is killed is started again. Where one ends with an
+    error of its own, such as an impossible parameter, or cannot be started again, this process is
+    asked to end, as by Ctrl-C, and that is a `ProcessDied`. Logs and parameters are in `logs`.
+    """
+    if not config.get("nodes") or not config.start_nodes:
+        yield
+        return
+    prepare_environment(config.robot.discovery_range)
+    table = node_table(config)
+    problems: list[Exception] = []
+    ending = threading.Event()
+
+    def watch() -> None:
+        while not ending.wait(_POLL_SECONDS):
+            try:
+                for node in table:
+                    group.require(node.process)
+            except Exception as problem:  # raised in the owner's thread
+                problems.append(problem)
+                ask_to_end()
+                return
+
+    try:
+        with ProcessGroup(logs) as group:
+            for node in table:
+                file = logs / f"{node.process}.yaml"
+                file.write_text(node.parameter_file(), encoding="utf-8")
+                group.start(node.process, node.arguments(file), module=node.module)
+            watching = threading.Thread(target=watch, name="nodes", daemon=True)
+            watching.start()
+            try:
+                yield
+            except KeyboardInterrupt:
+                if problems:
+                    raise problems[0] from None
+                raise
+            finally:
+                ending.set()
+                watching.join()
+    finally:
+        for node in table:
+            _tell_kept_stop(node)
+
+
+def _tell_kept_stop(node: NodeDescription) -> None:
+    """Say of an arm that is stopped that it stays so when this command has ended."""
+    folder = Path(node.parameters.get("stop_folder", default_stop_folder()))
+    namespace = node.namespace.rstrip("/")
+    name = f"{namespace}/{node.name}"
+    kept = kept_stop(folder, name)
+    if kept is not None:
+        print(
+            f"{name} is still stopped: {kept}. It stays so when it is started again. Next: look at"
+            " the arm, give the command again and say clear_errors, with the device, in"
+            f" robot-rl console, or with robot-rl doctor call={namespace}/clear_errors",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 @dataclass
