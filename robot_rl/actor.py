@@ -57,6 +57,8 @@ _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _OWNER = "the actor of the stepped clock"
 _ROOM_SECONDS = 0.05
+# The environment steps of the run so far, and the episode that they end.
+Acted = Iterator[tuple[int, EpisodeResult]]
 # How lines of its log begin that a person is to read, for example what the robot waits for.
 NOTE = "actor: "
 # The learner first has the base propose along all demonstrations, and a large base is slow.
@@ -96,9 +98,7 @@ class ActingController(ControllerWrapper[PolicyRunner]):
             self._controller.set_behaviour(published.behaviour.to(self._device))
 
 
-def act(
-    config: DictConfig, run: RunDirectory, stop: StopEvent
-) -> Iterator[tuple[int, EpisodeResult]]:
+def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
     """Act until the configured number of environment steps is in the store; its server must run.
 
     When `stop` is set, the running episode ends as truncated; on the stepped clock, or while the
@@ -114,9 +114,7 @@ def act(
         yield from _act(config, run, stop, anew=True)
 
 
-def _act(
-    config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool = False
-) -> Iterator[tuple[int, EpisodeResult]]:
+def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool = False) -> Acted:
     torch.set_num_threads(1)
     reward = make_source(config)
     inner, hidden = make_watched_env(config, reward_cameras(config))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -280,9 +280,7 @@ class Learner:
 
     def _learned(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
-        return dataclasses.replace(
-            self._cloned, policy=policy, execute_steps=steps, version=self.updates
-        )
+        return replace(self._cloned, policy=policy, execute_steps=steps, version=self.updates)
 
     def _deployed(self) -> Behaviour:
         """What was learned; its corrections act only if they are held for better than the clone."""

@@ -357,16 +357,16 @@ def test_machine_is_described():
 
 
 class _Clock:
-    def __init__(self):
-        self.now = 0.0
+    now = 0.0
 
-    def __call__(self):
+    def monotonic(self):
         return self.now
 
 
-def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys):
+def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):
     clock = _Clock()
-    with WorkProgress(1000, clock=clock) as progress:
+    monkeypatch.setattr("robot_rl.processes.progress.time", clock)
+    with WorkProgress(1000) as progress:
         progress.phase("online learning")
         assert progress.seconds_left() is None
         for step in range(0, 401, 10):

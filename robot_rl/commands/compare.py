@@ -145,9 +145,8 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
         try:
             rival.behaviour.expect(**asdict(first.behaviour.interface))
         except PolicyError as error:
-            raise CompareError(
-                f"{rival.name} cannot be compared with {first.name}: {error}"
-            ) from error
+            problem = f"{rival.name} cannot be compared with {first.name}: {error}"
+            raise CompareError(problem) from error
 
 
 def _alike(one: Behaviour, other: Behaviour) -> bool:

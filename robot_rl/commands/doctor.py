@@ -99,9 +99,8 @@ def gpu() -> str:
     module = _imported("torch", _INSTALL)
     if not module.cuda.is_available():
         card = shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()
-        if module.version.cuda is None:
-            mend = "install PyPI's own build of torch: pip install --force-reinstall torch"
-        else:
+        mend = "install PyPI's own build of torch: pip install --force-reinstall torch"
+        if module.version.cuda is not None:
             mend = "install NVIDIA's driver, and see that nvidia-smi works"
         raise NotHere(
             f"torch {module.__version__} sees no CUDA device",
@@ -315,7 +314,6 @@ CHECKS = {
     "disk": Check(disk, "room for runs"),
     "memory": Check(memory, "room for processes"),
 }
-# Only of the device that is asked for.
 TELEOP = Check(teleop, "teleoperation with the device that was named")
 
 

@@ -322,10 +322,8 @@ def _print_counts(console: Console, table: Facts) -> None:
             numbers = (found["episodes"], sealed, f"{successes}{rate}", found["steps"])
             counts.add_row(source, *map(str, numbers))
     console.print(counts)
-    console.print(
-        f"{table['rows']} rows of {table['row_bytes']:,} bytes in {table['sessions']} sessions"
-    )
-    missing = table["missing_rows"]
+    rows, missing = table["rows"], table["missing_rows"]
+    console.print(f"{rows} rows of {table['row_bytes']:,} bytes in {table['sessions']} sessions")
     if missing:
         of = f"{len(missing)} episodes: {', '.join(map(str, list(missing)[:10]))}"
         console.print(f"DAMAGED: {sum(missing.values())} rows are missing, of {of}")
@@ -339,7 +337,7 @@ def _print_counts(console: Console, table: Facts) -> None:
         stamps = (table["first_stamp"], table["last_stamp"])
         begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in stamps)
         console.print(f"recorded {begin} to {end} ({end - begin})")
-    elif table["rows"]:
+    elif rows:
         console.print("recorded in simulated time")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Self
 
@@ -23,29 +23,22 @@ class WorkProgress:
     """Shows how far a long job is; a context manager.
 
     On a terminal it is a display that is redrawn in place; elsewhere (CI, a log file) one plain
-    line is printed about every ten seconds, on a call of `update`. `total` and `done` count what
-    `label` names; `clock` is a steady one [s].
+    line is printed about every ten seconds, on a call of `update`. `label` names what is counted.
     """
 
     def __init__(
-        self,
-        total: int,
-        label: str = "environment steps",
-        *,
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, total: int, label: str = "environment steps", *, console: Console | None = None
     ) -> None:
         self._total = total
         self._label = label
         self._console = console or Console(highlight=False)
-        self._clock = clock
         self._phase = ""
         self._done = 0
         self._successes: deque[bool] = deque(maxlen=RECENT_EPISODES)
         self._intervened: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._figures: dict[str, str] = {}
         self._history: deque[tuple[float, int]] = deque()
-        self._next_line = clock() + LOG_INTERVAL_S
+        self._next_line = time.monotonic() + LOG_INTERVAL_S
         live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
         self._live = live if self._console.is_terminal else None
 
@@ -81,7 +74,7 @@ class WorkProgress:
         warms up, and `replay_transitions`.
         """
         self._done = done
-        now = self._clock()
+        now = time.monotonic()
         self._history.append((now, done))
         while len(self._history) > 2 and self._history[0][0] < now - _RATE_WINDOW_S:
             self._history.popleft()
@@ -126,7 +119,7 @@ class WorkProgress:
         return page
 
     def _print_line_if_due(self) -> None:
-        if self._live is None and self._clock() >= self._next_line:
+        if self._live is None and time.monotonic() >= self._next_line:
             self._print_line()
 
     def _print_line(self) -> None:
@@ -134,4 +127,4 @@ class WorkProgress:
         line = " | ".join([self._phase, *parts] if self._phase else parts)
         self._console.print(line, soft_wrap=True, markup=False)
         self._console.file.flush()
-        self._next_line = self._clock() + LOG_INTERVAL_S
+        self._next_line = time.monotonic() + LOG_INTERVAL_S
