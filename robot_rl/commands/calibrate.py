@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +54,7 @@ def run(what: str, path: str, **options: str | None) -> None:
     elif what == "camera":
         folder = ViewFolder(Path(path))
         if options["camera"] or options["arm"]:
-            _record(folder, board, options["camera"], options["arm"], sys.stdin)
+            _record(folder, board, options["camera"], options["arm"])
         _calibrate(folder, board, str(options["mount"]), str(options["intrinsics"]))
     else:
         raise CalibrationError("unknown word", got=what, expected="board or camera")
@@ -76,31 +76,25 @@ def _draw(board: Board, path: Path) -> None:
     )
 
 
-def _record(
-    folder: ViewFolder,
-    board: Board,
-    camera_file: str | None,
-    arm_file: str | None,
-    answers: Iterable[str],
-) -> None:
+def _record(folder: ViewFolder, board: Board, camera: str | None, arm: str | None) -> None:
     """Take a view each time the person presses Enter, until the end of the input."""
-    if camera_file is None or arm_file is None:
+    if camera is None or arm is None:
         raise CalibrationError(
             "new views need the camera and the arm",
-            got=f"camera={camera_file} arm={arm_file}",
+            got=f"camera={camera} arm={arm}",
             hint="leave both out to work with the views that are in the folder",
         )
     with ExitStack() as connected:
-        camera, arm = (_connected(file, connected) for file in (camera_file, arm_file))
-        if (known := camera.intrinsics()) is not None:
+        eye, hand = (_connected(file, connected) for file in (camera, arm))
+        if (known := eye.intrinsics()) is not None:
             folder.set_intrinsics(known)
         print(
             "Move the arm by hand or with its own panel; the board must be seen whole or nearly so."
             " Enter takes a view, Ctrl-D ends.",
             flush=True,
         )
-        for _ in answers:
-            _take_view(folder, board, camera, arm)
+        for _ in sys.stdin:
+            _take_view(folder, board, eye, hand)
 
 
 def _connected(file: str, connected: ExitStack) -> Any:
