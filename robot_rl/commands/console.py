@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +73,10 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
     model = config.console.model or config.robot.get("model")
     if not model:
         return {}
-    import viser
-
-    from robot_rl.console.pages import LIVE, REPLAY, Scene
+    from robot_rl.console.pages import LIVE, REPLAY
     from robot_rl.console.scene import RobotScene
-    from robot_rl.console.server import LOOPBACK, free_port
 
     plain = OmegaConf.to_container(config.task.environment, resolve=True)
     task = registry.make(plain)  # type: ignore[arg-type]
-    scenes = {}
-    for name in (LIVE, REPLAY):
-        port = free_port()
-        with redirect_stdout(io.StringIO()):  # its banner names a port that nobody is to open
-            server = viser.ViserServer(LOOPBACK, port, verbose=False)
-        server.gui.configure_theme(show_logo=False, show_share_button=False)
-        simulated = task if isinstance(task, SimTask) else None
-        drawn = RobotScene(server, find_resource(model), simulated)
-        scenes[name] = Scene(drawn.show, port)
-    return scenes
+    simulated = task if isinstance(task, SimTask) else None
+    return {name: RobotScene(find_resource(model), simulated) for name in (LIVE, REPLAY)}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -20,6 +20,9 @@ from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.scenes import jpegs
 from robot_rl.processes.progress import RECENT_EPISODES
 from robot_rl.run import RunDirectory
+
+if TYPE_CHECKING:
+    from robot_rl.console.scene import RobotScene
 
 # Ends what a page is sent at once; the page answers that it has shown it.
 _MARK = json.dumps({"type": "mark"})
@@ -200,14 +203,6 @@ def _packed(kind: str, content: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A 3-D scene: what moves it to an observation, and its viewer's port on loopback."""
-
-    show: Callable[[Observation], None]
-    port: int
-
-
-@dataclass(frozen=True)
 class Feeds:
     """Tells the pages what happens. Of what comes faster than that, the newest counts."""
 
@@ -215,7 +210,7 @@ class Feeds:
     client: LoopClient
     player: EpisodePlayer
     pages: Pages
-    scenes: dict[str, Scene]  # `live` and `replay`; there are none of a robot without a model
+    scenes: dict[str, RobotScene]  # `live` and `replay`; there are none of a robot without a model
 
     def works(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the console does."""

@@ -6,21 +6,22 @@ It shows what the robot reports, and nothing that only the simulation knows: joi
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
+import viser
 
+from robot_rl.console.server import LOOPBACK, free_port
 from robot_rl.data.schema import Observation
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import FINGERS
 from robot_rl.safety import rotations
-
-if TYPE_CHECKING:
-    import viser
 
 Vector = npt.NDArray[np.float64]
 
@@ -33,10 +34,13 @@ _NO_OFFSET: Vector = np.concatenate([np.zeros(3), rotations.about_z(0.0)])
 
 
 class RobotScene:
-    """Draws the robot of an MJCF, and what its task adds to the scene."""
+    """Draws the robot of an MJCF, and what its task adds, for a viewer at `port` of loopback."""
 
-    def __init__(self, server: viser.ViserServer, model_path: Path, task: SimTask | None) -> None:
-        self._server = server
+    def __init__(self, model_path: Path, task: SimTask | None) -> None:
+        self.port = free_port()
+        with redirect_stdout(io.StringIO()):  # its banner names a port that nobody is to open
+            self._server = viser.ViserServer(LOOPBACK, self.port, verbose=False)
+        self._server.gui.configure_theme(show_logo=False, show_share_button=False)
         spec = mujoco.MjSpec.from_file(str(model_path))
         if task is not None:
             task.build(spec)
@@ -53,7 +57,7 @@ class RobotScene:
         self._shown: dict[int, Vector] = {}
         self._bodies = {body: self._draw_body(body) for body in range(1, self._model.nbody)}
         self._draw_surroundings()
-        self._lead = server.scene.add_icosphere(
+        self._lead = self._server.scene.add_icosphere(
             "/lead", radius=0.008, color=_TARGET_COLOR, opacity=0.7, visible=False
         )
         self._update()

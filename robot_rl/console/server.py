@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import WSMsgType, web
@@ -22,8 +22,11 @@ from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import SPEEDS, EpisodeLibrary, EpisodePlayer
 from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
-from robot_rl.console.pages import Feeds, Page, Pages, Scene
+from robot_rl.console.pages import Feeds, Page, Pages
 from robot_rl.run import SCENES, RunDirectory
+
+if TYPE_CHECKING:
+    from robot_rl.console.scene import RobotScene
 
 LOOPBACK = "127.0.0.1"
 _PAGE = Path(__file__).parent / "page"
@@ -54,7 +57,7 @@ class ConsoleServer:
     facts: dict[str, Any]  # what a page shows and does not change, such as the task and its rate
     loop_folder: Path  # where the control loop says how it is reached
     library: EpisodeLibrary  # the stored episodes
-    scenes: dict[str, Scene]  # `live` and `replay`; empty for robots without a model
+    scenes: dict[str, RobotScene]  # `live` and `replay`; empty for robots without a model
     gate: Gate  # who may come in
 
     def __post_init__(self) -> None:
