@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -117,19 +117,29 @@ class Page:
 class Pages:
     """All open pages. One that is opened or reloaded is told everything that the others know.
 
-    What they ask for is done beside one another: a stop does not wait for a list of episodes.
+    What they ask for is done beside one another: a stop does not wait for a list of episodes. Of
+    what they are told without asking the newest counts. `scenes` are the `live` and the `replay`
+    one; a robot without a model has none.
     """
 
-    def __init__(self, client: LoopClient, library: EpisodeLibrary, player: EpisodePlayer) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        client: LoopClient,
+        library: EpisodeLibrary,
+        player: EpisodePlayer,
+        scenes: Mapping[str, RobotScene],
+    ) -> None:
+        self._run, self._scenes = run, scenes
         self._client, self._library, self._player = client, library, player
         self._open: set[Page] = set()
         self._last: dict[str, str | bytes] = {}
         self._jogging: set[Page] = set()
         self._replays_asked = 0
 
-    def __bool__(self) -> bool:
-        """Whether one is open."""
-        return bool(self._open)
+    def works(self) -> list[Coroutine[Any, Any, None]]:
+        """What tells them, as long as the console runs."""
+        return [self._tell_live(), self._tell_status(), self._tell_replay(), self._tell_curves()]
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
         """Tell all pages, and those that are opened later, until there is something newer."""
@@ -196,71 +206,56 @@ class Pages:
         self._player.load(recording)
         self.tell("recording", self._player.describe())
 
-
-def _packed(kind: str, content: dict[str, Any]) -> str:
-    """A text message of a page."""
-    return json.dumps({"type": kind, **content})
-
-
-@dataclass(frozen=True)
-class Feeds:
-    """Tells the pages what happens. Of what comes faster than that, the newest counts."""
-
-    run: RunDirectory
-    client: LoopClient
-    player: EpisodePlayer
-    pages: Pages
-    scenes: dict[str, RobotScene]  # `live` and `replay`; there are none of a robot without a model
-
-    def works(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs as long as the console does."""
-        return [self._tell_live(), self._tell_status(), self._tell_replay(), self._tell_curves()]
-
     async def _tell_live(self) -> None:
         while True:
-            snapshot = await self.client.next_snapshot()
+            snapshot = await self._client.next_snapshot()
             await self._picture(LIVE, snapshot.observation)
             seen = snapshot.observation
             shown = {name: seen[name].astype(float).tolist() for name in _SHOWN if name in seen}
-            self.pages.tell(LIVE, {**asdict(snapshot.situation), "states": shown})
+            self.tell(LIVE, {**asdict(snapshot.situation), "states": shown})
 
     async def _tell_status(self) -> None:
         while True:
-            seconds = self.client.round_trip_seconds
+            seconds = self._client.round_trip_seconds
             status = {
-                "connected": self.client.connected,
+                "connected": self._client.connected,
                 "round_trip_ms": None if seconds is None else round(1e3 * seconds, 1),
             }
-            self.pages.tell("status", status)
+            self.tell("status", status)
             await asyncio.sleep(_STATUS_SECONDS)
 
     async def _tell_replay(self) -> None:
         while True:
-            await self.player.moved()
-            self.pages.tell("progress", self.player.progress())
-            await self._picture(REPLAY, self.player.observation())
+            await self._player.moved()
+            self.tell("progress", self._player.progress())
+            await self._picture(REPLAY, self._player.observation())
 
     async def _tell_curves(self) -> None:
         while True:
-            if self.pages:
+            if self._open:
                 try:
-                    curves = await asyncio.to_thread(read_curves, self.run)
+                    curves = await asyncio.to_thread(read_curves, self._run)
                 except RobotRLError as error:
                     curves = {"problem": str(error)}
-                self.pages.tell("curves", curves)
+                self.tell("curves", curves)
             await asyncio.sleep(_CURVES_SECONDS)
 
     async def _picture(self, view: str, observation: Observation) -> None:
         """Show what was observed: in the 3-D scene and as camera images."""
-        if not self.pages:
+        if not self._open:
             return
-        if view in self.scenes:
-            self.scenes[view].show(observation)
+        if view in self._scenes:
+            self._scenes[view].show(observation)
         encoded = await asyncio.to_thread(jpegs, observation)
         for camera, jpeg in encoded.items():
             head = f"{view}/{camera}".encode()
             # The length of the head, the head, the JPEG.
-            self.pages.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
+            self.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
+
+
+def _packed(kind: str, content: dict[str, Any]) -> str:
+    """A text message of a page."""
+    return json.dumps({"type": kind, **content})
 
 
 def read_curves(run: RunDirectory) -> dict[str, Any]:

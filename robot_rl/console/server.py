@@ -1,7 +1,7 @@
 """The console's web server: one page, its websocket, and the 3-D viewers behind it.
 
 Text messages are JSON, those to a page with a `type` and those from it with a `do`; binary ones are
-camera images, see `Feeds`. A page keeps nothing itself: when it is reloaded, it is told
+camera images, see `Pages`. A page keeps nothing itself: when it is reloaded, it is told
 everything again.
 """
 
@@ -22,7 +22,7 @@ from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import SPEEDS, EpisodeLibrary, EpisodePlayer
 from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
-from robot_rl.console.pages import Feeds, Page, Pages
+from robot_rl.console.pages import Page, Pages
 from robot_rl.run import SCENES, RunDirectory
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class ConsoleServer:
     def __post_init__(self) -> None:
         self._client = LoopClient(self.loop_folder)
         self._player = EpisodePlayer()
-        self._pages = Pages(self._client, self.library, self._player)
-        self._feeds = Feeds(self.run, self._client, self._player, self._pages, self.scenes)
+        self._pages = Pages(self.run, self._client, self.library, self._player, self.scenes)
         facts = {**self.facts, "scenes": sorted(self.scenes), "speeds": SPEEDS}
         self._pages.tell("facts", facts)
 
@@ -77,10 +76,11 @@ class ConsoleServer:
         ready: Callable[[int], None],
     ) -> None:
         """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0."""
-        proxies = {name: ViewerProxy(scene.port) for name, scene in self.scenes.items()}
+        session = aiohttp.ClientSession()
+        proxies = {name: ViewerProxy(scene.port, session) for name, scene in self.scenes.items()}
         runner = web.AppRunner(self._application(proxies), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        works = [self._client.run(), self._player.run(), *self._feeds.works(), stop.wait()]
+        works = [self._client.run(), self._player.run(), *self._pages.works(), stop.wait()]
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
             site = web.TCPSite(runner, host, port, ssl_context=encryption)
@@ -101,8 +101,7 @@ class ConsoleServer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for proxy in proxies.values():
-                await proxy.close()
+            await session.close()
             await runner.cleanup()
 
     def _application(self, proxies: dict[str, ViewerProxy]) -> web.Application:
@@ -159,42 +158,33 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
 class ViewerProxy:
     """Passes requests on to a viser server on loopback, which has no access control of its own."""
 
-    def __init__(self, port: int) -> None:
-        self._address = f"http://{LOOPBACK}:{port}"
-        self._session: aiohttp.ClientSession | None = None
+    port: int
+    session: aiohttp.ClientSession
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Pass on one request, or all messages of a websocket."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(auto_decompress=True)
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._join(request, self._session)
-        path = request.match_info["path"]
-        async with self._session.get(f"{self._address}/{path}") as answer:
+            return await self._join(request)
+        address = f"http://{LOOPBACK}:{self.port}/{request.match_info['path']}"
+        async with self.session.get(address) as answer:
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_HEADERS}
             body = await answer.read()
             if answer.content_type == "text/html":
                 body = body.replace(b"<head>", b"<head>" + _ADDED_TO_PAGE, 1)
             return web.Response(status=answer.status, headers=headers, body=body)
 
-    async def close(self) -> None:
-        """Hang up."""
-        if self._session is not None:
-            await self._session.close()
-
-    async def _join(
-        self, request: web.Request, session: aiohttp.ClientSession
-    ) -> web.WebSocketResponse:
+    async def _join(self, request: web.Request) -> web.WebSocketResponse:
         wanted = request.headers.get("Sec-WebSocket-Protocol", "")
         protocols = [name.strip() for name in wanted.split(",") if name.strip()]
-        async with session.ws_connect(
-            f"{self._address}/", protocols=protocols, max_msg_size=_MOST_VIEWER_BYTES
-        ) as viewer:
+        address, most = f"http://{LOOPBACK}:{self.port}/", _MOST_VIEWER_BYTES
+        joined = self.session.ws_connect(address, protocols=protocols, max_msg_size=most)
+        async with joined as viewer:
             chosen = [viewer.protocol] if viewer.protocol else []
-            browser = web.WebSocketResponse(protocols=chosen, max_msg_size=_MOST_VIEWER_BYTES)
+            browser = web.WebSocketResponse(protocols=chosen, max_msg_size=most)
             await browser.prepare(request)
             both = ((browser, viewer), (viewer, browser))
             ways = [asyncio.create_task(_pass_on(*ends)) for ends in both]

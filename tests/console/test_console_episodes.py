@@ -132,7 +132,7 @@ def test_of_two_replays_that_are_asked_for_the_later_is_shown(run, monkeypatch):
     monkeypatch.setattr(library, "read", slow_for_the_first)
 
     async def main() -> None:
-        pages = Pages(None, library, player)
+        pages = Pages(None, None, library, player, {})
         replay = '{"do": "replay", "place": "demonstrations", "number": %d}'
         slow = asyncio.create_task(pages.answer(None, replay % 0))
         await asyncio.sleep(0)
