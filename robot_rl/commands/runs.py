@@ -152,17 +152,15 @@ def compare_run(
 
 
 def save_resolved(config: DictConfig, run: Path) -> None:
-    """Write the configuration of a run in one step; `ConfigError` where that cannot be done."""
+    """Write what a run keeps of a configuration, in one step: all but what is asked for once.
+
+    That names runs and one stage. `ConfigError` where it cannot be written.
+    """
+    kept = OmegaConf.merge(config, dict.fromkeys(("artifacts", "resume", "run", "stage")))
     try:
-        replace_text(run / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
+        replace_text(run / CONFIG_FILE, OmegaConf.to_yaml(kept, resolve=True))
     except OSError as error:
         raise ConfigError(f"{run / CONFIG_FILE} cannot be written", got=error) from error
-
-
-def lasting(config: DictConfig) -> DictConfig:
-    """What a run keeps of a configuration: all but what names runs, and the one stage asked for."""
-    once = dict.fromkeys(("artifacts", "resume", "run", "stage"))
-    return OmegaConf.merge(config, once)  # type: ignore[return-value]
 
 
 def load_resolved(run: Path) -> DictConfig:
@@ -212,7 +210,7 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
     before = latest.readlink() if latest.is_symlink() else None
     run = RunDirectory.create(config.task.name, config.runs_directory)
     try:
-        save_resolved(lasting(config), run.path)
+        save_resolved(config, run.path)
         yield run
     except (Exception, KeyboardInterrupt) as error:
         if run.is_empty() and before is not None and latest.resolve() == run.path:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from robot_rl.actor import NOTE
 from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.commands.runs import lasting, save_resolved, working_run
+from robot_rl.commands.runs import save_resolved, working_run
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
@@ -116,7 +116,7 @@ def run(config: DictConfig) -> None:
         _check(config, directory, recipe)
         try:
             if config.resume:
-                save_resolved(lasting(config), directory.path)
+                save_resolved(config, directory.path)
             _go_through(config, directory, recipe, lock)
             if config.stage is None and directory.has_policy():
                 _finish(config, directory, memory)
