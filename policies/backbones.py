@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from policies.errors import PolicyError
+from policies.networks import drawn
 
 
 class Backbone(nn.Module):
@@ -23,13 +24,10 @@ class Backbone(nn.Module):
 
 
 class SpatialSoftmax(nn.Module):
-    """Where each channel is active: the expected coordinates under a softmax over the pixels.
+    """Where each of C channels is active: its expected coordinates under a softmax over the pixels.
 
     Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 5.1; the
     temperature is learned.
-
-    Args:
-        channels: Number of channels C of the feature map.
     """
 
     def __init__(self, channels: int) -> None:
@@ -50,11 +48,9 @@ class SpatialSoftmax(nn.Module):
 
 
 class SmallConvolutional(Backbone):
-    """A few convolutions at a quarter of the resolution and a spatial softmax.
+    """Convolutions of some output channels, the first two of which halve the resolution.
 
-    Args:
-        channels: Output channels of each convolution; the first two halve the resolution.
-        generator: Source of the initial weights.
+    A spatial softmax follows them. The initial weights come from `generator`.
     """
 
     def __init__(self, channels: Sequence[int], *, generator: torch.Generator) -> None:
@@ -147,18 +143,12 @@ class ResNet18(Backbone):
 def convolution(
     inputs: int, outputs: int, size: int, stride: int, generator: torch.Generator
 ) -> nn.Conv2d:
-    """Make a padded convolution without bias whose weights are drawn from `generator`.
+    """Make a padded convolution without bias, as a normalisation follows it.
 
-    He et al. 2015, "Delving Deep into Rectifiers", eq. 10, uniform. A normalisation follows it, so
-    that a bias would have no effect.
+    Its weights are uniform as in He et al. 2015, "Delving Deep into Rectifiers", eq. 10.
     """
-    layer = nn.Conv2d(
-        inputs, outputs, size, stride, padding=size // 2, bias=False, device="meta"
-    ).to_empty(device="cpu")
-    bound = (6 / (inputs * size * size)) ** 0.5
-    with torch.no_grad():
-        layer.weight.uniform_(-bound, bound, generator=generator)
-    return layer
+    layer = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False, device="meta")
+    return drawn(layer, (6 / (inputs * size * size)) ** 0.5, generator)
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

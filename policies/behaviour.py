@@ -35,19 +35,18 @@ class Exploration:
     mean_share: float = 0.0  # share in which the policy's mean acts, likewise
 
     def __post_init__(self) -> None:
-        for name, value, known in (("mode", self.mode, MODES), ("noise", self.noise, NOISES)):
-            if value not in known:
-                raise PolicyError(f"unknown exploration {name}", got=value, expected=known)
-        if not (math.isfinite(self.noise_scale) and self.noise_scale >= 0):
-            raise PolicyError(
-                "the exploration's noise_scale is out of range",
-                got=self.noise_scale,
-                expected="a finite number >= 0",
-            )
-        for name, share in (("base_share", self.base_share), ("mean_share", self.mean_share)):
-            if not 0 <= share <= 1:
+        for name, fits, known in (
+            ("mode", self.mode in MODES, MODES),
+            ("noise", self.noise in NOISES, NOISES),
+            ("noise_scale", 0 <= self.noise_scale < math.inf, "a finite number >= 0"),
+            ("base_share", 0 <= self.base_share <= 1, "0 to 1"),
+            ("mean_share", 0 <= self.mean_share <= 1, "0 to 1"),
+        ):
+            if not fits:
                 raise PolicyError(
-                    f"the exploration's {name} is out of range", got=share, expected="0 to 1"
+                    f"the exploration's {name} is impossible",
+                    got=getattr(self, name),
+                    expected=known,
                 )
 
     def in_episode(self, lot: float) -> Exploration:
@@ -115,8 +114,7 @@ class Behaviour:
             )
 
         observed = self.policy.observation
-        wanted = observed.get(FEATURES)
-        given = None if self.vision is None else self.vision.features
+        wanted, given = observed.get(FEATURES), getattr(self.vision, "features", None)
         sees_itself = self.vision is not None and self.vision.cameras.keys() <= observed.keys()
         if wanted != given and not (wanted is None and sees_itself):
             raise PolicyError(
@@ -194,9 +192,7 @@ class Behaviour:
     def from_json(cls, content: Mapping[str, Any], base: ChunkPolicy | None = None) -> Behaviour:
         """Make a behaviour from what `to_json` gave, with arbitrary weights.
 
-        Args:
-            content: The description.
-            base: The policy's base, weights and all, in place of a new one of its shape.
+        A `base` is the policy's, weights and all, in place of a new one of its shape.
 
         Raises:
             PolicyError: Another format, or a key that is missing or wrong.
@@ -232,17 +228,14 @@ class Behaviour:
         action_names: Iterable[str] | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
-        """Check that the policy fits where it shall run; what is None is not checked.
+        """Check that the policy fits where it shall run, and return the behaviour itself.
 
         Args:
-            task: Name of the task.
+            task: Name of the task; like the others it is not checked where it is None.
             control_rate_hz: Steps per second of the loop.
             action_names: Names of the environment's action columns.
             observation: Name → width of everything the environment gives; it may give more
                 than the policy uses.
-
-        Returns:
-            The behaviour itself.
 
         Raises:
             PolicyError: Names the first field that differs, with got and expected.
@@ -261,8 +254,8 @@ class Behaviour:
                     expected=wanted,
                     hint="use a policy that was trained for this configuration",
                 )
-        for name, width in self.observation.items() if observation is not None else ():
-            given = observation.get(name) if observation is not None else None
+        for name, width in self.observation.items():
+            given = width if observation is None else observation.get(name)
             if given != width:
                 raise PolicyError(
                     f"the policy's observation {name!r} differs",

@@ -55,9 +55,7 @@ class StoredBase:
         policy = load(folder).policy
         if not isinstance(policy, ChunkPolicy):
             raise PolicyError(
-                f"the policy in {folder} cannot be a base",
-                got=policy.kind,
-                expected="a chunk policy",
+                f"the policy in {folder} cannot be a base", got=policy.kind, expected="chunks"
             )
         return cls(policy, checksum(folder))
 
@@ -87,12 +85,9 @@ def checksum(folder: Path | str) -> str:
 def to_bytes(
     behaviour: Behaviour, base: StoredBase | None = None, facts: Mapping[str, str] | None = None
 ) -> bytes:
-    """Serialise a behaviour, weights and normalisers included.
+    """Serialise a behaviour, weights and normalisers included, and further `facts` in the header.
 
-    Args:
-        behaviour: What to serialise.
-        base: Leave the weights of this base out, if it is the behaviour's.
-        facts: More for the header.
+    The weights of `base` are left out, if it is the behaviour's.
     """
     apart = base is not None and behaviour.policy.base is base.policy
     tensors = {
@@ -150,11 +145,8 @@ def save(
 ) -> None:
     """Write a policy folder, as a part of a checkpoint that appears whole or not at all.
 
-    Args:
-        folder: Where to write.
-        behaviour: What to write.
-        base: Leave the weights of this base out, if it is the behaviour's.
-        base_folder: Where they are, relative to `folder`.
+    The weights of `base` are left out if it is the behaviour's; they are in `base_folder`, which
+    is relative to `folder`.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -171,12 +163,11 @@ def load(folder: Path | str) -> Behaviour:
             kind, or tensors that do not fit it; names the file and the key.
     """
     path = Path(folder)
+    source, description = str(path / TENSOR_FILE), path / DESCRIPTION_FILE
     with _reported(path / TENSOR_FILE):
         data = (path / TENSOR_FILE).read_bytes()
-    with _reported(path / DESCRIPTION_FILE):
-        text = (path / DESCRIPTION_FILE).read_bytes()
-    content = _parse(text, str(path / DESCRIPTION_FILE))
-    source = str(path / TENSOR_FILE)
+    with _reported(description):
+        content = _parse(description.read_bytes(), str(description))
     metadata = _metadata(data, source)
     if content != _parse(metadata[_HEADER_KEY], source):
         raise PolicyError(

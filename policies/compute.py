@@ -18,10 +18,7 @@ class ComputeError(RobotRLError):
 
 
 def compute_device(config: DictConfig) -> torch.device:
-    """The device of the configuration; "auto" takes a CUDA card where there is one.
-
-    Args:
-        config: With `device`: cpu, cuda or auto.
+    """The device that `device` of the configuration names; auto takes a CUDA card if there is one.
 
     Raises:
         ComputeError: `device=cuda`, and there is none.
@@ -42,11 +39,7 @@ def compute_device(config: DictConfig) -> torch.device:
 
 @contextmanager
 def explained_memory(hint: str) -> Iterator[None]:
-    """Turn a device's lack of memory into one error that says what to change.
-
-    Raises:
-        ComputeError: The device has too little memory.
-    """
+    """Turn a device's lack of memory into one `ComputeError` that says what to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:

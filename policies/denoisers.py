@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +27,12 @@ class Denoiser(nn.Module, ABC):
         horizon: Number of actions H in a chunk.
         action_dimension: Number of action columns d.
         embedding: Even width E of the embedded time.
+
+    Attributes:
+        options: JSON values of the arguments that the denoiser has of its own.
     """
+
+    options: Mapping[str, Any]
 
     def __init__(self, features: int, horizon: int, action_dimension: int, embedding: int) -> None:
         super().__init__()
@@ -37,26 +42,18 @@ class Denoiser(nn.Module, ABC):
         self.embedding = int(embedding)
 
     @property
-    @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """JSON values of the arguments that the denoiser has of its own."""
-
-    @property
     def config(self) -> dict[str, Any]:
         """JSON values from which `registry.build` makes a denoiser of the same shape."""
         return {registry.CLASS: registry.name_of(type(self)), **self.options}
 
     @abstractmethod
     def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:
-        """Predict from a noisy chunk.
+        """Predict (B, H, d) from a noisy chunk (B, H, d).
 
         Args:
-            noisy: (B, H, d).
+            noisy: The chunk.
             time: (B, E) or (1, E) embedded time.
             features: (B, features).
-
-        Returns:
-            (B, H, d).
         """
 
 
@@ -69,15 +66,15 @@ def sinusoidal_embedding(positions: Tensor, width: int) -> Tensor:
 
 
 class MLPDenoiser(Denoiser):
-    """MLP over (noisy chunk, embedded time, encoded observation).
+    """MLP over (noisy chunk, embedded time, encoded observation); see `Denoiser`.
 
     Args:
-        features: See `Denoiser`.
-        horizon: See `Denoiser`.
-        action_dimension: See `Denoiser`.
-        hidden: Widths of the hidden layers.
-        embedding: See `Denoiser`.
+        features: See `Denoiser`, as for the next two.
+        horizon: H.
+        action_dimension: d.
         generator: Source of the initial weights.
+        hidden: Widths of the hidden layers.
+        embedding: Width of the embedded time.
     """
 
     def __init__(
@@ -91,19 +88,11 @@ class MLPDenoiser(Denoiser):
         embedding: int = 32,
     ) -> None:
         super().__init__(features, horizon, action_dimension, embedding)
-        self.hidden = [int(width) for width in hidden]
+        self.options = {"hidden": [int(width) for width in hidden], "embedding": self.embedding}
         chunk = self.horizon * self.action_dimension
         self.network = mlp(
             chunk + self.embedding + self.features, hidden, chunk, generator, activation=nn.SiLU
         )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """JSON values of the options."""
-        return {
-            "hidden": self.hidden,
-            "embedding": self.embedding,
-        }
 
     def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:
         """Predict (B, H, d); see `Denoiser`."""
@@ -118,14 +107,14 @@ class ConditionalUNet(Denoiser):
     Chi et al. use `down_dims` 256, 512, 1024 and an embedding of 256; the defaults train on a CPU.
 
     Args:
-        features: See `Denoiser`.
-        horizon: See `Denoiser`; a multiple of 2^(levels - 1), as every halving must be exact.
-        action_dimension: See `Denoiser`.
+        features: See `Denoiser`, as for the next two.
+        horizon: A multiple of 2^(levels - 1), as every halving must be exact.
+        action_dimension: d.
+        generator: Source of the initial weights.
         down_dims: Channels of each level, from the chunk's full length down.
         kernel: Odd width of the convolutions.
         groups: Groups of each GroupNorm; they divide every level's channels.
-        embedding: See `Denoiser`.
-        generator: Source of the initial weights.
+        embedding: Width of the embedded time.
 
     Raises:
         PolicyError: Horizon, kernel or groups do not fit.
@@ -147,6 +136,12 @@ class ConditionalUNet(Denoiser):
         self.down_dims = [int(width) for width in down_dims]
         self.kernel, self.groups = int(kernel), int(groups)
         self._check()
+        self.options = {
+            "down_dims": self.down_dims,
+            "kernel": self.kernel,
+            "groups": self.groups,
+            "embedding": self.embedding,
+        }
         self.time_network = nn.Sequential(
             linear(self.embedding, 4 * self.embedding, generator),
             nn.Mish(),
@@ -177,16 +172,6 @@ class ConditionalUNet(Denoiser):
             _normalised_convolution(first, first, self.kernel, self.groups, generator),
             convolution(first, self.action_dimension, 1, generator),
         )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """JSON values of the options."""
-        return {
-            "down_dims": self.down_dims,
-            "kernel": self.kernel,
-            "groups": self.groups,
-            "embedding": self.embedding,
-        }
 
     def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:
         """Predict (B, H, d); see `Denoiser`."""
@@ -220,12 +205,11 @@ class ConditionalUNet(Denoiser):
                 " or give policy.denoiser.down_dims fewer levels",
             )
         # A number that is normalised alone is always 0, whatever the network has seen.
-        numbers = [
-            width * (self.horizon >> level) // self.groups
+        uneven = any(
+            width % self.groups or width * (self.horizon >> level) // self.groups < 2
             for level, width in enumerate(self.down_dims)
-        ]
-        uneven = any(width % self.groups for width in self.down_dims)
-        if self.kernel % 2 == 0 or uneven or min(numbers) < 2:
+        )
+        if self.kernel % 2 == 0 or uneven:
             raise PolicyError(
                 "kernel or groups of the U-Net do not fit",
                 got=f"kernel {self.kernel}, groups {self.groups}, down_dims {self.down_dims},"
@@ -270,8 +254,7 @@ def _normalised_convolution(
     )
 
 
-def _through(blocks: nn.ModuleList | nn.Module, x: Tensor, condition: Tensor) -> Tensor:
-    assert isinstance(blocks, nn.ModuleList)
+def _through(blocks: Any, x: Tensor, condition: Tensor) -> Tensor:
     for block in blocks:
         x = block(x, condition)
     return x

@@ -37,23 +37,9 @@ class DiffusionPolicy(ChunkPolicy):
         self, encoder: StateEncoder, process: Process, action_normalizer: Normalizer
     ) -> None:
         super().__init__()
-        if process.denoiser.features != encoder.features:
-            raise PolicyError(
-                "the denoiser's input does not fit the encoder",
-                got=process.denoiser.features,
-                expected=encoder.features,
-            )
-        if action_normalizer.widths != {"action": process.action_dimension}:
-            raise PolicyError(
-                "the action normaliser does not fit the process",
-                got=action_normalizer.widths,
-                expected={"action": process.action_dimension},
-            )
-        self.encoder = encoder
-        self.process = process
+        self.encoder, self.process = encoder, process
         self.action_normalizer = action_normalizer
-        self.horizon = process.horizon
-        self.action_dimension = process.action_dimension
+        self.horizon, self.action_dimension = process.horizon, process.action_dimension
         self.noise_shape = process.noise_shape
 
     @classmethod
@@ -128,11 +114,11 @@ class DiffusionPolicy(ChunkPolicy):
         return cls(encoder, process, normalizer)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Give the imitation loss of a batch of windows.
+        """Give the imitation loss of a batch of windows; diffusion steps and noise are drawn.
 
         Args:
             batch: Observation names (B, n, ...), "action" (B, H, d) in [-1, 1], "valid" (B, H).
-            generator: Source of diffusion steps and noise.
+            generator: Source of both.
         """
         features = self.encoder(batch)
         action = to_device(torch.as_tensor(batch["action"]).to(features.dtype), features.device)
@@ -143,9 +129,8 @@ class DiffusionPolicy(ChunkPolicy):
                 expected=f"(batch, {self.horizon}, {self.action_dimension})",
             )
         valid = to_device(torch.as_tensor(batch["valid"]), features.device)
-        return self.process.loss(
-            self.action_normalizer.normalize(action), features, valid, generator
-        )
+        clean = self.action_normalizer.normalize(action)
+        return self.process.loss(clean, features, valid, generator)
 
     def compile(self, *arguments: Any, **options: Any) -> None:
         """Compile the denoiser, which is nearly all of the work."""

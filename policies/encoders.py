@@ -18,7 +18,8 @@ from policies import registry
 from policies.errors import PolicyError
 from policies.networks import to_device
 
-ObservationBatch = Mapping[str, npt.NDArray[Any] | Tensor]
+Array = npt.NDArray[Any]
+ObservationBatch = Mapping[str, Array | Tensor]
 
 # A reading far outside the training data (a wrench spike) must not throw the networks off.
 FEATURE_LIMIT = 10.0
@@ -31,7 +32,6 @@ class StateEncoder(nn.Module):
         keys: Observation name → width (the product of its shape), in order of concatenation.
         normalizer: Over the same keys; made as an unfitted one when absent.
         observation_steps: Number n of consecutive observations that are seen, oldest first.
-        identity: Keys that a normaliser made here leaves unchanged.
     """
 
     def __init__(
@@ -40,7 +40,6 @@ class StateEncoder(nn.Module):
         normalizer: Normalizer | None = None,
         *,
         observation_steps: int = 1,
-        identity: Iterable[str] = (),
     ) -> None:
         super().__init__()
         self.keys = {str(name): int(width) for name, width in keys.items()}
@@ -51,7 +50,7 @@ class StateEncoder(nn.Module):
                 expected="one or more of each",
             )
         self.observation_steps = int(observation_steps)
-        self.normalizer = normalizer or Normalizer(self.keys, identity=identity)
+        self.normalizer = normalizer or Normalizer(self.keys)
         if list(self.normalizer.widths.items()) != list(self.keys.items()):
             raise PolicyError(
                 "the normaliser is for other keys", got=self.normalizer.widths, expected=self.keys
@@ -82,16 +81,11 @@ class StateEncoder(nn.Module):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StateEncoder:
         """Make an unfitted encoder from `config`."""
-        keys = {str(name): int(width) for name, width in config["keys"].items()}
-        normalizer = Normalizer(
-            keys,
-            identity=config["identity"],
-            range_floor=config["range_floor"],
-            tail=config["tail"],
-        )
-        return cls(keys, normalizer, observation_steps=int(config["observation_steps"]))
+        options = {name: config[name] for name in ("identity", "range_floor", "tail")}
+        keys = config["keys"]
+        return cls(keys, Normalizer(keys, **options), observation_steps=config["observation_steps"])
 
-    def fit(self, arrays: Mapping[str, npt.NDArray[Any]]) -> StateEncoder:
+    def fit(self, arrays: Mapping[str, Array]) -> StateEncoder:
         """Fit the normaliser on recorded observations, each (n, ...width)."""
         self.normalizer.fit(arrays)
         return self
@@ -120,9 +114,7 @@ class StateEncoder(nn.Module):
         features = self.normalizer.normalize(joined).clamp_(-FEATURE_LIMIT, FEATURE_LIMIT)
         return features.reshape(len(features), self.features)
 
-    def _part(
-        self, name: str, width: int, observation: ObservationBatch
-    ) -> npt.NDArray[Any] | Tensor:
+    def _part(self, name: str, width: int, observation: ObservationBatch) -> Array | Tensor:
         if name not in observation:
             raise PolicyError(
                 f"the observation lacks {name!r}", got=sorted(observation), expected=name
@@ -183,9 +175,6 @@ def build_encoder(config: Mapping[str, Any]) -> StateEncoder:
     return registry.find_class(config[registry.CLASS], StateEncoder).from_config(config)
 
 
-Array = npt.NDArray[Any]
-
-
 class Normalizer(nn.Module):
     """Per-dimension affine map of concatenated keys to [-1, 1], fitted once.
 
@@ -216,8 +205,7 @@ class Normalizer(nn.Module):
         super().__init__()
         self.widths = dict(widths)
         self.identity = frozenset(identity)
-        self.range_floor = float(range_floor)
-        self.tail = float(tail)
+        self.range_floor, self.tail = float(range_floor), float(tail)
         if not 0 <= self.tail < 0.5:
             raise PolicyError(
                 "the normaliser's tail is out of range", got=tail, expected=">= 0 and < 0.5"

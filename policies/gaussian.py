@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.critics import CriticEnsemble, prefers
 from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
-from policies.networks import mlp, seeded, standard_normal
+from policies.networks import CriticEnsemble, mlp, prefers, seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
 
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -52,7 +51,6 @@ class GaussianTanh(nn.Module):
                 got=initial_log_std,
                 expected=f"between {_LOW} and {_HIGH}",
             )
-        self.features = int(features)
         self.action_dimension = int(action_dimension)
         self.config: dict[str, Any] = {
             "hidden": [int(width) for width in hidden],
@@ -62,7 +60,7 @@ class GaussianTanh(nn.Module):
         fraction = (initial_log_std - _LOW) / (_HIGH - _LOW)
         self._offset = math.log(fraction / (1 - fraction))
         self.network = mlp(
-            self.features,
+            features,
             hidden,
             2 * self.action_dimension,
             generator,
@@ -84,14 +82,11 @@ class GaussianTanh(nn.Module):
         return torch.tanh(output[..., : self.action_dimension])
 
     def sample(self, features: Tensor, noise: Tensor | torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw an action by the reparametrisation trick.
+        """Draw actions (B, d) in (-1, 1) with their log-densities (B,), both differentiable.
 
         Args:
             features: (B, features).
             noise: (B, d) of N(0, 1), or its source.
-
-        Returns:
-            Action (B, d) in (-1, 1) and its log-density (B,), both differentiable.
         """
         raw, log_std, noise = self._draw(features, noise)
         density = -0.5 * noise.square() - log_std - _LOG_SQRT_TWO_PI
@@ -130,21 +125,7 @@ class GaussianPolicy(Policy):
         self, encoder: StateEncoder, actor: GaussianTanh, base: ChunkPolicy | None = None
     ) -> None:
         super().__init__()
-        expected = encoder.features + (actor.action_dimension if base is not None else 0)
-        if actor.features != expected:
-            raise PolicyError(
-                "the actor's input does not fit encoder and base action",
-                got=actor.features,
-                expected=expected,
-            )
-        if base is not None and base.action_dimension != actor.action_dimension:
-            raise PolicyError(
-                "the base has another number of action columns",
-                got=base.action_dimension,
-                expected=actor.action_dimension,
-            )
-        self.encoder = encoder
-        self.actor = actor
+        self.encoder, self.actor = encoder, actor
         self.action_dimension = actor.action_dimension
         self.base_policy = None if base is None else base.requires_grad_(False)
 
@@ -215,9 +196,7 @@ class ResidualPolicy(GaussianPolicy):
         super().__init__(encoder, actor, base)
         if not 0 < scale <= 2:
             raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
-        self.critics = critics
-        self.scale = float(scale)
-        self.corrects = bool(corrects)
+        self.critics, self.scale, self.corrects = critics, float(scale), bool(corrects)
 
     @classmethod
     def create(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from policies.encoders import ObservationBatch, StateEncoder
-from policies.errors import PolicyError
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import mlp, seeded
 
@@ -43,26 +42,15 @@ class GripperCritic(nn.Module):
     """Q-values of the three choices, an MLP with LayerNorm.
 
     It sees what the gripper was told last, which decides what "stay" means and what costs.
-
-    Args:
-        features: Width of the encoded observation.
-        hidden: Widths of the hidden layers.
-        generator: Source of the initial weights.
     """
 
     def __init__(self, features: int, hidden: Sequence[int], *, generator: torch.Generator) -> None:
         super().__init__()
-        self.features = int(features)
         self.config: dict[str, Any] = {"hidden": [int(width) for width in hidden]}
-        self.network = mlp(self.features + 1, hidden, len(CHOICES), generator, layer_norm=True)
+        self.network = mlp(features + 1, hidden, len(CHOICES), generator, layer_norm=True)
 
     def forward(self, features: Tensor, last: Tensor) -> Tensor:
-        """Q-values (B, 3) in the order of `CHOICES`.
-
-        Args:
-            features: (B, features).
-            last: See `last_command`.
-        """
+        """Q-values (B, 3) of the `CHOICES`, from features (B, F) and `last_command`s (B,)."""
         values: Tensor = self.network(torch.cat([features, last[:, None]], -1))
         return values
 
@@ -91,21 +79,8 @@ class GaussianGripperPolicy(GaussianPolicy):
         super().__init__(encoder, actor)
         if isinstance(critic, Mapping):
             critic = GripperCritic(encoder.features, generator=seeded(0), **critic)
-        if critic.features != encoder.features:
-            raise PolicyError(
-                "the critic does not fit the encoder",
-                got=critic.features,
-                expected=encoder.features,
-            )
-        if not 0 <= column <= actor.action_dimension or not 0 <= exploration <= 1:
-            raise PolicyError(
-                "the gripper's column or its exploration is out of range",
-                got=f"column {column}, exploration {exploration}",
-                expected=f"column in 0 ... {actor.action_dimension}, exploration in [0, 1]",
-            )
         self.critic = critic
-        self.column = int(column)
-        self.exploration = float(exploration)
+        self.column, self.exploration = int(column), float(exploration)
         self.action_dimension = actor.action_dimension + 1
 
     @property
@@ -133,14 +108,12 @@ class GaussianGripperPolicy(GaussianPolicy):
         choice = self.critic(features, last).argmax(-1, keepdim=True)
         if noise is not None:
             noise = noise.to(features.device)
-            choice = self._explored(choice, noise[:, column])
+            # With probability ε a random choice instead.
+            uniform = torch.special.ndtr(noise[:, column].double())[:, None]
+            drawn = (uniform / max(self.exploration, 1e-9) * len(CHOICES)).long()
+            random = drawn.clamp(max=len(CHOICES) - 1)
+            choice = torch.where(uniform < self.exploration, random, choice)
             noise = torch.cat([noise[:, :column], noise[:, column + 1 :]], -1)
         motion = self.output(features, noise)
         told = choice_commands(last).gather(1, choice)
         return torch.cat([motion[:, :column], told, motion[:, column:]], -1)
-
-    def _explored(self, choice: Tensor, noise: Tensor) -> Tensor:
-        """Replace choices (B, 1) by random ones with probability ε, from N(0, 1) noise (B,)."""
-        uniform = torch.special.ndtr(noise.double())[:, None]
-        drawn = (uniform / max(self.exploration, 1e-9) * len(CHOICES)).long()
-        return torch.where(uniform < self.exploration, drawn.clamp(max=len(CHOICES) - 1), choice)

@@ -20,14 +20,12 @@ def of_rows(array: Array, rows: Rows) -> Array:
 
 
 class ObservationHistory:
-    """Keeps `steps` observations of each slot; before an episode's first, that one is repeated.
+    """Keeps `steps` observations of each of some slots, which are episodes side by side.
 
-    Args:
-        slots: Number of episodes that run side by side.
+    Before an episode's first observation, that one is repeated.
     """
 
     def __init__(self, slots: int) -> None:
-        """Start empty; `require` says what to keep."""
         self.slots = slots
         self.steps = 1
         self._names: tuple[str, ...] = ()
@@ -107,7 +105,7 @@ class ObservationHistory:
 def episode_windows(
     observations: Mapping[str, Array], names: Iterable[str], at: Rows, steps: int
 ) -> dict[str, Array]:
-    """Give the histories at times `at` of one recorded episode.
+    """Give the histories that end at some rows of one recorded episode.
 
     Args:
         observations: Name → (T + 1, ...shape).

@@ -22,17 +22,11 @@ INSTRUCTION_WIDTH = 16
 
 
 def instruction_features(instructions: Sequence[str]) -> npt.NDArray[np.float16]:
-    """Tell instructions apart, whatever they mean.
+    """Tell B instructions apart, whatever they mean: (B, 16) of -1 or 1.
 
     A vision-language-action policy understands its instruction. Critics and a residual on top of
     it need only know which of the trained ones is meant: each text has 16 signs of its own, bits
     of its SHA-256.
-
-    Args:
-        instructions: B texts.
-
-    Returns:
-        (B, 16) of -1 or 1.
     """
     digests = [hashlib.sha256(text.encode()).digest() for text in instructions]
     data = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), -1)
@@ -76,10 +70,7 @@ class InstructionTokenizer(nn.Module):
         return int(self._loaded().get_vocab_size(with_added_tokens=False))
 
     def forward(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Tokenise B instructions.
-
-        Returns:
-            Token ids (B, L) int64 and mask (B, L) bool, false at padding.
+        """Tokenise B instructions: token ids (B, L) int64, and mask (B, L) bool, false at padding.
 
         Raises:
             PolicyError: An instruction is empty, has more than L tokens or one that is no text, or
@@ -88,9 +79,9 @@ class InstructionTokenizer(nn.Module):
         tokens = np.zeros((len(instructions), self.length), np.int64)
         mask = np.zeros(tokens.shape, np.bool_)
         for row, text in enumerate(instructions):
-            ids = self._known.get(text)
-            if ids is None:
-                ids = self._known[text] = self._encode(text)
+            if text not in self._known:
+                self._known[text] = self._encode(text)
+            ids = self._known[text]
             tokens[row, : len(ids)] = ids
             mask[row, : len(ids)] = True
         device = self.file.device
@@ -108,7 +99,14 @@ class InstructionTokenizer(nn.Module):
         # instructions that end with a line break.
         line = text if text[-1] == "\n" else f"{text}\n"
         encoded = self._loaded().encode(line, add_special_tokens=False)
-        ids = [self._begin(), *map(int, encoded.ids)]
+        begin = self._loaded().token_to_id(_BEGIN)
+        if begin is None:
+            raise PolicyError(
+                "the tokeniser has no begin token",
+                expected=_BEGIN,
+                hint="name the model's own with policy.tokenizer=PATH",
+            )
+        ids = [int(begin), *map(int, encoded.ids)]
         if max(ids) >= self.vocabulary:
             added = [t for t, i in zip(encoded.tokens, encoded.ids, strict=True) if i == max(ids)]
             raise PolicyError(
@@ -125,16 +123,6 @@ class InstructionTokenizer(nn.Module):
                 hint="shorten it, or train with more instruction_tokens",
             )
         return ids
-
-    def _begin(self) -> int:
-        found = self._loaded().token_to_id(_BEGIN)
-        if found is None:
-            raise PolicyError(
-                "the tokeniser has no begin token",
-                expected=_BEGIN,
-                hint="name the model's own with policy.tokenizer=PATH",
-            )
-        return int(found)
 
     def _loaded(self) -> Any:
         if self._tokenizer is None:  # the file arrives after the module is made

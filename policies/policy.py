@@ -57,15 +57,12 @@ class Policy(nn.Module, ABC):
     def act(
         self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
     ) -> Tensor:
-        """Choose one action.
+        """Choose one action (B, d) in [-1, 1].
 
         Args:
             observation: Name → (B, n, ...shape).
             base_action: (B, d) proposal of the base at this step, where there is a base.
             noise: (B, d) of N(0, 1) to sample with; None for the mean.
-
-        Returns:
-            (B, d) in [-1, 1].
         """
 
     @property
@@ -144,9 +141,7 @@ def describe(policy: Policy) -> dict[str, Any]:
 def build(description: Mapping[str, Any], base: ChunkPolicy | None = None) -> Policy:
     """Make a policy from what `describe` gave, with arbitrary weights.
 
-    Args:
-        description: See `describe`.
-        base: The policy's base, weights and all, in place of a new one of its shape.
+    A `base` is the policy's, weights and all, in place of a new one of its shape.
 
     Raises:
         RegistryError: Its class is not in the registry, or is no policy.

@@ -76,7 +76,8 @@ def add_folder(folder: str) -> None:
 
 def config_folders() -> tuple[Path, ...]:
     """Return the `configs/` folders of plug-ins and of `ROBOT_RL_PATH`."""
-    places = [Path(place) for name in _plugins() for place in _package_folders(name)]
+    specs = [importlib.util.find_spec(name) for name in _plugins()]
+    places = [Path(p) for s in specs if s is not None for p in s.submodule_search_locations or ()]
     return tuple(each / "configs" for each in (*folders(), *places) if (each / "configs").is_dir())
 
 
@@ -171,14 +172,17 @@ def build(family: type[T], config: Mapping[str, Any], **arguments: Any) -> T:
 
 def takes(config: Mapping[str, Any], argument: str) -> bool:
     """Whether what `config["_target_"]` names has a parameter of this name."""
-    return argument in inspect.signature(find(config.get("_target_"))).parameters
+    return argument in _parameters(config)
 
 
 def argument(config: Mapping[str, Any], name: str) -> Any:
     """The value of an argument of what `config["_target_"]` names, given or by default, or None."""
-    parameters = inspect.signature(find(config.get("_target_"))).parameters
-    defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
-    return config.get(name, defaults.get(name))
+    default = getattr(_parameters(config).get(name), "default", None)
+    return config.get(name, None if default is inspect.Parameter.empty else default)
+
+
+def _parameters(config: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(find(config.get("_target_"))).parameters
 
 
 @functools.cache
@@ -188,11 +192,6 @@ def _plugins() -> tuple[str, ...]:
 
     found = entry_points(group=ENTRY_POINTS)
     return tuple(sorted({each.module.partition(".")[0] for each in found}))
-
-
-def _package_folders(package: str) -> list[str]:
-    spec = importlib.util.find_spec(package)
-    return [] if spec is None else list(spec.submodule_search_locations or ())
 
 
 def make_importable(module_name: str) -> Path | None:
@@ -206,10 +205,8 @@ def make_importable(module_name: str) -> Path | None:
 
 def _own_folder(root: str) -> Path | None:
     """The folder of `ROBOT_RL_PATH` that has this module or package."""
-    for folder in folders():
-        if (folder / f"{root}.py").is_file() or (folder / root).is_dir():
-            return folder
-    return None
+    own = (f for f in folders() if (f / f"{root}.py").is_file() or (f / root).is_dir())
+    return next(own, None)
 
 
 def _is_registered(module_name: str) -> bool:
@@ -237,24 +234,16 @@ def _imported(name: str, module_name: str) -> Any:
     folder = make_importable(module_name)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A missing dependency of an existing module is another problem than a wrong name.
-        ours = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
-        raise RegistryError(
-            f"{name!r} cannot be imported",
-            got=f"no module named {error.name!r}",
-            hint="check the spelling"
-            if ours
-            else f"install the package that provides {error.name!r}",
-        ) from error
     except RobotRLError:
         raise
     except Exception as error:  # whatever the code of a user's own module does
-        raise RegistryError(
-            f"{name!r} cannot be imported",
-            got=repr(error),
-            hint="mend that module, or install what it imports",
-        ) from error
+        got, hint = repr(error), "mend that module, or install what it imports"
+        if isinstance(error, ModuleNotFoundError):
+            # A missing dependency of an existing module is another problem than a wrong name.
+            ours = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+            got, install = f"no module named {error.name!r}", "install the package that provides"
+            hint = "check the spelling" if ours else f"{install} {error.name!r}"
+        raise RegistryError(f"{name!r} cannot be imported", got=got, hint=hint) from error
     if folder is not None:
         _check_not_hidden(root, folder)
     return module

@@ -13,7 +13,12 @@ import torch
 from policies.behaviour import Behaviour, Exploration
 from policies.errors import PolicyError
 from policies.history import Array, ObservationHistory, Rows, episode_windows, of_rows
-from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES, instruction_features
+from policies.instructions import (
+    INSTRUCTION,
+    INSTRUCTION_FEATURES,
+    INSTRUCTION_WIDTH,
+    instruction_features,
+)
 from policies.policy import ChunkPolicy
 from policies.vision import ENCODER_ID, FEATURES
 
@@ -80,10 +85,6 @@ class PolicyRunner:
 
     Each slot draws from generators seeded by its own episode seed, so an episode's noise does
     not depend on the other slots. Planning of all slots that need it is one network call.
-
-    Args:
-        behaviour: What to run.
-        slots: Number of episodes B side by side.
     """
 
     def __init__(self, behaviour: Behaviour, slots: int = 1) -> None:
@@ -182,23 +183,12 @@ class PolicyRunner:
         return acted
 
     def observe_override(self, executed: Floats, slots: Sequence[int] | None = None) -> None:
-        """Tell that an operator's actions were executed in place of the policy's.
+        """Tell that an operator's actions (slots given, d) were executed in place of the policy's.
 
         The chunk was planned for another course, so it is dropped: while the take-over lasts
         `act` plans anew at every step, and the hand-back starts from the fresh history.
-
-        Args:
-            executed: (slots given, d) actions that were sent.
-            slots: Which slots; None for all.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
-        expected = (len(rows), self._latest.policy.action_dimension)
-        if np.shape(executed) != expected or not np.isfinite(executed).all():
-            raise PolicyError(
-                "the executed actions do not fit",
-                got=f"shape {np.shape(executed)}",
-                expected=f"finite, shape {expected}",
-            )
         for episode in self._episodes(rows):
             episode.chunk = None
 
@@ -232,7 +222,7 @@ class PolicyRunner:
         return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
-        """Give the base's proposals along a recorded episode, at the deployed cadence.
+        """Give the base's proposals (T + 1, d) along a recorded episode, at the deployed cadence.
 
         It equals running the base from a reset with `seed` while the observations come from
         the recording; all plans are one network call.
@@ -241,9 +231,6 @@ class PolicyRunner:
             observations: Name → (T + 1, ...shape), the final observation included.
             seed: Episode seed.
             instruction: The recorded episode's; conditioned policies need it.
-
-        Returns:
-            (T + 1, d) float32.
 
         Raises:
             PolicyError: The policy has no base, or the recording lacks an observation.
@@ -269,32 +256,29 @@ class PolicyRunner:
         found: dict[str, Array] = {}
         vision = self._latest.vision
         if vision is not None:
-            seen = {name: observation[name] for name in vision.cameras if name in observation}
+            seen = {
+                name: of_rows(observation[name], rows)
+                for name in vision.cameras
+                if name in observation
+            }
             found[FEATURES] = np.zeros((self.slots, vision.features), np.float16)
             if len(rows):
-                found[FEATURES][rows] = vision.encode(
-                    {name: of_rows(image, rows) for name, image in seen.items()}
-                )
+                found[FEATURES][rows] = vision.encode(seen)
             found[ENCODER_ID] = np.full(self.slots, self._latest.encoder_id, np.int64)
         if self._latest.tells_instruction:
-            texts = [""] * self.slots
-            for row, episode in zip(rows, self._episodes(rows), strict=True):
-                texts[row] = episode.instruction
-            told = instruction_features(texts)
-            told[np.setdiff1d(self._all, rows)] = 0
-            found[INSTRUCTION_FEATURES] = told
+            found[INSTRUCTION_FEATURES] = np.zeros((self.slots, INSTRUCTION_WIDTH), np.float16)
+            if len(rows):
+                texts = [episode.instruction for episode in self._episodes(rows)]
+                found[INSTRUCTION_FEATURES][rows] = instruction_features(texts)
         return found
 
     def _episodes(self, rows: Rows) -> list[RunningEpisode]:
-        episodes = []
         for row in rows:
-            episode = self._running[row]
-            if episode is None:
+            if self._running[row] is None:
                 raise PolicyError(
                     f"slot {row} has no episode", hint="call reset(seeds=...) before act"
                 )
-            episodes.append(episode)
-        return episodes
+        return [episode for row in rows if (episode := self._running[row]) is not None]
 
     def _require(self, episodes: Sequence[RunningEpisode]) -> None:
         for behaviour in {id(e.behaviour): e.behaviour for e in episodes}.values():
@@ -312,13 +296,9 @@ def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
 def _act_in(
     episodes: Sequence[RunningEpisode], windows: dict[str, Array], rows: Rows, acted: Decision
 ) -> None:
-    """Act where one behaviour runs.
+    """Act in r episodes of the slots `rows` (r,), which share behaviour and exploration.
 
-    Args:
-        episodes: Of the slots `rows`, r of them, all with the same behaviour and exploration.
-        windows: Observation name → (r, n, ...shape), oldest first.
-        rows: (r,) slots, whose rows of `acted` are filled.
-        acted: The step of all slots.
+    The windows are (r, n, ...shape), oldest first; the slots' rows of `acted` are filled.
     """
     behaviour = episodes[0].behaviour
     policy, exploration = behaviour.policy, episodes[0].exploration

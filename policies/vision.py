@@ -108,13 +108,7 @@ class ImageEncoder(nn.Module):
         return int.from_bytes(digest.digest()[:8], "little", signed=True)
 
     def forward(self, images: ObservationBatch) -> Tensor:
-        """Encode batches of images.
-
-        Args:
-            images: Observation name → uint8 (..., H, W, 3); names of no camera are ignored.
-
-        Returns:
-            float32 (..., features).
+        """Encode images uint8 (..., H, W, 3) by observation name to float32 (..., features).
 
         Raises:
             PolicyError: A camera is missing, or has images of another size.
@@ -155,12 +149,9 @@ def build_image_encoder(config: Mapping[str, Any]) -> ImageEncoder:
 
 
 def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
-    """Shift each image by up to `most` pixels, repeating the edge (DrQ, Kostrikov et al. 2021).
+    """Shift images (B, H, W, 3) by up to `most` pixels each way, repeating the edge.
 
-    Args:
-        images: (B, H, W, 3).
-        most: Largest shift in each direction.
-        generator: Source of the shifts.
+    DrQ, Kostrikov et al. 2021.
     """
     height, width = images.shape[1:3]
     shifts = torch.randint(-most, most + 1, (len(images), 2), generator=generator).numpy()
@@ -191,13 +182,6 @@ class SeeingEncoder(StateEncoder):
 
     def __init__(self, states: StateEncoder, vision: ImageEncoder) -> None:
         super().__init__(states.keys, states.normalizer, observation_steps=states.observation_steps)
-        if self.keys.get(FEATURES) != vision.features:
-            raise PolicyError(
-                "the image encoder does not fit the policy",
-                got=f"{vision.features} features",
-                expected=f"{self.keys.get(FEATURES)} features",
-                hint="take both from one checkpoint",
-            )
         self.vision = vision
 
     @property
@@ -214,21 +198,13 @@ class SeeingEncoder(StateEncoder):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SeeingEncoder:
         """Make an encoder of the configured shape; its weights are then loaded."""
-        vision = build_image_encoder(config["vision"])
-        return cls(StateEncoder.from_config(config), vision)
+        return cls(StateEncoder.from_config(config), build_image_encoder(config["vision"]))
 
     def forward(self, observation: ObservationBatch) -> Tensor:
-        """Encode a batch of observations or of observation histories, images among them.
+        """Encode observations or histories of them, with gradients to the image encoder.
 
         Args:
             observation: As for `StateEncoder`, with images uint8 (B, ..., H, W, 3); features in
                 it are not looked at.
-
-        Returns:
-            float32 (B, features), with gradients to the image encoder.
-
-        Raises:
-            PolicyError: A key or camera is missing or has another width or size.
         """
-        seen: Tensor = self.vision(observation)
-        return super().forward({**observation, FEATURES: seen})
+        return super().forward({**observation, FEATURES: self.vision(observation)})

@@ -64,11 +64,8 @@ class VLAPolicy(ChunkPolicy):
             raise PolicyError(
                 "the number of flow steps is out of range", got=steps, expected=">= 1"
             )
-        self.backbone = backbone
-        self.tuning = tuning
-        self.encoder = encoder
-        self.action_normalizer = action_normalizer
-        self.tokenizer = tokenizer
+        self.backbone, self.tuning, self.encoder = backbone, tuning, encoder
+        self.action_normalizer, self.tokenizer = action_normalizer, tokenizer
         self.cameras = {str(name): tuple(map(int, shape)) for name, shape in cameras.items()}
         self.steps = int(steps)
         self.horizon = backbone.horizon
@@ -175,10 +172,13 @@ class VLAPolicy(ChunkPolicy):
         features = self.encoder(observation)
         texts = np.asarray(observation[INSTRUCTION]).reshape(len(features), -1)[:, -1]
         tokens, mask = self.tokenizer([str(text) for text in texts])
-        images = None
-        if self.cameras:
-            size = self.backbone.image_size
-            images = stacked_images(observation, self.cameras, size, features.device)
+        views = []
+        for name in self.cameras:
+            image = camera_image(observation, name, self.cameras)
+            newest = image if image.ndim == 4 else image[:, -1]
+            pixels = image_pixels(newest.to(features.device))
+            views.append(resized_with_padding(pixels, self.backbone.image_size))
+        images = torch.stack(views, 1) if views else None
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._trains_prompt):
             prompt = self.backbone.prompt(tokens, mask, images)
         return prompt, self._padded(features, self.backbone.state_width)
@@ -275,34 +275,6 @@ def _image_shape(name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int
             hint="record them with this camera, or name others in policy.cameras",
         )
     return tuple(arrays[name].shape[1:])
-
-
-def stacked_images(
-    observation: ObservationBatch,
-    cameras: Mapping[str, tuple[int, ...]],
-    size: int,
-    device: torch.device,
-) -> Tensor:
-    """Give the newest image of each camera, resized and normalised.
-
-    Args:
-        observation: Camera name → uint8 (B, n, H, W, 3), or (B, H, W, 3).
-        cameras: Name → (H, W, 3), in the model's order.
-        size: Height and width that the model wants.
-        device: Where to put them.
-
-    Returns:
-        float32 (B, cameras, 3, size, size) in [-1, 1].
-
-    Raises:
-        PolicyError: A camera is missing, or has images of another size.
-    """
-    views = []
-    for name in cameras:
-        image = camera_image(observation, name, cameras)
-        newest = image if image.ndim == 4 else image[:, -1]
-        views.append(resized_with_padding(image_pixels(newest.to(device)), size))
-    return torch.stack(views, 1)
 
 
 def resized_with_padding(images: Tensor, size: int) -> Tensor:

@@ -51,29 +51,23 @@ class VLABackbone(nn.Module, ABC):
 
     @abstractmethod
     def prompt(self, tokens: Tensor, mask: Tensor, images: Tensor | None) -> Any:
-        """Run the vision-language part once.
+        """Run the vision-language part once, for any number of calls of `velocity`.
 
         Args:
             tokens: (B, L) int64.
             mask: (B, L) bool, false at padding.
             images: (B, cameras, 3, image_size, image_size) in [-1, 1], or None without cameras.
-
-        Returns:
-            What `velocity` attends to; it may be used several times.
         """
 
     @abstractmethod
     def velocity(self, prompt: Any, state: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
-        """Run the action expert once.
+        """Run the action expert once: float32 (B, H, action_width).
 
         Args:
             prompt: From `prompt`, of the same batch.
             state: (B, state_width) float32.
             noisy: (B, H, action_width) float32, x_t.
             time: (B,) float32, t.
-
-        Returns:
-            float32 (B, H, action_width).
         """
 
     @abstractmethod
@@ -109,9 +103,7 @@ class Tuning:
     def apply(self, backbone: VLABackbone, seed: int) -> None:
         """Put adapters into a backbone where the mode has them, and set what takes a gradient.
 
-        Args:
-            backbone: Changed in place.
-            seed: Seed of the adapters' initial weights; with them the output is unchanged.
+        `seed` is that of the adapters' initial weights; with them the output is unchanged.
         """
         if self.mode == "full":
             backbone.requires_grad_(True)
@@ -119,7 +111,17 @@ class Tuning:
         backbone.requires_grad_(False)
         trained = backbone.expert_modules
         if self.mode == "lora":
-            self._adapt(backbone, seed)
+            peft = require("peft", "vla")
+            options = peft.LoraConfig(
+                r=self.rank,
+                lora_alpha=self.alpha,
+                lora_dropout=0.0,
+                target_modules=backbone.adapted,
+            )
+            # peft draws from the global generator only.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                peft.inject_adapter_in_model(options, backbone)
             trained = backbone.projection_modules
             for name in backbone.projection_modules:
                 _compute_in_float32(backbone.get_submodule(name.rstrip(".")))
@@ -128,16 +130,6 @@ class Tuning:
                 parameter.data = parameter.data.float()  # bfloat16 swallows small steps
             if name.startswith(trained) or _ADAPTER in name:
                 parameter.requires_grad_(True)
-
-    def _adapt(self, backbone: VLABackbone, seed: int) -> None:
-        peft = require("peft", "vla")
-        options = peft.LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, lora_dropout=0.0, target_modules=backbone.adapted
-        )
-        # peft draws from the global generator only.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            peft.inject_adapter_in_model(options, backbone)
 
 
 def _compute_in_float32(module: nn.Module) -> None:

@@ -177,9 +177,7 @@ class PI0(VLABackbone):
 def make_model(config: Mapping[str, Any], seed: int = 0) -> Any:
     """Make a `PI0ForConditionalGeneration` with random weights.
 
-    Args:
-        config: Keys of `transformers.PI0Config`; "dtype" is that of the weights.
-        seed: Seed of the weights.
+    `config` has the keys of `transformers.PI0Config`; "dtype" is that of the weights.
     """
     transformers = _transformers()
     content = dict(config)
@@ -274,13 +272,7 @@ def create_tiny(
 ) -> VLAPolicy:
     """Make an untrained policy: the `_target_` of configs/policy/vla_tiny.yaml.
 
-    Args:
-        arrays: See `policies.vla.around`, as for `keys` and the options.
-        keys: State name → width.
-        generator: Source of the initial weights.
-        horizon: Actions of a chunk.
-        model: Options of `tiny_config`.
-        **options: See `policies.vla.around`.
+    `model` has the options of `tiny_config`; all else is that of `create` and `around`.
     """
     seed = int(torch.randint(2**31, (), generator=generator))
     backbone = PI0(make_model(tiny_config(horizon=horizon, **model), seed))
@@ -310,12 +302,15 @@ def tiny_config(
         image_size: Height and width of its images.
         patch_size: Height and width of what one token of an image covers.
     """
-    transformer = {
-        "model_type": "gemma",
+    sizes = {
         "hidden_size": width,
         "intermediate_size": 2 * width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
+    }
+    transformer = {
+        **sizes,
+        "model_type": "gemma",
         "num_key_value_heads": 1,
         "head_dim": width // heads,
         "vocab_size": _BYTES + 2,
@@ -323,11 +318,8 @@ def tiny_config(
         "initializer_range": width**-0.5,
     }
     vision = {
+        **sizes,
         "model_type": "siglip_vision_model",
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
         "image_size": image_size,
         "patch_size": patch_size,
         "vision_use_head": False,

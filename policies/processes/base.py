@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,31 +27,22 @@ class Process(nn.Module, ABC):
     """Sampler and scorer over one `transition`, so that they cannot disagree on the grid.
 
     Args:
-        denoiser: The network.
+        denoiser: The network, for chunks of `horizon` H by `action_dimension` d.
         steps: Number K of transitions.
         deterministic: Whether every transition has a standard deviation of zero.
 
     Attributes:
-        density_hint: What to choose for a chain that has a density.
+        options: JSON values of the arguments that the process has beside its denoiser.
     """
 
-    density_hint: ClassVar[str]
+    options: Mapping[str, Any]
 
     def __init__(self, denoiser: Denoiser, steps: int, deterministic: bool) -> None:
         super().__init__()
         self.denoiser = denoiser
         self.steps = int(steps)
         self.deterministic = deterministic
-
-    @property
-    def horizon(self) -> int:
-        """Number of actions H of a chunk."""
-        return self.denoiser.horizon
-
-    @property
-    def action_dimension(self) -> int:
-        """Number of action columns d."""
-        return self.denoiser.action_dimension
+        self.horizon, self.action_dimension = denoiser.horizon, denoiser.action_dimension
 
     @abstractmethod
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,21 +59,16 @@ class Process(nn.Module, ABC):
 
     @abstractmethod
     def loss(
-        self, actions: Tensor, features: Tensor, valid: Tensor | None, generator: torch.Generator
+        self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Give the imitation loss (scalar) of clean chunks.
 
         Args:
             actions: (B, H, d), normalised.
             features: (B, F).
-            valid: (B, H) bool, the actions that count; None for all.
+            valid: (B, H) bool, the actions that count.
             generator: Source of diffusion steps and noise.
         """
-
-    @property
-    @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """JSON values of the arguments that the process has beside its denoiser."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -101,19 +87,16 @@ class Process(nn.Module, ABC):
         return (1 if self.deterministic else self.steps + 1, self.horizon, self.action_dimension)
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
-        """Run the chain.
+        """Run the chain: (B, K + 1, H, d), noise first.
 
         Args:
             features: (B, F).
             noise: (B, *noise_shape) of N(0, 1).
-
-        Returns:
-            Chain (B, K + 1, H, d), noise first.
         """
         expected = (len(features), *self.noise_shape)
         if noise.shape != expected:
             raise PolicyError(
-                "the noise of the process has another shape",
+                "the process's noise has another shape",
                 got=tuple(noise.shape),
                 expected=expected,
             )
@@ -124,14 +107,11 @@ class Process(nn.Module, ABC):
         return torch.stack(chain, 1)
 
     def log_prob(self, chain: Tensor, features: Tensor) -> Tensor:
-        """Score every transition of a chain.
+        """Score every transition of a chain: log-densities (B, K, H, d), not reduced.
 
         Args:
             chain: (B, K + 1, H, d) from `sample`.
             features: (B, F).
-
-        Returns:
-            Log-densities (B, K, H, d), in the chain's order; how to reduce them is the caller's.
 
         Raises:
             PolicyError: A transition is deterministic and so has no density.
@@ -143,17 +123,15 @@ class Process(nn.Module, ABC):
                 raise PolicyError(
                     f"transition {index} is deterministic and has no density",
                     got="standard deviation 0",
-                    hint=self.density_hint,
+                    hint="take the process DDIM with eta > 0, or std_bounds with a positive floor",
                 )
             scaled = (chain[:, index + 1] - mean) / std
             scores.append(-0.5 * scaled.square() - std.log() - _LOG_SQRT_TWO_PI)
         return torch.stack(scores, 1)
 
 
-def masked_mean_square(error: Tensor, valid: Tensor | None) -> Tensor:
+def masked_mean_square(error: Tensor, valid: Tensor) -> Tensor:
     """Average the squares of (B, H, d) over the valid (B, H) actions."""
-    if valid is None:
-        return error.square().mean()
     weight = valid.to(error.dtype)
     total = (error.square().mean(-1) * weight).sum()
     return total / weight.sum().clamp(min=1)
@@ -172,11 +150,6 @@ def build_process(config: Mapping[str, Any], features: int, generator: torch.Gen
     """
     options = dict(config)
     shape = {name: int(options.pop(name)) for name in ("horizon", "action_dimension")}
-    denoiser = registry.build(
-        Denoiser,
-        options.pop("denoiser"),
-        features=features,
-        generator=generator,
-        **shape,
-    )
+    given = {"features": features, "generator": generator, **shape}
+    denoiser = registry.build(Denoiser, options.pop("denoiser"), **given)
     return registry.build(Process, options, denoiser=denoiser)

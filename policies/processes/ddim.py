@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,6 @@ class DDIM(Process):
         noise_table: From a saved policy: see `tabulated`, which asks diffusers where it is None.
     """
 
-    density_hint: ClassVar[str] = "set std_bounds with a positive floor, and eta > 0"
     _embeddings: Tensor
     _scales: Tensor
     _noise_scales: Tensor
@@ -55,7 +54,6 @@ class DDIM(Process):
         std_bounds: Sequence[float] | None = None,
         noise_table: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tabulate the coefficients; see the class for the arguments."""
         if prediction not in PREDICTIONS:
             raise PolicyError("unknown prediction", got=prediction, expected=PREDICTIONS)
         if not 0 < steps <= train_steps or not 0 <= eta <= 1:
@@ -65,29 +63,33 @@ class DDIM(Process):
                 expected=f"steps in 1 ... {train_steps}, eta in [0, 1]",
             )
         super().__init__(denoiser, steps, deterministic=eta == 0 and std_bounds is None)
-        self.train_steps = int(train_steps)
-        self.eta = float(eta)
-        self.prediction = prediction
-        self.schedule = schedule
-        self.spacing = spacing
-        self.std_bounds = None if std_bounds is None else (std_bounds[0], std_bounds[1])
+        self.train_steps, self.prediction = int(train_steps), prediction
         # It is kept with the policy: then it is no matter of diffusers' version, and who only runs
         # the policy does not wait for its import.
         table = noise_table or tabulated(train_steps, steps, schedule, spacing)
-        self.noise_table = _checked(table, self.train_steps, self.steps)
-        self._tabulate()
+        self.options = {
+            "train_steps": self.train_steps,
+            "steps": self.steps,
+            "eta": float(eta),
+            "prediction": prediction,
+            "schedule": schedule,
+            "spacing": spacing,
+            "std_bounds": None if std_bounds is None else list(std_bounds),
+            "noise_table": _checked(table, self.train_steps, self.steps),
+        }
+        self._tabulate(**self.options["noise_table"])
 
-    def _tabulate(self) -> None:
-        alphas = torch.tensor(self.noise_table["alphas"], dtype=torch.float64)
-        self.register_buffer("_scales", alphas.sqrt().float(), persistent=False)
-        self.register_buffer("_noise_scales", (1 - alphas).sqrt().float(), persistent=False)
-        timesteps = torch.tensor(self.noise_table["timesteps"])
-        previous = timesteps - self.train_steps // self.steps
-        now = alphas[timesteps]
-        after = torch.where(previous >= 0, alphas[previous.clamp(min=0)], 1.0)
-        std = self.eta * ((1 - after) / (1 - now) * (1 - now / after)).clamp(min=0).sqrt()
-        if self.std_bounds is not None:
-            std = std.clamp(*self.std_bounds)
+    def _tabulate(self, alphas: Sequence[float], timesteps: Sequence[int]) -> None:
+        products, visited = torch.tensor(alphas, dtype=torch.float64), torch.tensor(timesteps)
+        self.register_buffer("_scales", products.sqrt().float(), persistent=False)
+        self.register_buffer("_noise_scales", (1 - products).sqrt().float(), persistent=False)
+        previous = visited - self.train_steps // self.steps
+        now = products[visited]
+        after = torch.where(previous >= 0, products[previous.clamp(min=0)], 1.0)
+        std = (1 - after) / (1 - now) * (1 - now / after)
+        std = self.options["eta"] * std.clamp(min=0).sqrt()
+        if self.options["std_bounds"] is not None:
+            std = std.clamp(*self.options["std_bounds"])
         # Python floats: as operands they are cheaper than one-element tensors.
         self._now = [(float(a**0.5), float((1 - a) ** 0.5)) for a in now]
         self._mean = [
@@ -95,24 +97,10 @@ class DDIM(Process):
             for a, s in zip(after, std, strict=True)
         ]
         self.register_buffer("_std", std.float(), persistent=False)
-        self.register_buffer("_timesteps", timesteps[:, None], persistent=False)
+        self.register_buffer("_timesteps", visited[:, None], persistent=False)
         # A table instead of sines at every call; it is no weight, so it is not saved.
         table = sinusoidal_embedding(torch.arange(self.train_steps), self.denoiser.embedding)
         self.register_buffer("_embeddings", table, persistent=False)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """JSON values of the arguments that the process has beside its denoiser."""
-        return {
-            "train_steps": self.train_steps,
-            "steps": self.steps,
-            "eta": self.eta,
-            "prediction": self.prediction,
-            "schedule": self.schedule,
-            "spacing": self.spacing,
-            "std_bounds": None if self.std_bounds is None else list(self.std_bounds),
-            "noise_table": self.noise_table,
-        }
 
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
         """Give the Gaussian of the next entry (Song et al. 2021, eq. 12 and 16).
@@ -132,17 +120,15 @@ class DDIM(Process):
         return mean, self._std[index]
 
     def loss(
-        self, actions: Tensor, features: Tensor, valid: Tensor | None, generator: torch.Generator
+        self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Give the denoising loss (Ho et al. 2020, eq. 14) over the valid actions."""
         timestep = torch.randint(
             self.train_steps, (len(actions),), generator=generator, device=generator.device
         ).to(actions.device)
         noise = standard_normal(actions.shape, actions, generator)
-        noisy = (
-            self._scales[timestep, None, None] * actions
-            + self._noise_scales[timestep, None, None] * noise
-        )
+        scale, noise_scale = (s[timestep, None, None] for s in (self._scales, self._noise_scales))
+        noisy = scale * actions + noise_scale * noise
         target = noise if self.prediction == "epsilon" else actions
         return masked_mean_square(self._predict(noisy, timestep, features) - target, valid)
 
@@ -153,11 +139,7 @@ class DDIM(Process):
 
 
 def tabulated(train_steps: int, steps: int, schedule: str, spacing: str) -> dict[str, Any]:
-    """Ask diffusers how much noise each step has, and which of them denoising visits.
-
-    Returns:
-        `alphas`, the T cumulative products ᾱ, and `timesteps`, K of them, noisiest first.
-    """
+    """Ask diffusers for the T products ᾱ, and for the K timesteps to visit, noisiest first."""
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler  # takes three seconds
 
     scheduler = DDIMScheduler(
@@ -169,11 +151,7 @@ def tabulated(train_steps: int, steps: int, schedule: str, spacing: str) -> dict
 
 
 def _checked(table: Mapping[str, Any], train_steps: int, steps: int) -> dict[str, Any]:
-    """Check the table of a saved policy.
-
-    Raises:
-        PolicyError: It is no table of that size.
-    """
+    """Check the table of a saved policy."""
     alphas = [float(alpha) for alpha in table["alphas"]]
     timesteps = [int(step) for step in table["timesteps"]]
     sizes = (len(alphas), len(timesteps))

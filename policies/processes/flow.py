@@ -6,8 +6,6 @@ learns the velocity v = dx/dt; its mean over all paths through x_t moves noise i
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,6 @@ class Flow(Process):
         steps: Number K of Euler steps at run time.
     """
 
-    density_hint: ClassVar[str] = "an ODE has none; take the process 'ddim' with eta > 0"
     _embeddings: Tensor
     _std: Tensor
 
@@ -36,18 +33,11 @@ class Flow(Process):
         if steps < 1:
             raise PolicyError("a flow needs at least one step", got=steps, expected=">= 1")
         super().__init__(denoiser, steps, deterministic=True)
-        self.register_buffer("_embeddings", self._embed(torch.tensor(self.times)), persistent=False)
+        self.options = {"steps": self.steps}
+        # The K times at which the chain asks for the velocity: 1, 1 - 1/K, ..., 1/K.
+        times = torch.tensor([1 - index / self.steps for index in range(self.steps)])
+        self.register_buffer("_embeddings", self._embed(times), persistent=False)
         self.register_buffer("_std", torch.zeros(()), persistent=False)
-
-    @property
-    def times(self) -> list[float]:
-        """The K times at which the chain asks for the velocity: 1, 1 - 1/K, ..., 1/K."""
-        return [1 - index / self.steps for index in range(self.steps)]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """JSON values of the arguments that the process has beside its denoiser."""
-        return {"steps": self.steps}
 
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
         """Give the next entry, one Euler step nearer to the data, and a standard deviation of 0."""
@@ -55,11 +45,11 @@ class Flow(Process):
         return x - velocity / self.steps, self._std
 
     def loss(
-        self, actions: Tensor, features: Tensor, valid: Tensor | None, generator: torch.Generator
+        self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Give the conditional flow-matching loss (Lipman et al. 2023, eq. 14), t uniform."""
-        time = torch.rand(len(actions), generator=generator, device=generator.device)
-        time = time.to(actions)
+        drawn = torch.rand(len(actions), generator=generator, device=generator.device)
+        time = drawn.to(actions)
         noise = standard_normal(actions.shape, actions, generator)
         noisy = torch.lerp(actions, noise, time[:, None, None])
         velocity = self.denoiser(noisy, self._embed(time), features)

@@ -114,10 +114,9 @@ def test_averages_follow_their_decay():
         source.weight.fill_(start + 1.0)
     ema.update()
     assert math.isclose(ema.model.weight.item(), start + 0.25, rel_tol=1e-6)
-    decay = power_decay()
-    assert decay(0) == 0.0
-    assert math.isclose(decay(15), 1 - 16**-0.75)
-    assert decay(10**9) == 0.9999
+    assert power_decay(0) == 0.0
+    assert math.isclose(power_decay(15), 1 - 16**-0.75)
+    assert power_decay(10**9) == 0.9999
 
 
 def test_move_towards_is_a_convex_step():

@@ -4,9 +4,7 @@ import pytest
 import torch
 from policy_examples import behaviour, gripper, observations
 
-from policies.errors import PolicyError
-from policies.gaussian import GaussianTanh
-from policies.gripper import CHOICES, LAST_COMMAND, GaussianGripperPolicy, GripperCritic
+from policies.gripper import CHOICES, LAST_COMMAND, GaussianGripperPolicy
 from policies.networks import seeded
 from policies.runner import PolicyRunner
 
@@ -72,14 +70,3 @@ def test_an_episode_seed_repeats_the_exploration():
         runner.reset(seeds=[seed])
         courses.append([runner.act(observations(1, step)).action[0, 2] for step in range(30)])
     assert courses[0] == courses[1] != courses[2]
-
-
-def test_misfits_are_named():
-    parts = GaussianTanh(11, 2, generator=seeded(0)), GripperCritic(11, [8], generator=seeded(0))
-    policy = gripper()
-    with pytest.raises(PolicyError, match="column 3"):
-        GaussianGripperPolicy(policy.encoder, policy.actor, policy.critic, 3, 0.1)
-    with pytest.raises(PolicyError, match=r"exploration 1\.5"):
-        gripper(exploration=1.5)
-    with pytest.raises(PolicyError, match="does not fit encoder"):
-        GaussianGripperPolicy(policy.encoder, *parts, policy.column, 0.1)

@@ -228,11 +228,11 @@ def test_a_behaviour_that_cannot_run_is_refused():
         behaviour(gaussian(), execute_steps=2)
     with pytest.raises(PolicyError, match="mode 'base' needs"):
         behaviour(gaussian()).exploring("base")
-    with pytest.raises(PolicyError, match="unknown exploration mode"):
+    with pytest.raises(PolicyError, match="mode is impossible"):
         behaviour(gaussian()).exploring("greedy")
     with pytest.raises(PolicyError, match="mode 'base' needs"):
         behaviour(gaussian()).exploring("mean", base_share=0.5)
-    with pytest.raises(PolicyError, match="base_share is out of range"):
+    with pytest.raises(PolicyError, match="base_share is impossible"):
         behaviour(gaussian()).exploring("mean", base_share=1.5)
     with pytest.raises(PolicyError, match="mean_share is out of range"):
         behaviour(gaussian()).exploring("sample", mean_share=-0.1)

@@ -92,14 +92,6 @@ def test_what_was_observed_during_an_override_counts():
     assert not np.array_equal(*results)
 
 
-def test_a_bad_override_is_refused():
-    runner = started()
-    with pytest.raises(PolicyError, match=r"executed actions.*\(1, 3\)"):
-        runner.observe_override(np.zeros((1, 2)))
-    with pytest.raises(PolicyError, match="finite"):
-        runner.observe_override(np.full((1, 3), np.nan))
-
-
 def test_a_reset_empties_queue_and_history():
     """After a truncation in mid-chunk the next episode is as if nothing had been before."""
     fresh = started(seed=7)

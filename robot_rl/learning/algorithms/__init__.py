@@ -12,10 +12,9 @@ from robot_rl.learning.algorithms.encoding import make_encoding, trains_on
 
 
 def check_algorithm(config: Mapping[str, Any]) -> None:
-    """Check the settings of an algorithm without making it: before a policy is cloned for it.
+    """Check an algorithm's settings without making it: before a policy is cloned for it.
 
-    Args:
-        config: The configuration's `algorithm`.
+    `config` is the configuration's `algorithm`.
 
     Raises:
         AlgorithmError: Names the setting that is out of range.

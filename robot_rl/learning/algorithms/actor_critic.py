@@ -19,10 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policies.critics import CriticEnsemble
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
-from policies.networks import move_towards, seeded, to_device
+from policies.networks import CriticEnsemble, move_towards, seeded, to_device
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import (
@@ -34,12 +33,6 @@ from robot_rl.learning.algorithms.base import (
     check_value_range,
 )
 from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.losses import (
-    actor_loss,
-    imitation_loss,
-    td_loss,
-    temperature_loss,
-)
 from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
@@ -78,11 +71,7 @@ class ActorCriticSettings:
     imitation_pretraining: bool  # train the actor on the demonstrations in the critic-only phase
 
     def __post_init__(self) -> None:
-        """Check the range of values.
-
-        Raises:
-            AlgorithmError: Names the setting.
-        """
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
         check_value_range(self.value_range)
         check_settings(
             critic_heads=(self.critic_heads, 1, math.inf),
@@ -127,9 +116,7 @@ class ActorCritic(ABC):
         seed: int,
         columns: int | None = None,
     ) -> None:
-        self.schedule = schedule
-        self.settings = settings
-        self.encoding = encoding
+        self.schedule, self.settings, self.encoding = schedule, settings, encoding
         width = base.action_dimension if columns is None else columns
         seen = self.encoder.features + (width if self.uses_base else 0)
         self.actor = GaussianTanh(
@@ -202,10 +189,7 @@ class ActorCritic(ABC):
     def learn(self, batch: Batch, features: Tensor, next_features: Tensor) -> dict[str, Tensor]:
         """Update on encoded observations (B, features); only the critics' loss trains the encoder.
 
-        Args:
-            batch: A whole batch.
-            features: Of the observations, with gradients where the encoder learns.
-            next_features: Of the next ones, without.
+        `features` have gradients where the encoder learns, `next_features` have none.
         """
         settings = self.settings
         base = next_base = None
@@ -217,14 +201,14 @@ class ActorCritic(ABC):
             batch, seen, action, Seen(_join(next_features, next_base), next_base)
         )
         seen = Seen(seen.features.detach(), base)
-        critic_only = self.updates <= self.schedule.critic_only_updates
-        if critic_only and settings.imitation_pretraining:
+        if self.updates > self.schedule.critic_only_updates:
+            if self.updates % settings.actor_every == 0:
+                metrics |= self._update_actor(batch, seen, action)
+        elif settings.imitation_pretraining:
             loss = self._imitation_loss(batch, seen, action)
             step(self._actor_optimizer, loss)
             self._average(_IMITATION_AVERAGE_RATE)
             metrics["imitation_loss"] = loss.detach()
-        if not critic_only and self.updates % settings.actor_every == 0:
-            metrics |= self._update_actor(batch, seen, action)
         return metrics
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
@@ -250,17 +234,10 @@ class ActorCritic(ABC):
         """The policy with the averaged actor, and the averaged image encoder where one learns."""
         return self.policy_of(self.encoding.snapshot(), copy.deepcopy(self.average_actor))
 
-    def _sample(self, seen: Seen) -> tuple[Tensor, Tensor]:
-        squashed, log_prob = self.actor.sample(seen.features, self._generator)
-        return self.act(squashed, seen.base), log_prob
-
     def next_values(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
-        """The values (H, B) that target critics have for s' if the actor wants `action` there.
+        """The values (H, B) of H target critics, or of all, at s'.
 
-        Args:
-            following: What is seen at s'.
-            action: (B, d).
-            heads: Which critics, H of them; None for all.
+        The actor wants `action` (B, d) there.
         """
         values: Tensor = self.target_critics(_join(following.features, action), heads)
         return values
@@ -274,11 +251,11 @@ class ActorCritic(ABC):
         settings = self.settings
         entropy: Tensor | float = 0.0
         if settings.entropy_in_target:
-            action, log_prob = self._sample(following)
+            squashed, log_prob = self.actor.sample(following.features, self._generator)
             entropy = -self.log_temperature.exp() * log_prob
         else:
             squashed = self.actor.action(following.features, self._generator)
-            action = self.act(squashed, following.base)
+        action = self.act(squashed, following.base)
         heads = settings.target_heads or settings.critic_heads
         chosen = self.target_critics.subset(heads, self._generator)
         return self.next_values(following, action, chosen).amin(0) + entropy
@@ -297,7 +274,8 @@ class ActorCritic(ABC):
             target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
             target = (target - self._low) / self._width
         predicted = self.critics(_join(seen.features, action))
-        loss = td_loss(predicted, target)  # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5
+        # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5; a sum, so that each head has its own step size.
+        loss = (predicted - target).square().mean(1).sum()
         step(self._critic_optimizer, loss)
         # Q' ← (1 − τ) Q' + τ Q (DDPG, Lillicrap et al. 2016).
         move_towards(self.target_critics, self.critics, settings.target_rate)
@@ -307,21 +285,25 @@ class ActorCritic(ABC):
     def _update_actor(self, batch: Batch, seen: Seen, action: Tensor) -> dict[str, Tensor]:
         settings = self.settings
         temperature = self.log_temperature.detach().exp()
-        chosen, log_prob = self._sample(seen)
+        squashed, log_prob = self.actor.sample(seen.features, self._generator)
+        chosen = self.act(squashed, seen.base)
         # Gradients reach the actor through the critics' input; the critics' own are not wanted.
         self.critics.requires_grad_(False)
         values = self.critics(_join(seen.features, chosen))
         self.critics.requires_grad_(True)
         # mean (α log π(a|s) − mean_e Q_e(s, a)): SAC, eq. 7, with the mean of all heads as in RLPD.
-        loss = actor_loss(values, log_prob, temperature)
+        loss = (temperature * log_prob - values.mean(0)).mean()
         # Plus λ · imitation: Nair et al. 2018 (arXiv 1709.10089), with a λ that decays as in DAPG
         # (Rajeswaran et al. 2018), here linearly.
-        weight = self._imitation_weight()
+        weight = settings.imitation_weight
+        if settings.imitation_updates:
+            done = self.updates - self.schedule.critic_only_updates
+            weight *= max(0.0, 1.0 - done / settings.imitation_updates)
         if weight > 0.0:
             loss = loss + weight * self._imitation_loss(batch, seen, action)
         target_entropy = settings.target_entropy * self.actor.action_dimension
         # − log α · mean (log π(a|s) + target entropy): SAC, eq. 18, in log α.
-        dual = temperature_loss(self.log_temperature, log_prob, target_entropy)
+        dual = -(self.log_temperature * (log_prob.detach() + target_entropy).mean())
         step(self._actor_optimizer, loss + dual)  # they share no gradient
         self._average(settings.average_rate)
         return {
@@ -339,15 +321,9 @@ class ActorCritic(ABC):
         """‖μ(s) − a‖² on the rows in which no policy acted (Nair et al. 2018)."""
         mean = self.act(self.actor.mean(seen.features), seen.base)
         # An operator's corrections are demonstrations of what to do where the policy fails.
-        mask = self.tensor(batch["source"] != SOURCE_POLICY)
-        return imitation_loss(mean, action, mask.float())
-
-    def _imitation_weight(self) -> float:
-        settings = self.settings
-        if settings.imitation_updates == 0:
-            return settings.imitation_weight
-        done = (self.updates - self.schedule.critic_only_updates) / settings.imitation_updates
-        return settings.imitation_weight * max(0.0, 1.0 - done)
+        shown = self.tensor(batch["source"] != SOURCE_POLICY).float()
+        errors = (mean - action).square().sum(-1)
+        return (errors * shown).sum() / shown.sum().clamp(min=1)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         return {

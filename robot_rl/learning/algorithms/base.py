@@ -23,27 +23,19 @@ class AlgorithmError(RobotRLError):
 
 
 def check_settings(**ranges: tuple[float, float, float]) -> None:
-    """Check the settings of an algorithm.
-
-    Args:
-        **ranges: Value, lowest and highest value of each; the highest may be infinite.
+    """Check settings: of each its value, and the lowest and highest possible, perhaps infinite.
 
     Raises:
         AlgorithmError: Names the first that is out of range or not a number.
     """
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
+            most = f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
             raise AlgorithmError(
                 f"the setting {name!r} of the algorithm is out of range",
                 got=value,
-                expected=_interval(low, high),
+                expected=f"<= {high:g}" if low == -math.inf else most,
             )
-
-
-def _interval(low: float, high: float) -> str:
-    if high == math.inf:
-        return f">= {low:g}"
-    return f"<= {high:g}" if low == -math.inf else f"{low:g} to {high:g}"
 
 
 @dataclass(frozen=True)
@@ -61,11 +53,7 @@ class Schedule:
     hindsight_share: float  # share of every batch towards goals that were reached; see `Hindsight`
 
     def __post_init__(self) -> None:
-        """Check the range of values; `robot_rl.learning.blocks` checks counts of steps and updates.
-
-        Raises:
-            AlgorithmError: Names the setting.
-        """
+        """Check the range of values; `learning.blocks` checks counts of steps and updates."""
         check_settings(
             batch_size=(self.batch_size, 1, math.inf),
             demonstration_share=(self.demonstration_share, 0, 1),
@@ -86,12 +74,7 @@ class Algorithm(Protocol):
     required: SampleSpec
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; batches and saved states stay on the CPU.
-
-        Args:
-            device: Where.
-            compiled: Whether to compile the networks.
-        """
+        """Compute on a device from now on; batches and saved states stay on the CPU."""
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update; returns scalar metrics, not yet read back from the device.
@@ -129,10 +112,7 @@ Range = Sequence[float]
 
 
 def check_value_range(value_range: Range | None) -> None:
-    """Check that a range of returns is one.
-
-    Args:
-        value_range: The smallest and the largest; None where nothing is known of them.
+    """Check that a range of returns, where one is known, is the smallest and the largest of them.
 
     Raises:
         AlgorithmError: It is not two numbers of which the first is smaller.
@@ -149,8 +129,3 @@ def check_value_range(value_range: Range | None) -> None:
         expected="[low, high] with low < high, or null where the returns are not known",
         hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
     )
-
-
-def limited(values: Tensor, value_range: Range | None) -> Tensor:
-    """Values within the range that returns can have; as they are where it is not known."""
-    return values if value_range is None else values.clamp(*value_range)

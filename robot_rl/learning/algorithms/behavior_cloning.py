@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from policies.networks import EMA, power_decay, warm_up_cosine
+from policies.networks import EMA, warm_up_cosine
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.replay_sampler import CHUNK, ReplaySampler
@@ -42,23 +42,17 @@ class CloningOptions:
 
 
 class Cloneable(Protocol):
-    """A module that can be trained on windows of demonstrations.
+    """A module that can be trained on windows of demonstrations."""
 
-    Attributes:
-        horizon: Number of actions H of a chunk.
-        observation_steps: Number n of observations that are seen.
-        cloning_fields: Names of the batch columns that `loss` reads.
-    """
-
-    horizon: int
+    horizon: int  # actions H of a chunk
 
     @property
     def observation_steps(self) -> int:
-        """See the class."""
+        """Number n of observations that are seen."""
 
     @property
     def cloning_fields(self) -> tuple[str, ...]:
-        """See the class."""
+        """Names of the batch columns that `loss` reads."""
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
         """Give the loss of a batch; all that is random comes from the generator."""
@@ -70,11 +64,8 @@ Student = TypeVar("Student", bound=nn.Module)
 class BehaviorCloning(Generic[Student]):
     """AdamW on a policy's own loss, with an averaged policy for deployment.
 
-    Args:
-        policy: An untrained `Cloneable` with fitted normalisers. Those of its parameters that
-            require a gradient are trained, in place.
-        options: Constants of the training.
-        generator: Source of diffusion steps and noise.
+    The policy is an untrained `Cloneable` with fitted normalisers. Those of its parameters that
+    require a gradient are trained, in place. Diffusion steps and noise come from the generator.
     """
 
     def __init__(
@@ -83,7 +74,7 @@ class BehaviorCloning(Generic[Student]):
         self._cloneable = cast("Cloneable", policy)
         self._options, self._generator = options, generator
         self._step = 0
-        self._ema = EMA(policy, power_decay())
+        self._ema = EMA(policy)
         self._parameters = [p for p in policy.parameters() if p.requires_grad]
         self._device_type = next(policy.parameters()).device.type
         self._optimizer = torch.optim.AdamW(
@@ -102,8 +93,7 @@ class BehaviorCloning(Generic[Student]):
     def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> Tensor:
         """Make one gradient update on a batch with the columns `Cloneable.cloning_fields`.
 
-        Returns:
-            The loss, not yet read back from the device.
+        Gives the loss, not yet read back from the device.
 
         Raises:
             CloningError: A field is missing.
@@ -128,17 +118,11 @@ class BehaviorCloning(Generic[Student]):
 def windows(
     policy: Cloneable, rows: EpisodeRows, batch_size: int, rng: np.random.Generator
 ) -> Callable[[], Arrays]:
-    """What draws the batches that a policy is cloned from.
+    """What draws the batches of B windows that a policy is cloned from.
 
     With n = `observation_steps` and H = `horizon`, observations are (B, n, ...), "action" is
     (B, H, d), and "valid" (B, H) is false behind the episode's last action, which is repeated there
     as in Diffusion Policy; other columns are those of the row itself.
-
-    Args:
-        policy: Says which columns.
-        rows: The demonstrations.
-        batch_size: B.
-        rng: Source of the choice of windows.
 
     Raises:
         ReplayError: A column is missing.
@@ -154,11 +138,7 @@ def windows(
         chunk_steps=policy.horizon,
     )
     sampler = ReplaySampler(rows, spec, rng)
-
-    def sample() -> Arrays:
-        return {name.removeprefix(CHUNK): array for name, array in sampler.sample().items()}
-
-    return sample
+    return lambda: {name.removeprefix(CHUNK): array for name, array in sampler.sample().items()}
 
 
 def train(
@@ -168,7 +148,7 @@ def train(
     seed: int,
     on_progress: Callable[[int, Tensor], None] | None = None,
 ) -> Student:
-    """Clone demonstrations.
+    """Clone demonstrations; gives the averaged policy.
 
     Args:
         policy: An untrained `Cloneable` with fitted normalisers; trained in place.
@@ -176,9 +156,6 @@ def train(
         options: Constants of the training.
         seed: Seed of batches, diffusion steps and noise.
         on_progress: Called after every update with the number of updates made and the loss.
-
-    Returns:
-        The averaged policy.
 
     Raises:
         CloningError: The training diverged.

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -29,11 +28,7 @@ FROZEN, CONTINUED = "frozen", "continued"
 
 
 class Encoding:
-    """Observations as an encoder that stays as it is makes them features.
-
-    Args:
-        encoder: From observations to features; its statistics are fixed.
-    """
+    """Observations as an encoder that stays as it is makes them features."""
 
     def __init__(self, encoder: StateEncoder) -> None:
         self.encoder = encoder
@@ -41,9 +36,8 @@ class Encoding:
     def features(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Encode the observations and the next ones of a batch, (B, features) each.
 
-        Args:
-            batch: With the columns ``encoder.observed``, and each as ``next/<name>``.
-            generator: Source of augmentation, if there is any.
+        The batch has the columns ``encoder.observed``, and each as ``next/<name>``; augmentation
+        draws from the generator.
         """
         observed = {
             name: np.concatenate([batch[name], batch[f"next/{name}"]])
@@ -89,10 +83,14 @@ class ContinuedEncoding(Encoding):
 
     def features(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Encode the observations, with gradients, and the next ones, without."""
-        features = self.encoder(self._seen(batch, "", generator))
-        with torch.no_grad():
-            following = self.encoder(self._seen(batch, "next/", generator))
-        return features, following
+        encoded = []
+        for prefix in ("", "next/"):
+            seen = {name: batch[prefix + name] for name in self.encoder.observed}
+            for name in self.encoder.vision.cameras if self._shift else ():
+                seen[name] = random_shift(seen[name], self._shift, generator)
+            with torch.set_grad_enabled(not prefix):
+                encoded.append(self.encoder(seen))
+        return encoded[0], encoded[1]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -112,23 +110,11 @@ class ContinuedEncoding(Encoding):
         """A copy of the average."""
         return copy.deepcopy(self._average)
 
-    def _seen(
-        self, batch: Batch, prefix: str, generator: torch.Generator
-    ) -> dict[str, npt.NDArray[Any]]:
-        seen = {name: batch[prefix + name] for name in self.encoder.observed}
-        for name in self.encoder.vision.cameras if self._shift else ():
-            seen[name] = random_shift(seen[name], self._shift, generator)
-        return seen
-
 
 def make_encoding(cloned: Behaviour, observation: Mapping[str, Any] | None = None) -> Encoding:
-    """Make the encoding that the configuration's `observation` asks for.
+    """Make the encoding that the configuration's `observation` asks for; frozen without one.
 
     The base policy, which was cloned on the features of the frozen encoder, keeps that one.
-
-    Args:
-        cloned: The cloned policy.
-        observation: The configuration's `observation`; None for a frozen encoder.
 
     Raises:
         AlgorithmError: There is no image encoder to go on training.

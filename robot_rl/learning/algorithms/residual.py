@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from policies.critics import prefers
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.networks import prefers
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings, Seen
 from robot_rl.learning.algorithms.base import Schedule
@@ -29,13 +29,7 @@ class Residual(ActorCritic):
     IBRL (Hu et al. 2023, arXiv 2311.02198). Whether all of it is better than the clone is found on
     the robot: see `robot_rl.learning.trial`.
 
-    Args:
-        base: See `ActorCritic`.
-        encoding: See `ActorCritic`.
-        schedule: See `Schedule`.
-        settings: See `ActorCriticSettings`.
-        seed: See `ActorCritic`.
-        scale: Largest correction, in action units.
+    Beside the arguments of `ActorCritic` it takes `scale`, the largest correction in action units.
     """
 
     uses_base = True

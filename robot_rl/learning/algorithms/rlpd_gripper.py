@@ -31,13 +31,10 @@ from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings, adam,
 from robot_rl.learning.algorithms.base import (
     AlgorithmError,
     Batch,
-    Range,
     Schedule,
     check_settings,
-    limited,
 )
 from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.losses import choice_loss
 from robot_rl.learning.algorithms.rlpd import RLPD
 
 COLUMN = "gripper"
@@ -55,11 +52,7 @@ class GripperSettings:
     target_rate: float  # Polyak rate τ of the target critic, which is also the deployed one
 
     def __post_init__(self) -> None:
-        """Check the range of values.
-
-        Raises:
-            AlgorithmError: Names the setting.
-        """
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
         check_settings(
             penalty=(self.penalty, -math.inf, 0),
             exploration=(self.exploration, 0, 1),
@@ -74,14 +67,8 @@ class RLPDGripper(RLPD):
     The arm's critics do not see the gripper's column, as in HIL-SERL. In an n-step return the
     penalty is that of the first step: the following ones are not of the critic's choosing.
 
-    Args:
-        base: See `ActorCritic`.
-        encoding: See `ActorCritic`.
-        action_names: Names of the action columns; one of them is "gripper".
-        schedule: See `Schedule`.
-        settings: See `ActorCriticSettings`, for the arm.
-        gripper: See `GripperSettings`.
-        seed: See `ActorCritic`.
+    Beside the arguments of `ActorCritic` it takes `action_names`, one of which is "gripper", and
+    `gripper`, its `GripperSettings`.
 
     Raises:
         AlgorithmError: The task's action has no column "gripper".
@@ -114,31 +101,27 @@ class RLPDGripper(RLPD):
         )
         self.target_gripper_critic = copy.deepcopy(self.gripper_critic).requires_grad_(False)
         self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
-        self._range = _with_penalty(settings.value_range, gripper.penalty, schedule.discount)
+        self._range = settings.value_range
+        if self._range is not None and gripper.penalty:
+            # At worst the gripper is moved for ever.
+            low, high = self._range
+            paid = gripper.penalty / (1 - schedule.discount) if schedule.discount < 1 else -math.inf
+            self._range = low + paid, high
 
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
         """A policy with this actor, and the gripper's critic that belongs to it."""
-        return GaussianGripperPolicy(
-            encoder,
-            actor,
-            copy.deepcopy(self.target_gripper_critic),
-            self._column,
-            self._settings.exploration,
-        )
+        critic = copy.deepcopy(self.target_gripper_critic)
+        settings = self._settings
+        return GaussianGripperPolicy(encoder, actor, critic, self._column, settings.exploration)
 
     def learn(self, batch: Batch, features: Tensor, next_features: Tensor) -> dict[str, Tensor]:
         """Update the arm on its columns as `rlpd` does, then the gripper's critic.
 
-        See `ActorCritic.learn`; the gripper's loss does not train the encoder.
+        Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges. Its loss
+        does not train the encoder.
         """
         arm = np.delete(batch["action"], self._column, 1)
         metrics = super().learn({**batch, "action": arm}, features, next_features)
-        return metrics | self._update_gripper(batch, features.detach(), next_features)
-
-    def _update_gripper(
-        self, batch: Batch, features: Tensor, next_features: Tensor
-    ) -> dict[str, Tensor]:
-        """Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges."""
         settings = self._settings
         with torch.no_grad():
             last = last_command(batch, self._column).to(self.device)
@@ -148,13 +131,16 @@ class RLPDGripper(RLPD):
             told = nearest_command(self.tensor(batch["action"])[:, self._column])
             moved = told != last
             reward = self.tensor(batch["reward"]) + settings.penalty * moved
-            target = reward + self.tensor(batch["discount"]) * limited(value, self._range)
-        predicted = self.gripper_critic(features, last)
+            if self._range is not None:
+                value = value.clamp(*self._range)
+            target = reward + self.tensor(batch["discount"]) * value
+        predicted = self.gripper_critic(features.detach(), last)
         # Where "stay" tells the gripper the same as "open" or "close", both were chosen.
-        loss = choice_loss(predicted, target, choice_commands(last) == told[:, None])
+        chosen = choice_commands(last) == told[:, None]
+        loss = ((predicted - target[:, None]).square() * chosen).sum(1).mean()
         step(self._gripper_optimizer, loss)
         move_towards(self.target_gripper_critic, self.gripper_critic, settings.target_rate)
-        return {"gripper_loss": loss.detach(), "gripper_moves": moved.float().mean()}
+        return metrics | {"gripper_loss": loss.detach(), "gripper_moves": moved.float().mean()}
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         return {
@@ -165,13 +151,3 @@ class RLPDGripper(RLPD):
 
     def _optimizers(self) -> dict[str, torch.optim.Adam]:
         return {**super()._optimizers(), "gripper": self._gripper_optimizer}
-
-
-def _with_penalty(value_range: Range | None, penalty: float, discount: float) -> Range | None:
-    """The range of returns with the penalty: at worst the gripper is moved for ever."""
-    if value_range is None:
-        return None
-    low, high = value_range
-    if penalty == 0.0:
-        return value_range
-    return low + penalty / (1 - discount) if discount < 1.0 else -math.inf, high

@@ -1,4 +1,4 @@
-"""Critics against networks evaluated one by one, and losses against plain loops."""
+"""Critics against networks evaluated one by one."""
 
 from itertools import pairwise
 
@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from policies.critics import CriticEnsemble, prefers
-from policies.networks import seeded
-from robot_rl.learning.algorithms.losses import (
-    actor_loss,
-    imitation_loss,
-    td_loss,
-    temperature_loss,
-)
+from policies.networks import CriticEnsemble, prefers, seeded
 
 
 def ensemble(heads=4, inputs=5, hidden=(16, 8), seed=0):
@@ -84,37 +77,3 @@ def test_a_subset_is_random_and_has_no_head_twice():
 def test_what_has_the_greater_mean_of_the_heads_is_preferred():
     gains = torch.tensor([[1.0, 0.1, -0.3], [0.3, -0.1, -0.5], [0.0, 0.0, 0.0]]).T
     assert prefers(gains, torch.zeros(3, 3)).tolist() == [True, False, False]
-
-
-def test_td_loss_sums_heads_and_averages_the_batch():
-    values, targets = torch.randn(3, 6, generator=seeded(0)), torch.randn(6, generator=seeded(1))
-    expected = sum(
-        sum((float(values[e, b]) - float(targets[b])) ** 2 for b in range(6)) / 6 for e in range(3)
-    )
-    assert float(td_loss(values, targets)) == pytest.approx(expected, rel=1e-5)
-
-
-def test_actor_loss_wants_value_and_entropy():
-    values, log_prob = torch.randn(3, 6, generator=seeded(0)), torch.randn(6, generator=seeded(1))
-    temperature = torch.tensor(0.2)
-    loss = float(actor_loss(values, log_prob, temperature))
-    assert loss == pytest.approx(float(0.2 * log_prob.mean() - values.mean()), rel=1e-5)
-    assert float(actor_loss(values + 1, log_prob, temperature)) < loss
-    assert float(actor_loss(values, log_prob - 1, temperature)) < loss
-
-
-@pytest.mark.parametrize(("entropy", "sign"), [(-5.0, -1.0), (5.0, 1.0)])
-def test_the_temperature_rises_when_the_entropy_is_too_small(entropy, sign):
-    log_temperature = torch.tensor(0.0, requires_grad=True)
-    log_prob = torch.full((6,), -entropy, requires_grad=True)
-    temperature_loss(log_temperature, log_prob, 0.0).backward()
-    assert float(log_temperature.grad) * sign > 0  # descent goes against the gradient
-    assert log_prob.grad is None
-
-
-def test_imitation_counts_demonstrations_only():
-    actions = torch.zeros(4, 2)
-    demonstrated = torch.tensor([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0], [9.0, 9.0]])
-    mask = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    assert float(imitation_loss(actions, demonstrated, mask)) == pytest.approx(2.5)
-    assert float(imitation_loss(actions, demonstrated, torch.zeros(4))) == 0.0
