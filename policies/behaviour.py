@@ -99,29 +99,12 @@ class Behaviour:
                 got=self.execute_steps,
                 expected=f"1 ... {longest}",
             )
-        if len(self.interface.action_names) != self.policy.action_dimension:
-            raise PolicyError(
-                "action_names do not fit the policy",
-                got=self.interface.action_names,
-                expected=f"{self.policy.action_dimension} names",
-            )
         explored = self.exploration
         if base is None and (explored.mode == "base" or explored.base_share > 0):
             raise PolicyError(
                 "exploration mode 'base' needs a policy with a base",
                 got=self.policy.kind,
                 hint="take the mode 'mean' or 'sample'",
-            )
-
-        observed = self.policy.observation
-        wanted, given = observed.get(FEATURES), getattr(self.vision, "features", None)
-        sees_itself = self.vision is not None and self.vision.cameras.keys() <= observed.keys()
-        if wanted != given and not (wanted is None and sees_itself):
-            raise PolicyError(
-                "the image encoder does not fit the policy",
-                got=f"{given} features",
-                expected=f"{wanted} features",
-                hint="take both from one checkpoint",
             )
 
     @property

@@ -12,7 +12,6 @@ from torch import Tensor
 from policies import registry
 from policies.denoisers import MLPDenoiser
 from policies.encoders import Normalizer, ObservationBatch, StateEncoder, build_encoder
-from policies.errors import PolicyError
 from policies.networks import seeded, to_device
 from policies.policy import ChunkPolicy
 from policies.processes.base import Process, build_process
@@ -22,12 +21,9 @@ Batch = Mapping[str, npt.NDArray[Any] | Tensor]
 
 
 class DiffusionPolicy(ChunkPolicy):
-    """Encoder, generative process and action normaliser.
+    """Encoder of observation histories, generative process and normaliser of actions.
 
-    Args:
-        encoder: Encodes the observation history.
-        process: Generates normalised chunks: by denoising, or along a flow.
-        action_normalizer: Over the one key "action".
+    The process generates normalised chunks: by denoising, or along a flow.
     """
 
     kind: ClassVar[str] = "diffusion"
@@ -122,12 +118,6 @@ class DiffusionPolicy(ChunkPolicy):
         """
         features = self.encoder(batch)
         action = to_device(torch.as_tensor(batch["action"]).to(features.dtype), features.device)
-        if action.shape[1:] != (self.horizon, self.action_dimension):
-            raise PolicyError(
-                "the batch's action chunks have another shape",
-                got=tuple(action.shape),
-                expected=f"(batch, {self.horizon}, {self.action_dimension})",
-            )
         valid = to_device(torch.as_tensor(batch["valid"]), features.device)
         clean = self.action_normalizer.normalize(action)
         return self.process.loss(clean, features, valid, generator)

@@ -32,6 +32,10 @@ class StateEncoder(nn.Module):
         keys: Observation name → width (the product of its shape), in order of concatenation.
         normalizer: Over the same keys; made as an unfitted one when absent.
         observation_steps: Number n of consecutive observations that are seen, oldest first.
+
+    Attributes:
+        features: Width of the encoded tensor: observation_steps · sum of widths.
+        observed: Name → width of what it is given.
     """
 
     def __init__(
@@ -49,22 +53,14 @@ class StateEncoder(nn.Module):
                 got=f"keys {list(self.keys)}, observation_steps {observation_steps}",
                 expected="one or more of each",
             )
+        self.observed: dict[str, int] = self.keys
         self.observation_steps = int(observation_steps)
+        self.features = self.observation_steps * sum(self.keys.values())
         self.normalizer = normalizer or Normalizer(self.keys)
         if list(self.normalizer.widths.items()) != list(self.keys.items()):
             raise PolicyError(
                 "the normaliser is for other keys", got=self.normalizer.widths, expected=self.keys
             )
-
-    @property
-    def features(self) -> int:
-        """Width of the encoded tensor: observation_steps · sum of widths."""
-        return self.observation_steps * sum(self.keys.values())
-
-    @property
-    def observed(self) -> dict[str, int]:
-        """Name → width of what it is given."""
-        return self.keys
 
     @property
     def config(self) -> dict[str, Any]:

@@ -111,12 +111,9 @@ class GaussianTanh(nn.Module):
 
 
 class GaussianPolicy(Policy):
-    """A `GaussianTanh` on encoded observations.
+    """A `GaussianTanh` on encoded observations, and on the base's proposal where there is a base.
 
-    Args:
-        encoder: What the actor sees, with the base's proposal where there is a base.
-        actor: From that to the action.
-        base: A chunk policy, which is frozen.
+    The base is a chunk policy, which is frozen.
     """
 
     kind: ClassVar[str] = "gaussian"

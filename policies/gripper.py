@@ -56,14 +56,11 @@ class GripperCritic(nn.Module):
 
 
 class GaussianGripperPolicy(GaussianPolicy):
-    """The Gaussian moves the arm, the critic the gripper.
+    """The Gaussian moves the arm, the critic the gripper; both see the same features.
 
-    Args:
-        encoder: What both see.
-        actor: From `encoder.features` to the action without the gripper's column.
-        critic: From `encoder.features` to the choices' values; or its configuration.
-        column: The gripper's action column: -1 open, +1 closed.
-        exploration: Probability ε of a random choice where the policy is sampled.
+    The actor's action lacks the gripper's `column`, of -1 open and +1 closed. Instead of the critic
+    its configuration may be given. `exploration` is the probability ε of a random choice where the
+    policy is sampled.
     """
 
     kind: ClassVar[str] = "gaussian_gripper"

@@ -38,14 +38,10 @@ _BEGIN = "<bos>"
 
 
 class InstructionTokenizer(nn.Module):
-    """Turns texts into token ids of a fixed number, each text once.
+    """Turns texts into L = `length` token ids, each text once; shorter ones are padded.
 
-    The tokeniser's file is a buffer: it travels with the weights, so that a checkpoint alone is
-    enough, and a description in JSON does not carry a vocabulary.
-
-    Args:
-        file_bytes: Size of the file, `tokenizer.json` of the tokenizers library.
-        length: Number L of tokens; shorter instructions are padded.
+    The file, `tokenizer.json` of the tokenizers library, is a buffer: it travels with the weights,
+    so that a checkpoint alone is enough, and a description in JSON does not carry a vocabulary.
     """
 
     file: Tensor

@@ -89,15 +89,10 @@ class PolicyRunner:
 
     def __init__(self, behaviour: Behaviour, slots: int = 1) -> None:
         self.slots = slots
-        self._latest = behaviour
+        self.behaviour = behaviour  # the newest, which slots switch to at their next boundary
         self._history = ObservationHistory(slots)
         self._running: list[RunningEpisode | None] = [None] * slots
         self._all = np.arange(slots)
-
-    @property
-    def behaviour(self) -> Behaviour:
-        """The newest behaviour, which slots switch to at their next boundary."""
-        return self._latest
 
     def set_behaviour(self, behaviour: Behaviour) -> None:
         """Switch to new weights at each slot's next chunk or episode boundary.
@@ -107,15 +102,15 @@ class PolicyRunner:
         Raises:
             PolicyError: The new behaviour has other action columns, or another image encoder.
         """
-        behaviour.expect(action_names=self._latest.interface.action_names)
-        if behaviour.encoder_id != self._latest.encoder_id:
+        behaviour.expect(action_names=self.behaviour.interface.action_names)
+        if behaviour.encoder_id != self.behaviour.encoder_id:
             raise PolicyError(
                 "the new weights have another image encoder",
                 got=behaviour.encoder_id,
-                expected=self._latest.encoder_id,
+                expected=self.behaviour.encoder_id,
                 hint="an image encoder is frozen when online learning begins",
             )
-        self._latest = behaviour
+        self.behaviour = behaviour
 
     def reset(
         self,
@@ -140,7 +135,7 @@ class PolicyRunner:
                 )
         self._history.forget(rows)
         for row, seed, text in zip(rows, seeds, texts, strict=True):
-            self._running[row] = RunningEpisode.begin(self._latest, seed, text)
+            self._running[row] = RunningEpisode.begin(self.behaviour, seed, text)
 
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
@@ -155,7 +150,7 @@ class PolicyRunner:
             PolicyError: A slot was not reset, or the observation does not fit the policy.
         """
         rows = self._all if active is None else np.flatnonzero(active)
-        dimension = self._latest.policy.action_dimension
+        dimension = self.behaviour.policy.action_dimension
         acted = Decision(
             base_action=np.zeros((self.slots, dimension), np.float32),
             features=self._features(observation, rows),
@@ -168,7 +163,7 @@ class PolicyRunner:
         if not len(rows):
             return acted
         episodes = self._episodes(rows)
-        latest = self._latest
+        latest = self.behaviour
         for episode in episodes:
             if episode.behaviour is not latest and episode.at_boundary:
                 episode.behaviour, episode.chunk = latest, None
@@ -205,7 +200,7 @@ class PolicyRunner:
             active: (slots,) bool; None for all; the others' values are zero.
         """
         rows = self._all if active is None else np.flatnonzero(active)
-        proposals = np.zeros((self.slots, self._latest.policy.action_dimension), np.float32)
+        proposals = np.zeros((self.slots, self.behaviour.policy.action_dimension), np.float32)
         # Copies: planning for them draws from copied generators and fills copied queues.
         episodes = [copy.copy(episode) for episode in self._episodes(rows)]
         for episode in episodes:
@@ -233,12 +228,11 @@ class PolicyRunner:
             instruction: The recorded episode's; conditioned policies need it.
 
         Raises:
-            PolicyError: The policy has no base, or the recording lacks an observation.
+            PolicyError: The recording lacks an observation.
         """
-        behaviour = self._latest
+        behaviour = self.behaviour
         base = behaviour.policy.base
-        if base is None:
-            raise PolicyError("the policy has no base to label with", got=behaviour.kind)
+        assert base is not None
         names = base.observation
         if behaviour.vision is not None and FEATURES not in observations:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
@@ -254,7 +248,7 @@ class PolicyRunner:
     def _features(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """What rows carry beside the observation: of the images, and of the instruction."""
         found: dict[str, Array] = {}
-        vision = self._latest.vision
+        vision = self.behaviour.vision
         if vision is not None:
             seen = {
                 name: of_rows(observation[name], rows)
@@ -264,8 +258,8 @@ class PolicyRunner:
             found[FEATURES] = np.zeros((self.slots, vision.features), np.float16)
             if len(rows):
                 found[FEATURES][rows] = vision.encode(seen)
-            found[ENCODER_ID] = np.full(self.slots, self._latest.encoder_id, np.int64)
-        if self._latest.tells_instruction:
+            found[ENCODER_ID] = np.full(self.slots, self.behaviour.encoder_id, np.int64)
+        if self.behaviour.tells_instruction:
             found[INSTRUCTION_FEATURES] = np.zeros((self.slots, INSTRUCTION_WIDTH), np.float16)
             if len(rows):
                 texts = [episode.instruction for episode in self._episodes(rows)]

@@ -183,12 +183,9 @@ class SeeingEncoder(StateEncoder):
     def __init__(self, states: StateEncoder, vision: ImageEncoder) -> None:
         super().__init__(states.keys, states.normalizer, observation_steps=states.observation_steps)
         self.vision = vision
-
-    @property
-    def observed(self) -> dict[str, int]:
-        """Name → width of what it is given: the states, and images in place of features."""
-        states = {name: width for name, width in self.keys.items() if name != FEATURES}
-        return {**states, **{n: math.prod(shape) for n, shape in self.vision.cameras.items()}}
+        images = {name: math.prod(shape) for name, shape in vision.cameras.items()}
+        kept = {name: width for name, width in self.keys.items() if name != FEATURES}
+        self.observed = {**kept, **images}  # images in place of features
 
     @property
     def config(self) -> dict[str, Any]:

@@ -128,14 +128,6 @@ class VLAPolicy(ChunkPolicy):
         """
         prompt, state = self._see(batch)
         actions = torch.as_tensor(batch["action"]).to(state)
-        expected = (len(state), self.horizon, self.action_dimension)
-        if actions.shape != expected:
-            raise PolicyError(
-                "the batch's action chunks have another shape",
-                got=tuple(actions.shape),
-                expected=expected,
-                hint="cut windows of policy.horizon steps",
-            )
         data = self._padded(self.action_normalizer.normalize(actions), self.backbone.action_width)
         noise = standard_normal(data.shape, data, generator)
         uniform = torch.rand(len(data), generator=generator, device=generator.device)

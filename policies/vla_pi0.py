@@ -34,8 +34,7 @@ class _Prompt:
 class PI0(VLABackbone):
     """PaliGemma with a Gemma action expert that attends to its keys and values.
 
-    Args:
-        model: A `transformers.PI0ForConditionalGeneration`.
+    It is made around a `transformers.PI0ForConditionalGeneration`.
 
     Raises:
         PolicyError: Its times are not drawn as t = scale · Beta(α, 1) + offset.

@@ -48,7 +48,6 @@ from robot_rl.rewards.wrapper import (
     RewardWrapper,
     make_source,
     make_watched_env,
-    reward_cameras,
 )
 from robot_rl.run import RunDirectory
 from robot_rl.wire import ServerUnreachable
@@ -117,7 +116,7 @@ def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
 def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool = False) -> Acted:
     torch.set_num_threads(1)
     reward = make_source(config)
-    inner, hidden = make_watched_env(config, reward_cameras(config))
+    inner, hidden = make_watched_env(config)
     inbox = make_inbox(config)
     operated = make_intervention(config, inner, inbox)
     env = RewardWrapper(make_reset(config, operated, stop.is_set), reward, hidden=hidden)

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.processes.signals import stop_event
-from robot_rl.rewards.progress import Comparison, Images, ProgressError, Values
-from robot_rl.rewards.progress_server import serve_progress
+from robot_rl.rewards.progress import Comparison, Images, ProgressError, Values, serve_progress
 
 
 class GoalImages:

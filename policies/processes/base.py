@@ -33,6 +33,7 @@ class Process(nn.Module, ABC):
 
     Attributes:
         options: JSON values of the arguments that the process has beside its denoiser.
+        noise_shape: Of the noise of one sample: the start, then one draw for each transition.
     """
 
     options: Mapping[str, Any]
@@ -43,6 +44,8 @@ class Process(nn.Module, ABC):
         self.steps = int(steps)
         self.deterministic = deterministic
         self.horizon, self.action_dimension = denoiser.horizon, denoiser.action_dimension
+        draws = 1 if deterministic else self.steps + 1
+        self.noise_shape = (draws, self.horizon, self.action_dimension)
 
     @abstractmethod
     def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,11 +84,6 @@ class Process(nn.Module, ABC):
             **self.options,
         }
 
-    @property
-    def noise_shape(self) -> tuple[int, int, int]:
-        """Shape (draws, H, d) of the noise of one sample: the start, then one per transition."""
-        return (1 if self.deterministic else self.steps + 1, self.horizon, self.action_dimension)
-
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """Run the chain: (B, K + 1, H, d), noise first.
 
@@ -93,13 +91,6 @@ class Process(nn.Module, ABC):
             features: (B, F).
             noise: (B, *noise_shape) of N(0, 1).
         """
-        expected = (len(features), *self.noise_shape)
-        if noise.shape != expected:
-            raise PolicyError(
-                "the process's noise has another shape",
-                got=tuple(noise.shape),
-                expected=expected,
-            )
         chain = [noise[:, 0]]
         for index in range(self.steps):
             mean, std = self.transition(chain[-1], index, features)

@@ -19,12 +19,7 @@ TIME_SCALE = 1000.0
 
 
 class Flow(Process):
-    """The ODE dx/dt = v(x, t) from t = 1 (noise) to t = 0 (data), in K equal Euler steps.
-
-    Args:
-        denoiser: The network, which predicts the velocity.
-        steps: Number K of Euler steps at run time.
-    """
+    """The ODE dx/dt = v(x, t) from t = 1 (noise) to t = 0 (data), in K = `steps` Euler steps."""
 
     _embeddings: Tensor
     _std: Tensor

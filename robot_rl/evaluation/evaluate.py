@@ -32,7 +32,6 @@ from robot_rl.rewards.wrapper import (
     RewardWrapper,
     make_source,
     make_watched_env,
-    reward_cameras,
 )
 from robot_rl.run import RunDirectory, RunError
 
@@ -277,8 +276,7 @@ class AttendedRobot:
         alone = _without_simulation(config)
         form = alone.task[alone.robot.get("task", "environment")]
         detected = form.get("reports_success", True)
-        cameras = [] if detected else reward_cameras(alone)
-        inner, hidden = make_watched_env(alone, cameras)
+        inner, hidden = make_watched_env(alone, [] if detected else None)
         inbox = make_inbox(alone)
         self._operated: Intervention = make_intervention(alone, inner, inbox)
         begun = make_reset(alone, self._operated, lambda: False)

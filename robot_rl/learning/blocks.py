@@ -42,18 +42,10 @@ class Blocks:
             ConfigError: A number is out of range.
             ScheduleError: Two of them do not fit together.
         """
-        check_least(
-            config,
-            {
-                "block_steps": 1,
-                "environment_steps": 1,
-                "actors": 1,
-                "evaluation.every_steps": 1,
-                "algorithm.schedule.warmup_steps": 0,
-                "algorithm.schedule.critic_only_updates": 0,
-                "algorithm.schedule.updates_per_step": 1,
-            },
-        )
+        ones = ("block_steps", "environment_steps", "actors", "evaluation.every_steps")
+        least = dict.fromkeys((*ones, "algorithm.schedule.updates_per_step"), 1)
+        zeros = ("warmup_steps", "critic_only_updates")
+        check_least(config, least | {f"algorithm.schedule.{name}": 0 for name in zeros})
         schedule = config.algorithm.schedule
         blocks = cls(
             block_steps=int(config.block_steps),

@@ -37,9 +37,7 @@ def first_episodes(config: DictConfig, run: RunDirectory) -> EpisodeDataset:
 def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
     """Open the demonstrations of `dataset`, or of the run. No robot is made.
 
-    Args:
-        config: The configuration.
-        run: The run directory; not needed where `dataset` names the demonstrations.
+    `run` is not needed where `dataset` names the demonstrations.
 
     Raises:
         SchemaMismatch: They are of another schema version.
@@ -65,10 +63,6 @@ def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> Episode
 def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
     """Check that the demonstrations fit the task and the robot, which is made for this alone.
 
-    Args:
-        config: The configuration.
-        run: As in `open_demonstrations`.
-
     Raises:
         SchemaMismatch: They are of another task, shape, rate or schema version.
         RobotRLError: There are none, or none that succeeded.
@@ -92,11 +86,8 @@ def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
 def value_range(dataset: EpisodeDataset, discount: float) -> tuple[float, float]:
     """Bounds of the return of any policy, if no reward is lower or higher than those demonstrated.
 
-    A reward with which an episode terminates is had once, any other perhaps for ever.
-
-    Args:
-        dataset: The demonstrations.
-        discount: γ per step, below 1.
+    A reward with which an episode terminates is had once, any other perhaps for ever, discounted
+    by γ < 1 per step.
 
     Raises:
         RobotRLError: All rewards are 0, so that there is nothing to learn from.
@@ -152,17 +143,12 @@ def insert_episodes(
             raise Stopped
         length = int(lengths[index])
         if start + length > present:
+            seed, instruction = int(dataset.seeds[index]), dataset.instructions[index]
             columns = dataset.episode(index)
-            columns |= feature_columns(columns, cloned, dataset.instructions[index])
-            columns["base_action"] = runner.label(
-                columns, int(dataset.seeds[index]), dataset.instructions[index]
-            )
+            columns |= feature_columns(columns, cloned, instruction)
+            columns["base_action"] = runner.label(columns, seed, instruction)
             columns["source"] = np.full(length, source, np.uint8)
-            facts = {
-                "task": schema.task,
-                "seed": int(dataset.seeds[index]),
-                "instruction": dataset.instructions[index],
-            }
+            facts = {"task": schema.task, "seed": seed, "instruction": instruction}
             rows = [
                 {name: column[row] for name, column in columns.items()} for row in range(length)
             ]

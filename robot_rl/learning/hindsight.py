@@ -176,17 +176,11 @@ class Hindsight:
 
 
 def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgement | None:
-    """Find out what a step is to which the environment's function gives a certain value.
+    """Find out from episodes what a step is to which the environment's function gives a value.
 
-    A wrapper may have changed rewards and ends, so the function alone does not tell.
-
-    Args:
-        episodes: Recorded ones.
-        goal_reward: The environment's function.
-
-    Returns:
-        None where reward and termination do not follow from the value, or where it has many. Where
-        each reward was the value and nothing has terminated, values that were not seen are known.
+    A wrapper may have changed rewards and ends, so the function alone does not tell. None where
+    reward and termination do not follow from the value, or where it has many. Where each reward
+    was the value and nothing has terminated, values that were not seen are known.
     """
     seen: dict[float, Counter[Judged]] = {}
     for episode in episodes:

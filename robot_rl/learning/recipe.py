@@ -74,9 +74,6 @@ class Stage(ABC):
 class Recipe:
     """The stages that a run of this configuration has, in order.
 
-    Args:
-        config: The configuration.
-
     Raises:
         RecipeError: It has no stage of the name that `stage` asks for.
         RunError: There is no run as `artifacts` names.
@@ -103,9 +100,7 @@ class Recipe:
 
         With `stage` in the configuration it is that one, whether it is done or not.
         """
-        if self._config.stage is not None:
-            return [str(self._config.stage)]
-        return self._unfinished(run)
+        return [str(self._config.stage)] if self._config.stage else self._unfinished(run)
 
     def left_with_actors(self, run: RunDirectory) -> list[str]:
         """Names of the stages left that can learn side by side with actors now, in order."""
@@ -116,9 +111,7 @@ class Recipe:
     def check(self, run: RunDirectory | None, names: Sequence[str]) -> None:
         """Check that each of these stages finds what it needs, before any of them starts.
 
-        Args:
-            run: The run directory, None where there is none yet.
-            names: Of the stages, in order.
+        `run` is None where there is none yet.
 
         Raises:
             RecipeError: One needs what no stage before it makes, and what is not there.
@@ -173,12 +166,14 @@ class Recipe:
 
     def table(self, run: RunDirectory) -> list[str]:
         """A line for each stage: what it makes, whether it has, and how long that took."""
-        left = self._unfinished(run)
-        width = max(map(len, self.stages))
-        return [
-            f"stage {name:{width}}  {_state(run, name, name in left):12}  {', '.join(stage.makes)}"
-            for name, stage in self.stages.items()
-        ]
+        left, width, records = self._unfinished(run), max(map(len, self.stages)), _records(run)
+        lines = []
+        for name, stage in self.stages.items():
+            seconds = round(sum(r["seconds"] for r in records if r["stage"] == name))
+            took = f" {seconds // 60}:{seconds % 60:02d}" if seconds else ""
+            state = f"{('begun' if took else 'to do') if name in left else 'done'}{took}"
+            lines.append(f"stage {name:{width}}  {state:12}  {', '.join(stage.makes)}")
+        return lines
 
     def _unfinished(self, run: RunDirectory | None) -> list[str]:
         ended = {record["stage"] for record in _records(run) if record["finished"]}
@@ -187,12 +182,6 @@ class Recipe:
             for name, stage in self.stages.items()
             if run is None or not stage.done(self._config, run, recorded=name in ended)
         ]
-
-
-def _state(run: RunDirectory, name: str, left: bool) -> str:
-    seconds = round(sum(r["seconds"] for r in _records(run) if r["stage"] == name))
-    took = f" {seconds // 60}:{seconds % 60:02d}" if seconds else ""
-    return f"{('begun' if took else 'to do') if left else 'done'}{took}"
 
 
 def _records(run: RunDirectory | None) -> list[dict[str, Any]]:

@@ -37,9 +37,6 @@ class Trial:
     may fail in most episodes though what would be deployed solves it. So where exploring episodes
     leave it open, some without noise decide. An episode counts if one way of acting led all of it
     and no operator did a part.
-
-    Args:
-        bench: The workbench of the stage that learns.
     """
 
     def __init__(self, bench: Workbench) -> None:

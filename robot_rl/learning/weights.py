@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from policies import checkpoint
@@ -18,7 +19,6 @@ from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import WeightsRefused
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.records import WeightsRecord
 from robot_rl.run import CLONED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
@@ -41,12 +41,7 @@ class Published:
 
 
 def base_apart(run: RunDirectory, cloned: Behaviour) -> StoredBase | None:
-    """Give the cloned policy as a base that policies refer to, or None if they carry it.
-
-    Args:
-        run: The run directory.
-        cloned: Its cloned policy.
-    """
+    """Give the clone of a run as a base that policies refer to, or None if they carry it."""
     base = cloned.policy.base
     if base is None:
         return None
@@ -60,13 +55,7 @@ def publish(
     """Put a behaviour into the mailbox; one that is as new already is left there.
 
     After a restart the learner repeats the updates since its checkpoint, and with them versions
-    that were published before.
-
-    Args:
-        client: A client of the server.
-        behaviour: What the actors shall run.
-        acts_until: See `Published`.
-        base: A base whose weights the actors have.
+    that were published before. `base` is one whose weights the actors have.
     """
     data = checkpoint.to_bytes(behaviour, base)
     try:
@@ -78,28 +67,18 @@ def publish(
 
 
 class WeightsReceiver:
-    """Takes behaviours out of the mailbox.
-
-    Args:
-        run: The run directory; a large base is read from its cloned policy, once.
-    """
+    """Takes behaviours out of the mailbox; a large base is read from the run's clone, once."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._run = run
-        self._base: StoredBase | None = None
+        self._cloned = cache(lambda: StoredBase.load(run.complete_folder(CLONED) / "policy"))
 
     def fetch(
         self, client: ReplayClient, newer_than: int | None, wait_seconds: float
     ) -> Published | None:
         """Take a behaviour that is newer than a version, waiting for it if need be."""
         record = client.get_weights(BEHAVIOUR, newer_than, wait_seconds)
-        return None if record is None else self._published(record)
-
-    def open(self, data: bytes, acts_until: int) -> Published:
-        """Give a behaviour that was fetched before."""
-        return Published(checkpoint.from_bytes(data, base=self._cloned), acts_until, data)
-
-    def _published(self, record: WeightsRecord) -> Published:
+        if record is None:
+            return None
         until = record.metadata.get(_UNTIL)
         if not isinstance(until, int):
             raise WeightsRefused(
@@ -109,21 +88,16 @@ class WeightsReceiver:
             )
         return self.open(record.tensors, until)
 
-    def _cloned(self) -> StoredBase:
-        if self._base is None:
-            self._base = StoredBase.load(self._run.complete_folder(CLONED) / "policy")
-        return self._base
+    def open(self, data: bytes, acts_until: int) -> Published:
+        """Give a behaviour that was fetched before."""
+        return Published(checkpoint.from_bytes(data, base=self._cloned), acts_until, data)
 
 
 class KeptWeights:
     """Files of the weights that an actor's present episode may have begun with.
 
     An actor that is killed plays that episode again, with the same weights in the same blocks.
-
-    Args:
-        folder: Where they are kept.
-        receiver: Opens them.
-        longest: Most steps of an episode.
+    The `longest` episode says how far back they are kept.
     """
 
     def __init__(self, folder: Path, receiver: WeightsReceiver, longest: int) -> None:
@@ -202,8 +176,7 @@ class SteppedWeights(WeightSource):
         if self._begun and step < self._present.acts_until:
             return None
         self._begun = True
-        before = None if self._kept is None else self._kept.at_step(step)
-        if before is not None:
+        if self._kept is not None and (before := self._kept.at_step(step)) is not None:
             self._present = before
             return before
         self._client.flush(stop=self._stop)  # the learner needs these rows for what is waited for
@@ -237,14 +210,8 @@ class SharedWeights(SteppedWeights):
     is more than the learner's updates pay for. The learner says with its weights how many that is
     (`Blocks.acts_until`).
 
-    Args:
-        client: The actor's client, with an open session.
-        receiver: Takes what the client finds.
-        first: The behaviour that the actor has.
-        stop: When set, waiting ends.
-        table: Name of the table that all actors write.
-        every_steps: Own steps between two questions.
-        note: As there.
+    Beside the arguments of `SteppedWeights` it takes `table`, which all actors write, and
+    `every_steps`, its own steps between two questions.
     """
 
     def __init__(
@@ -265,10 +232,7 @@ class SharedWeights(SteppedWeights):
     def at_step(self, step: int) -> Published | None:
         """Look for newer weights at every question, and wait where the actors are ahead.
 
-        Raises:
-            Stopped: The actor was asked to stop.
-            StoreFull: The rows so far cannot be stored.
-            ServerUnreachable: The server does not answer.
+        Raises what `SteppedWeights.at_step` does.
         """
         if self._asked_at is not None and step < self._asked_at + self._every_steps:
             return None
@@ -288,13 +252,8 @@ class RealtimeWeights(WeightSource):
     """The wall clock: whatever is newest, without waiting.
 
     A thread asks the server, so that the control loop never waits for it. While the server is
-    away, or does not let this client in, the actor goes on with what it has.
-
-    Args:
-        client: A client of its own, which is closed with it.
-        receiver: Takes what the client finds.
-        table: Name of the table that all actors write.
-        version: Version of the behaviour that the actor has.
+    away, or does not let this client in, the actor goes on with what it has, which is of `version`.
+    The client is its own, and is closed with it. All actors write the `table`.
     """
 
     def __init__(
@@ -310,11 +269,7 @@ class RealtimeWeights(WeightSource):
         self._thread.start()
 
     def at_step(self, step: int) -> Published | None:
-        """The newest behaviour, if there is a new one; never waits.
-
-        Raises:
-            Exception: What ended the thread.
-        """
+        """The newest behaviour, if it is new; never waits. Raises what ended the thread."""
         if self._failure is not None:
             raise self._failure
         return self._found.pop() if self._found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
@@ -34,7 +34,6 @@ from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.reset import make_reset
-from robot_rl.env.robot_env import RobotEnvWrapper
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout, training_seed
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
@@ -51,7 +50,7 @@ from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env, reward_cameras
+from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
@@ -81,7 +80,6 @@ class Workbench:
         records: str = "notes",
         client: ReplayClient | None = None,
     ) -> None:
-        """See the class."""
         self.config, self.run = config, run
         self.stop = StopEvent() if stop is None else stop
         self._records = records
@@ -91,11 +89,9 @@ class Workbench:
             self.client = client
 
     def __enter__(self) -> Self:
-        """Return the workbench."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release what was opened."""
         self._opened.close()
 
     @cached_property
@@ -149,8 +145,7 @@ class Workbench:
     def sampler(self, spec: SampleSpec) -> Rows:
         """Draw from the rows of the run's first episodes and of the actors.
 
-        Args:
-            spec: What is drawn. The run adds its capacity and its rewards.
+        The run adds its capacity and its rewards to what the spec asks for.
 
         Raises:
             Stopped: `stop` was set.
@@ -194,18 +189,24 @@ class Workbench:
             first: Number of the first of them in that stream.
             done: Episodes that an earlier start has gathered.
         """
-        env, operated = make_attended_env(self.config, self.run)
+        env, operated = make_operated_env(self.config, self.run, resets=True)
         runner = PolicyRunner(behaviour.to(self.device))
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
         names = [field.name for field in env.schema.fields]
         numbers = range(first + done, first + episodes)
         seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
+
+        def once_free() -> Iterator[int]:
+            for seed in seeds:
+                env.wait_until_free(lambda: False, progress.note)
+                yield seed
+
         with closing(env), WorkProgress(episodes, "episodes") as progress:
             progress.phase(words)
             progress.note(_announcement(env, episodes - done, behaviour, words))
             progress.update(done)
-            free = once_free(seeds, env, progress.note)
-            for result in rollout([env], runner, free, recorder=recorder, note=progress.note):
+            acted = rollout([env], runner, once_free(), recorder=recorder, note=progress.note)
+            for result in acted:
                 if not result.steps or operated.ended_by is OperatorEvent.DISCARD:
                     seeds.again(result.seed)
                     continue
@@ -359,56 +360,26 @@ def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words:
     seconds = env.task.time_limit_steps * env.clock.period
     mode, noise = behaviour.exploration.mode, behaviour.exploration.noise_scale
     driver = "chance" if mode == "noise" else f"the {behaviour.kind} policy"
-    more = (
-        f", with noise of up to {noise:g} on each action in [-1, 1]; it will miss, and touch what"
-        " is in its way"
-        if noise
-        else ""
-    )
-    return f"{words}: in {episodes} episodes of up to {seconds:g} s {driver} drives the robot{more}"
+    text = f"{words}: in {episodes} episodes of up to {seconds:g} s {driver} drives the robot"
+    if noise:
+        text += f", with noise of up to {noise:g} on each action in [-1, 1]; it will miss, and"
+        text += " touch what is in its way"
+    return text
 
 
-def make_driven_env(config: DictConfig, run: RunDirectory) -> tuple[TelemetryEnv, Intervention]:
-    """Make the configured environment for an operator who begins each episode and drives it.
+def make_operated_env(
+    config: DictConfig, run: RunDirectory, *, resets: bool
+) -> tuple[TelemetryEnv, Intervention]:
+    """Make the configured environment for an operator, and the wrapper in it that listens to them.
 
-    Args:
-        config: The configuration; its `operator` or `teleop` says who drives.
-        run: The run whose console shows it.
-
-    Returns:
-        The environment, and the wrapper in it that listens to the operator.
+    Whoever drives begins each episode; for a policy that acts it has the configured reset.
 
     Raises:
         RewardError: The model of the configured reward cannot be read.
     """
-    return _make(config, run, lambda operated: operated)
-
-
-def make_attended_env(config: DictConfig, run: RunDirectory) -> tuple[TelemetryEnv, Intervention]:
-    """As `make_driven_env`, for a policy that acts, with the reset that is configured for it."""
-    return _make(config, run, lambda operated: make_reset(config, operated, lambda: False))
-
-
-def once_free(
-    seeds: Iterator[int], env: TelemetryEnv, note: Callable[[str], None]
-) -> Iterator[int]:
-    """Hand on each seed once an episode may begin, as far as people are concerned.
-
-    Args:
-        seeds: Of the episodes.
-        env: Where they run.
-        note: Told what is waited for.
-    """
-    for seed in seeds:
-        env.wait_until_free(lambda: False, note)
-        yield seed
-
-
-def _make(
-    config: DictConfig, run: RunDirectory, reset: Callable[[Intervention], RobotEnvWrapper]
-) -> tuple[TelemetryEnv, Intervention]:
-    inner, hidden = make_watched_env(config, reward_cameras(config))
+    inner, hidden = make_watched_env(config)
     inbox = make_inbox(config)
     operated = make_intervention(config, inner, inbox)
-    judged = RewardWrapper(reset(operated), make_source(config), hidden=hidden)
+    begun = make_reset(config, operated, lambda: False) if resets else operated
+    judged = RewardWrapper(begun, make_source(config), hidden=hidden)
     return TelemetryEnv(judged, operated, ConsoleLink(run, inbox)), operated

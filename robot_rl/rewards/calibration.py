@@ -49,13 +49,10 @@ def upper_bound(count: int, trials: int) -> float:
 
 
 def fit_platt(logits: Values, labels: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Scale and offset of a sigmoid by maximum likelihood (Platt 1999, with his smoothed targets).
+    """Scale and offset of a sigmoid by maximum likelihood, from logits (n,) and labels (n,).
 
-    The smoothing keeps the sigmoid finite where a threshold parts the two kinds without a mistake.
-
-    Args:
-        logits: (n,).
-        labels: (n,).
+    Platt 1999, with his smoothed targets: they keep the sigmoid finite where a threshold parts the
+    two kinds without a mistake.
     """
     from scipy.optimize import minimize  # late: only training pays for its import
 
@@ -74,12 +71,7 @@ def fit_platt(logits: Values, labels: npt.NDArray[np.bool_]) -> tuple[float, flo
 
 
 def calibrate(episodes: Sequence[Scored], limits: Limits) -> Decision:
-    """Choose calibration and threshold on held-out episodes.
-
-    Args:
-        episodes: With logits as scores.
-        limits: What the threshold may lead to.
-    """
+    """Choose calibration and threshold on held-out episodes, which have logits as scores."""
     scale, offset = fit_platt(*known_frames(episodes))
     decision = Decision(scale, offset)
     scored = [Scored(e.index, decision.probability(e.scores), e.labels) for e in episodes]
@@ -100,11 +92,7 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
     later, and what is seen wrongly ends an episode with a reward that nobody has earned. So the
     success that counts is the weakest episode's best run. Of those no better than the worst mistake
     none can be kept. Where there is too little data to show that the limits hold, no mistake is
-    allowed.
-
-    Args:
-        episodes: With probabilities as scores.
-        limits: What it may lead to.
+    allowed. The episodes have probabilities as scores.
     """
     negatives = np.sort(np.concatenate([e.negatives for e in episodes]))[::-1]
     failed = [e for e in episodes if not e.labels.succeeds]
@@ -117,14 +105,9 @@ def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
             floor = max(floor, float(values[allowed]))
     solved = (best_run(e.positives, limits.consecutive_frames) for e in episodes)
     ends = np.array([floor, min((best for best in solved if best > floor), default=1.0)])
-    between = _logit(ends).mean()
+    inside = ends.clip(1e-6, 1.0 - 1e-6)  # the logits of 0 and 1 are not finite
+    between = (np.log(inside) - np.log1p(-inside)).mean()
     return float(min(1.0 / (1.0 + np.exp(-between)), 1.0 - 1e-6))
-
-
-def _logit(probability: Values) -> Values:
-    """Finite for 0 and 1 too."""
-    inside = probability.clip(1e-6, 1.0 - 1e-6)
-    return np.asarray(np.log(inside) - np.log1p(-inside))
 
 
 def most_mistakes(trials: int, rate: float) -> int:
@@ -176,12 +159,9 @@ class Validation:
 
 
 def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> Validation:
-    """Judge a threshold.
+    """Judge a threshold on episodes that have probabilities as scores.
 
-    Args:
-        episodes: With probabilities as scores.
-        threshold: Probability from which a frame shows success.
-        consecutive: Frames in a row that make an episode's success.
+    `consecutive` frames in a row at or above the threshold make an episode's success.
     """
     scores, labels = known_frames(episodes)
     shown = scores >= threshold
@@ -242,15 +222,7 @@ def weaknesses(result: Validation, limits: Limits) -> list[str]:
     return notes
 
 
-def _bins(
-    scores: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_]
-) -> tuple[tuple[float, float, int], ...]:
+def _bins(scores: Values, labels: npt.NDArray[np.bool_]) -> tuple[tuple[float, float, int], ...]:
     places = (scores * 10).astype(int).clip(0, 9)
-    rows = []
-    for place in range(10):
-        inside = places == place
-        if inside.any():
-            rows.append(
-                (float(scores[inside].mean()), float(labels[inside].mean()), int(inside.sum()))
-            )
-    return tuple(rows)
+    parts = (places == place for place in np.unique(places))
+    return tuple((float(scores[p].mean()), float(labels[p].mean()), int(p.sum())) for p in parts)

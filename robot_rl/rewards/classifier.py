@@ -37,8 +37,10 @@ POSE = "state/tcp_pose"
 
 Array = npt.NDArray[Any]
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
-_UNREADABLE = (*_DAMAGE, SafetensorError, RobotRLError)
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError),
+    *(SafetensorError, RobotRLError),
+)
 
 
 class SuccessClassifier(nn.Module):
@@ -88,14 +90,11 @@ class SuccessClassifier(nn.Module):
         return {registry.CLASS: kind, "cameras": cameras, "frames": self.frames, **self._options}
 
     def forward(self, images: Mapping[str, Array]) -> Tensor:
-        """Judge batches of images.
+        """Judge batches of images: logits, float32 (B,), before calibration.
 
         Args:
             images: Observation name → uint8 (B, frames, H, W, 3), oldest first; names of no
                 camera are ignored.
-
-        Returns:
-            Logits, float32 (B,), before calibration.
 
         Raises:
             PolicyError: A camera is missing, or has images of another size.
@@ -206,12 +205,7 @@ class RewardGuard:
         self._start = None if pose is None else np.array(pose[:3])
 
     def passes(self, success: bool, observation: Observation) -> bool:
-        """Whether a frame's verdict makes the step a success.
-
-        Args:
-            success: What the frame shows.
-            observation: All that was seen with it.
-        """
+        """Whether a frame's verdict makes the step a success, given all that was seen with it."""
         if self._start is not None and POSE in observation:
             distance = float(np.linalg.norm(observation[POSE][:3] - self._start))
             self._moved = max(self._moved, distance)
@@ -228,12 +222,9 @@ class RewardGuard:
 
 
 class ClassifierReward:
-    """Success as a classifier of images sees it, behind a guard.
+    """Success as a classifier of images sees it, behind a `RewardGuard`.
 
-    Args:
-        path: Folder that `robot-rl train-reward` wrote.
-        consecutive_frames: See `RewardGuard`.
-        least_motion: See `RewardGuard` [m].
+    `path` is a folder that `robot-rl train-reward` wrote.
 
     Raises:
         RewardError: There is no such classifier.
@@ -245,8 +236,12 @@ class ClassifierReward:
         self._guard = RewardGuard(consecutive_frames, least_motion)
         network = self.classifier.network
         self.observed = tuple(network.cameras)
-        self.alarm: str | None = None
         self._frames: deque[Observation] = deque(maxlen=network.frames)
+
+    @property
+    def alarm(self) -> str | None:
+        """See `RewardGuard`."""
+        return self._guard.alarm
 
     def reset(self, observation: Observation) -> None:
         """Begin an episode: its first frame stands for those before it.
@@ -263,7 +258,6 @@ class ClassifierReward:
                     hint="set the camera as it was when the examples were collected",
                 )
         self._guard.reset(observation)
-        self.alarm = None
         self._frames.extend([observation] * (self._frames.maxlen or 1))
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
@@ -272,6 +266,4 @@ class ClassifierReward:
         images = {n: np.stack([f[n] for f in self._frames])[None] for n in self.observed}
         decision = self.classifier.decision
         shown = decision.probability(self.classifier.logits(images))[0] >= decision.threshold
-        success = self._guard.passes(bool(shown), observation)
-        self.alarm = self._guard.alarm
-        return sparse(success, task)
+        return sparse(self._guard.passes(bool(shown), observation), task)

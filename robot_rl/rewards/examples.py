@@ -51,14 +51,9 @@ class ExampleEpisode:
     labels: FrameLabels  # of its frames
 
     def stacked(self, rows: npt.NDArray[np.int64], frames: int) -> Images:
-        """Give what a classifier sees at some rows.
+        """Give what a classifier sees at rows (n,) of the episode: uint8 (n, frames, H, W, 3).
 
-        Args:
-            rows: (n,) rows of the episode.
-            frames: How many consecutive observations; those before the first repeat it.
-
-        Returns:
-            Observation name → uint8 (n, frames, H, W, 3), oldest first.
+        Of the consecutive observations, oldest first, those before the first repeat it.
         """
         wanted = (rows[:, None] + np.arange(1 - frames, 1)).clip(0)
         return {name: column[wanted] for name, column in self.images.items()}
@@ -67,11 +62,9 @@ class ExampleEpisode:
 class Examples:
     """Reads the episodes of a recording one at a time, as all of their images are too many.
 
-    Args:
-        dataset: The recording; a row's `success` belongs to the observation after it. Its metadata
-            `REACTION_FRAMES` are how many frames before the first success are left out: somebody
-            saw it and had yet to say so.
-        cameras: Observation names; None takes all with colour images.
+    A row's `success` belongs to the observation after it. `REACTION_FRAMES` in the metadata are how
+    many frames before the first success are left out: somebody saw it and had yet to say so.
+    `cameras` are observation names; None takes all with colour images.
 
     Raises:
         RewardError: There are no such images.
@@ -112,9 +105,7 @@ class Examples:
     def split(self, share: float, rng: np.random.Generator) -> tuple[list[int], list[int]]:
         """Split the episodes in two, those that succeed and those that do not alike.
 
-        Args:
-            share: Of the episodes, for the second part.
-            rng: Decides which.
+        The second part has `share` of them.
 
         Raises:
             RewardError: A part would have no episode of one of the kinds.
@@ -226,11 +217,8 @@ class StallingController(ControllerWrapper[Controller]):
     """Lets another controller act, and stops for good at a step of the episode.
 
     What follows are the hardest negatives there are: almost done, from every side and for long.
-
-    Args:
-        controller: Who acts before.
-        action_names: Columns of the action; those of grippers stay as the other controls them.
-        fidget: Standard deviation of the other columns afterwards.
+    Grippers stay as the other controls them; the other columns have a standard deviation of
+    `fidget` afterwards.
 
     Attributes:
         stall_at: Step of the next episode from which nothing more is done.
@@ -259,6 +247,5 @@ class StallingController(ControllerWrapper[Controller]):
         self._step += 1
         if self._step > self.stall_at:
             noise = self._rng.normal(0.0, self._fidget, decision.action.shape)
-            still = np.where(self._moving, noise.clip(-1.0, 1.0), decision.action)
-            decision.action[:] = still
+            np.copyto(decision.action, noise.clip(-1.0, 1.0), "same_kind", self._moving)
         return decision

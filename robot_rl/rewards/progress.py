@@ -1,18 +1,17 @@
 """Progress models: how much nearer to the goal one image is than another, and whether it is there.
 
 A model such as VLAC runs in a process of its own, with its own packages, and is served there by
-`robot_rl.rewards.progress_server`. It is asked by messages as in
-`robot_rl.wire.messages`. The payload of a question is one frame of uint8 bytes for each entry of
-`images`, in its order; that of the answer has frames of n float32, one for each of the `answers`
-of the question.
+`serve_progress`. It is asked by messages as in `robot_rl.wire.messages`. The payload of a question
+is one frame of uint8 bytes for each entry of `images`, in its order; that of the answer has frames
+of n float32, one for each of the `answers` of the question.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -25,14 +24,25 @@ from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, EpisodeRecord
-from robot_rl.wire import AddressRefused, WireError
+from robot_rl.wire import AddressInUse, AddressRefused, WireError
 from robot_rl.wire.endpoint import Endpoint, check_protected, client_socket
-from robot_rl.wire.messages import Decoder, Message, Numbered, Payload, Refused, encode
+from robot_rl.wire.listener import Listener
+from robot_rl.wire.messages import (
+    Decoder,
+    Frame,
+    Message,
+    Numbered,
+    Payload,
+    Refused,
+    encode,
+    refusal,
+)
 
 PROGRESS, CONFIDENCE, DONE_PROBABILITY = "progress", "progress_confidence", "done"
 
 Values = npt.NDArray[np.float32]
 MAXIMUM_CAMERAS = 16
+_POLL_SECONDS = 0.1
 
 Images = Mapping[str, npt.NDArray[np.uint8]]
 Ranges = Mapping[str, tuple[float, float]]
@@ -47,23 +57,16 @@ class ProgressError(RobotRLError):
 class Hello(Numbered):
     """Ask for the model's version only."""
 
-    answers: ClassVar[Ranges] = {}
-
 
 class _Images(Numbered):
     payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_CAMERAS)
-    shape: ClassVar[str]
     answers: ClassVar[Ranges]  # arrays of the answer and what may be in them
 
     images: Any
     instruction: str = ""
 
     def arrays(self, payload: Payload) -> Images:
-        """Take the images of a question.
-
-        Raises:
-            ProgressError: They are not as they are announced.
-        """
+        """Take the images of a question, or raise a `ProgressError` where they are not as told."""
         if len(self.images) != len(payload) or len({s[0] for s in self.images.values()}) != 1:
             raise ProgressError(
                 "the cameras show different numbers of images, or lack a frame",
@@ -82,22 +85,17 @@ class _Images(Numbered):
 
 
 class Compare(_Images):
-    """Ask how much nearer to the goal the second of each pair is."""
+    """Ask how much nearer to the goal the second of each pair is, of images (n, 2, H, W, 3)."""
 
-    shape: ClassVar[str] = "(n, 2, H, W, 3)"
     answers: ClassVar[Ranges] = {"delta": (-1.0, 1.0), "confidence": (0.0, 1.0)}
     images: Annotated[dict[str, tuple[_Size, Literal[2], _Size, _Size, Literal[3]]], _Cameras]
 
 
 class Done(_Images):
-    """Ask for the probability that the task is done."""
+    """Ask for the probability that the task is done, of images (n, H, W, 3)."""
 
-    shape: ClassVar[str] = "(n, H, W, 3)"
     answers: ClassVar[Ranges] = {"done": (0.0, 1.0)}
     images: Annotated[dict[str, tuple[_Size, _Size, _Size, Literal[3]]], _Cameras]
-
-
-Question = TypeVar("Question", bound=_Images)
 
 
 class Judged(Numbered):
@@ -112,12 +110,9 @@ ANSWERS: tuple[type[Message], ...] = (Judged, Refused)
 
 
 def answer_arrays(answers: Ranges, count: int, payload: Payload) -> list[npt.NDArray[np.float32]]:
-    """Take the arrays of an answer.
+    """Take the arrays of an answer, n float32 each, with the question's names and ranges.
 
-    Args:
-        answers: Names and ranges, as the question has them.
-        count: Number n of observations or pairs that were asked about.
-        payload: The frames.
+    `count` is n, the number of observations or pairs that were asked about.
 
     Raises:
         ProgressError: Another number of them, or impossible values.
@@ -180,31 +175,17 @@ class ProgressModel(Protocol):
     version: int
 
     def compare(self, pairs: Images, instruction: str) -> Comparison:
-        """Compare pairs of observations.
-
-        Args:
-            pairs: Observation name → uint8 (n, 2, H, W, 3) RGB, the earlier one first.
-            instruction: What the robot was told to do.
-        """
+        """Compare pairs of observations: name → uint8 (n, 2, H, W, 3) RGB, earlier ones first."""
 
     def done(self, images: Images, instruction: str) -> Values:
-        """Give the probability (n,) that the task is done.
-
-        Args:
-            images: Observation name → uint8 (n, H, W, 3) RGB.
-            instruction: What the robot was told to do.
-        """
+        """Give the probability (n,) that the task is done, from name → uint8 (n, H, W, 3) RGB."""
 
 
 class RemoteProgressModel:
-    """A progress model in another process on this machine.
-
-    Args:
-        address: ``tcp://127.0.0.1:PORT`` of its server.
-        timeout_s: How long an answer may take [s].
+    """A progress model in another process on this machine, at ``tcp://127.0.0.1:PORT``.
 
     Raises:
-        ProgressError: The address is not on this machine, or nobody answers there.
+        ProgressError: The address is not on this machine, or nobody answers there in time.
     """
 
     def __init__(self, address: str, timeout_s: float = 60.0) -> None:
@@ -227,15 +208,11 @@ class RemoteProgressModel:
         Raises:
             ProgressError: The server refused, did not answer in time, or answered nonsense.
         """
-        return Comparison(*self._judged(_question(Compare, pairs, instruction), pairs))
+        return Comparison(*self._judged(Compare, pairs, instruction))
 
     def done(self, images: Images, instruction: str) -> Values:
-        """See `ProgressModel`.
-
-        Raises:
-            ProgressError: As `compare`.
-        """
-        return self._judged(_question(Done, images, instruction), images)[0]
+        """See `ProgressModel`; raises as `compare`."""
+        return self._judged(Done, images, instruction)[0]
 
     def close(self) -> None:
         """Hang up."""
@@ -248,9 +225,10 @@ class RemoteProgressModel:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _judged(self, question: Compare | Done, images: Images) -> list[Values]:
-        _, payload = self._ask(question, images)
-        return answer_arrays(question.answers, len(next(iter(images.values()))), payload)
+    def _judged(self, kind: type[Compare | Done], images: Images, instruction: str) -> list[Values]:
+        shapes = {name: array.shape for name, array in images.items()}
+        _, payload = self._ask(kind(images=shapes, instruction=instruction), images)
+        return answer_arrays(kind.answers, len(next(iter(images.values()))), payload)
 
     def _ask(self, question: Hello | Compare | Done, images: Images) -> tuple[int, Payload]:
         """Return the model's version, and the payload of its answer."""
@@ -275,10 +253,6 @@ class RemoteProgressModel:
         )
 
 
-def _question(kind: type[Question], images: Images, instruction: str) -> Question:
-    return kind(images={n: array.shape for n, array in images.items()}, instruction=instruction)
-
-
 def annotate_progress(
     store: Path,
     table: str | None,
@@ -291,18 +265,8 @@ def annotate_progress(
 
     Row t gets what its action brought: `progress` and `progress_confidence` from the observation
     before it to the one after it, and `done` of the one after it. The last row gets zeros. Rows
-    that this version of the model has judged before are left out.
-
-    Args:
-        store: Folder of the store.
-        table: Name of the table; None takes the only one.
-        client: A client of the store's server.
-        model: The model.
-        stop: Ends the work after the episode that is being judged.
-        batch: Observations that are judged at once.
-
-    Returns:
-        How many episodes were judged.
+    that this version of the model has judged before are left out. The only table needs no name,
+    and `stop` ends the work after the episode that is being judged. Gives the number of episodes.
 
     Raises:
         ProgressError: The rows hold no images, or the model failed.
@@ -321,13 +285,9 @@ def annotate_progress(
             if stop.is_set():
                 return count
             rows = reader.read_episode(name, record)
-            text = record.metadata.get("instruction")
-            scores = judge_episode(
-                {camera: rows[camera] for camera in cameras},
-                str(text or ""),
-                model,
-                batch,
-            )
+            images = {camera: rows[camera] for camera in cameras}
+            text = str(record.metadata.get("instruction") or "")
+            scores = judge_episode(images, text, model, batch)
             for annotation, values in scores.items():
                 place, at = record.session_key, record.sequences
                 client.annotate(Annotations(place, annotation, model.version, at, values))
@@ -339,7 +299,7 @@ def annotate_progress(
 def judge_episode(
     images: Images, instruction: str, model: ProgressModel, batch: int
 ) -> dict[str, Values]:
-    """Have a model judge each action of an episode.
+    """Have a model judge each action of an episode, so many observations at once.
 
     Args:
         images: Observation name → uint8 (T + 1, H, W, 3).
@@ -379,3 +339,53 @@ def _judged(reader: StoreReader, record: EpisodeRecord, model: ProgressModel) ->
     """Whether all of an episode has been judged by this version, or by a newer one."""
     valid, versions, _ = reader.annotations(DONE_PROBABILITY, record)
     return bool(valid.all() and (versions >= model.version).all())
+
+
+def serve_progress(
+    model: ProgressModel,
+    address: str,
+    stop: StopEvent,
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Answer questions until told to stop; what is no question is answered with an error.
+
+    At ``tcp://127.0.0.1:PORT`` port 0 takes any free one; `on_ready` is told the address.
+
+    Raises:
+        ProgressError: The address is not on this machine, or taken.
+    """
+    check_address(address)
+    try:
+        listener = Listener(address)
+    except AddressInUse as error:
+        raise ProgressError(
+            f"nobody can listen at {address}",
+            got=error,
+            hint="take another port, or end who listens there",
+        ) from error
+    decoder = Decoder(*QUESTIONS)
+    try:
+        on_ready(listener.address)
+        while not stop.is_set():
+            if listener.poll(_POLL_SECONDS):
+                while (received := listener.receive()) is not None:
+                    client, frames = received
+                    listener.send(client, _answer(model, decoder, frames))
+    finally:
+        listener.close()
+
+
+def _answer(model: ProgressModel, decoder: Decoder, frames: list[Frame]) -> list[Frame]:
+    question = None
+    try:
+        question, payload = decoder.decode(frames)
+        values: tuple[Values, ...] = ()
+        if isinstance(question, Compare):
+            values = model.compare(question.arrays(payload), question.instruction)
+        elif isinstance(question, Done):
+            values = (model.done(question.arrays(payload), question.instruction),)
+        answer = Judged(request=question.request, version=model.version)
+        return encode(answer, frames_of(values, np.float32))
+    except Exception as error:  # the model is foreign code: whoever asked is told, the others not
+        problem = error if isinstance(error, RobotRLError) else ProgressError(repr(error))
+        return encode(refusal(problem, question))

@@ -39,14 +39,9 @@ class RewardSource(Protocol):
         """Begin an episode with its first observation."""
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Judge the step that led to an observation.
+        """Judge the step that led to an observation; `truncated` is the caller's business.
 
-        Args:
-            observation: What is seen after the step.
-            task: What the task's own detector said of it.
-
-        Returns:
-            Reward, terminated and success; `truncated` is the caller's business.
+        `task` is what the task's own detector said of it.
         """
 
 

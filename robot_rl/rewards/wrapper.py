@@ -42,12 +42,9 @@ class RewardWrapper(RobotEnvWrapper):
 
     Beside the source a person may label, where an `Intervention` wrapper within listens to one:
     success or failure during an episode ends it at the next tick, with a reward of 1 or 0. What is
-    said between two episodes is about the one before, whose rows are stored already: it goes to a
-    listener. ``info["task_success"]`` keeps what the task's own detector said, which where there is
-    a source of another kind is for records only.
-
-    Attributes:
-        on_late_label: Told of labels that come after the end of an episode, success or not.
+    said between two episodes is about the one before, whose rows are stored already: it goes to
+    `on_late_label`. ``info["task_success"]`` keeps what the task's own detector said, which where
+    there is a source of another kind is for records only.
 
     Args:
         env: The environment; it must be able to go on after its task's own success.
@@ -138,34 +135,23 @@ def _label(info: Mapping[str, Any]) -> bool | None:
 
 
 def make_source(config: Config) -> RewardSource:
-    """Make the configured source.
-
-    Raises:
-        RewardError: Its model cannot be read.
-    """
+    """Make the configured source; a `RewardError` tells that its model cannot be read."""
     source: RewardSource = registry.make(config["reward"]["source"])
     return source
 
 
-def reward_cameras(config: Config) -> list[Mapping[str, Any]]:
-    """Cameras that the configured source needs, as `observation.cameras` describes cameras."""
-    return list(config["reward"]["cameras"])
-
-
 def make_watched_env(
-    config: Config, cameras: Iterable[Mapping[str, Any]]
+    config: Config, cameras: Iterable[Mapping[str, Any]] | None = None
 ) -> tuple[RobotEnv, frozenset[str]]:
     """Make the configured environment with cameras for the reward beside those of the policy.
 
-    Args:
-        config: The configuration.
-        cameras: As `observation.cameras`; one of a name that is there already is not added.
-
-    Returns:
-        The environment, and the observation names that are there for the reward alone.
+    `cameras`, by default those of the configured source, are as `observation.cameras`; one of a
+    name that is there already is not added. The names that are there for the reward alone come
+    with the environment.
     """
     observed = {camera["name"] for camera in config["observation"]["cameras"]}
-    further = [camera for camera in cameras if camera["name"] not in observed]
+    wanted = config["reward"]["cameras"] if cameras is None else cameras
+    further = [camera for camera in wanted if camera["name"] not in observed]
     names = {f"images/{camera['name']}{kind}" for camera in further for kind in ("", "_depth")}
     return make_env(config, further), frozenset(names)
 

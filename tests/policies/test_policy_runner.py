@@ -298,8 +298,6 @@ def test_labels_are_what_the_runner_would_have_proposed():
     assert labels.shape == (11, 3)
     assert labels.dtype == np.float32
     np.testing.assert_allclose(labels, deployed, atol=1e-5)
-    with pytest.raises(PolicyError, match="no base to label with"):
-        PolicyRunner(behaviour(gaussian())).label(recording, 3)
 
 
 def test_what_learned_on_top_of_a_conditioned_policy_is_told_the_instruction():

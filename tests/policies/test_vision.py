@@ -196,8 +196,6 @@ def test_images_that_do_not_fit_are_one_clear_error():
         PolicyError, match="'images/front' differs; got: width 2304; expected: abse"
     ):
         made.expect(observation={"state/x": 3, "images/wrist": 2304})
-    with pytest.raises(PolicyError, match="image encoder does not fit the policy"):
-        Behaviour(made.policy, made.interface, 2)
     with pytest.raises(RegistryError, match="no class or function 'VGG'"):
         encoder(backbone={"class": "policies.backbones.VGG"})
     with pytest.raises(PolicyError, match="no RGB images"):

@@ -8,8 +8,7 @@ import pytest
 from robot_rl import cli
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.replay.reader import StoreReader
-from robot_rl.rewards.progress import Comparison
-from robot_rl.rewards.progress_server import serve_progress
+from robot_rl.rewards.progress import Comparison, serve_progress
 
 
 class Level:

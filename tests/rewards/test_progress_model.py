@@ -20,8 +20,8 @@ from robot_rl.rewards.progress import (
     ProgressError,
     RemoteProgressModel,
     judge_episode,
+    serve_progress,
 )
-from robot_rl.rewards.progress_server import serve_progress
 from robot_rl.wire.messages import MAGIC, PREFIX, WIRE_VERSION, Decoder, Refused
 
 BRIGHT, DARK = 200, 10

@@ -10,6 +10,7 @@ from reward_scenes import outcome
 from policies.errors import PolicyError
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
+from robot_rl.learning.stages.reward import ClassifierTrainer, ClassifierTraining, score
 from robot_rl.rewards.classifier import (
     ClassifierReward,
     Decision,
@@ -18,7 +19,6 @@ from robot_rl.rewards.classifier import (
 )
 from robot_rl.rewards.examples import Examples
 from robot_rl.rewards.source import RewardError
-from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score
 
 HEIGHT, WIDTH = 16, 20
 CAMERA = "images/front"

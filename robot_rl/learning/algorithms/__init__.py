@@ -30,16 +30,11 @@ def make_algorithm(
     seed: int,
     observation: Mapping[str, Any] | None = None,
 ) -> Algorithm:
-    """Make the algorithm that `config` describes.
+    """Make the algorithm that the configuration's `algorithm` describes.
 
-    Every algorithm takes `base`, the cloned policy, and `seed`. One that treats an action column
-    by its name takes `action_names` too, and one that encodes observations itself `encoding`.
-
-    Args:
-        config: The configuration's `algorithm`.
-        cloned: The cloned policy and what it was made for.
-        seed: Seed of weights and draws.
-        observation: The configuration's `observation`; None where no image encoder learns.
+    Every algorithm takes `base`, the cloned policy, and the `seed` of weights and draws. One that
+    treats an action column by its name takes `action_names` too, and one that encodes observations
+    itself `encoding`. Without `observation` of the configuration no image encoder learns.
 
     Raises:
         AlgorithmError: The algorithm does not fit the task's action, or cannot train the image

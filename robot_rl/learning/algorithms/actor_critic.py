@@ -232,7 +232,8 @@ class ActorCritic(ABC):
 
     def policy(self) -> Policy:
         """The policy with the averaged actor, and the averaged image encoder where one learns."""
-        return self.policy_of(self.encoding.snapshot(), copy.deepcopy(self.average_actor))
+        encoder = copy.deepcopy(self.encoding.deployed)
+        return self.policy_of(encoder, copy.deepcopy(self.average_actor))
 
     def next_values(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
         """The values (H, B) of H target critics, or of all, at s'.

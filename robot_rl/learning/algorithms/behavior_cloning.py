@@ -27,7 +27,7 @@ _GRADIENT_CLIP = 1.0  # largest norm of the gradient
 
 
 class CloningError(RobotRLError):
-    """A batch that behaviour cloning cannot use, or a loss that is not finite."""
+    """A loss or weight that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,7 @@ class BehaviorCloning(Generic[Student]):
         """Make one gradient update on a batch with the columns `Cloneable.cloning_fields`.
 
         Gives the loss, not yet read back from the device.
-
-        Raises:
-            CloningError: A field is missing.
         """
-        for name in self._cloneable.cloning_fields:
-            if name not in batch:
-                raise CloningError(f"the batch lacks {name!r}", got=sorted(batch), expected=name)
         options = self._options
         rate = options.learning_rate * warm_up_cosine(self._step, options.warm_up, options.updates)
         self._optimizer.param_groups[0]["lr"] = rate

@@ -28,10 +28,19 @@ FROZEN, CONTINUED = "frozen", "continued"
 
 
 class Encoding:
-    """Observations as an encoder that stays as it is makes them features."""
+    """Observations as an encoder that stays as it is makes them features.
+
+    Attributes:
+        encoder: From observations to features.
+        deployed: The encoder of a deployed policy: the same, or its average where it learns.
+        parameters: What the critics' loss trains.
+        modules: What changes in training, by its name in a training state.
+    """
 
     def __init__(self, encoder: StateEncoder) -> None:
-        self.encoder = encoder
+        self.encoder = self.deployed = encoder
+        self.parameters: list[Tensor] = []
+        self.modules: dict[str, nn.Module] = {}
 
     def features(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Encode the observations and the next ones of a batch, (B, features) each.
@@ -47,30 +56,16 @@ class Encoding:
             features, next_features = self.encoder(observed).split(len(batch["reward"]))
         return features, next_features
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """What the critics' loss trains."""
-        return []
-
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """What changes in training, by its name in a training state."""
-        return {}
-
     def average(self, rate: float) -> None:
-        """Move the average by `rate` towards the encoder."""
-
-    def snapshot(self) -> StateEncoder:
-        """A copy of the encoder for a policy, or of its average where it learns."""
-        return copy.deepcopy(self.encoder)
+        """Move the average, where there is one, by `rate` towards the encoder."""
+        if self.deployed is not self.encoder:
+            move_towards(self.deployed, self.encoder, rate)
 
 
 class ContinuedEncoding(Encoding):
-    """Observations as an encoder makes them features that learns with the critics.
+    """Observations as an encoder makes them features whose image encoder learns with the critics.
 
-    Args:
-        encoder: Its image encoder is trained.
-        random_shift: Largest random shift of an image [pixels], drawn anew for each observation.
+    `random_shift` is the largest shift of an image [pixels], drawn anew for each observation.
     """
 
     encoder: SeeingEncoder
@@ -78,7 +73,9 @@ class ContinuedEncoding(Encoding):
     def __init__(self, encoder: SeeingEncoder, random_shift: int) -> None:
         super().__init__(encoder)
         encoder.requires_grad_(True)
-        self._average = copy.deepcopy(encoder).requires_grad_(False)
+        self.deployed = copy.deepcopy(encoder).requires_grad_(False)
+        self.parameters = list(encoder.vision.parameters())
+        self.modules = {"encoder": encoder, "average_encoder": self.deployed}
         self._shift = int(random_shift)
 
     def features(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -91,24 +88,6 @@ class ContinuedEncoding(Encoding):
             with torch.set_grad_enabled(not prefix):
                 encoded.append(self.encoder(seen))
         return encoded[0], encoded[1]
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """What the critics' loss trains: the image encoder."""
-        return list(self.encoder.vision.parameters())
-
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """The encoder and its average."""
-        return {"encoder": self.encoder, "average_encoder": self._average}
-
-    def average(self, rate: float) -> None:
-        """Move the average by `rate` towards the encoder."""
-        move_towards(self._average, self.encoder, rate)
-
-    def snapshot(self) -> StateEncoder:
-        """A copy of the average."""
-        return copy.deepcopy(self._average)
 
 
 def make_encoding(cloned: Behaviour, observation: Mapping[str, Any] | None = None) -> Encoding:

@@ -47,11 +47,7 @@ class Clone(Stage):
         return self.needs if config.observation.vision is None else (*self.needs, VISION)
 
     def check(self, config: DictConfig) -> None:
-        """Check numbers, and that there is such a device.
-
-        Raises:
-            RobotRLError: A number is out of range, or there is no such device.
-        """
+        """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
         check_least(config, {"cloning.updates": 1, "cloning.batch_size": 1})
         check_least(config, {"policy.horizon": 1, "policy.observation_steps": 1})
         compute_device(config)
@@ -77,11 +73,8 @@ def clone(
 ) -> Behaviour:
     """Train a policy on the successful episodes of some datasets.
 
-    Args:
-        config: The configuration: its `policy`, `cloning` and `observation`.
-        datasets: The episodes.
-        vision: A trained image encoder, whose features the policy sees; None without cameras.
-        generator: Source of the initial weights.
+    With a trained image encoder as `vision` the policy sees its features. The generator gives the
+    initial weights.
     """
     torch.set_num_threads(1)
     schema = datasets[0].schema
@@ -93,8 +86,14 @@ def clone(
     if vision is not None:
         rows.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
     policy = untrained(config, rows, observed_keys(states, vision), generator)
-    if policy.conditioned:
-        _check_instructions(datasets[0])
+    for index, text in enumerate(datasets[0].instructions) if policy.conditioned else ():
+        if not text.strip():
+            raise RobotRLError(
+                "a policy that follows instructions cannot learn from demonstrations without them",
+                got=f"episode {index} of {datasets[0].path} has the instruction {text!r}",
+                expected="what it shows, in words",
+                hint="record with task.environment.instruction=TEXT, or take another policy",
+            )
     options: CloningOptions = registry.make(config.cloning)
     policy = shown_training(policy, rows, options, int(config.seed), "cloning")
     return behaviour_of(config, policy, schema, vision)
@@ -189,22 +188,6 @@ def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.fl
     """Features (rows, F) of all images of a dataset."""
     episodes = (dataset.episode(index) for index in range(len(dataset)))
     return np.concatenate([vision.encode(columns) for columns in episodes])
-
-
-def _check_instructions(dataset: EpisodeDataset) -> None:
-    """Check that every episode says what it shows.
-
-    Raises:
-        RobotRLError: Names the first that does not.
-    """
-    for index, text in enumerate(dataset.instructions):
-        if not text.strip():
-            raise RobotRLError(
-                "a policy that follows instructions cannot learn from demonstrations without them",
-                got=f"episode {index} of {dataset.path} has the instruction {text!r}",
-                expected="what it shows, in words",
-                hint="record with task.environment.instruction=TEXT, or take another policy",
-            )
 
 
 def check_networks(config: DictConfig) -> None:

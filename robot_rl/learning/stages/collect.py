@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 from omegaconf import DictConfig
@@ -21,11 +21,11 @@ from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_se
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.workbench import Workbench, make_driven_env
+from robot_rl.learning.workbench import Workbench, make_operated_env
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.rewards.source import HUMAN_VERSION
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env, reward_cameras
+from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import DEMONSTRATIONS, RunDirectory
 
 _MOST_FAILURES = 200
@@ -92,7 +92,7 @@ class Collect(Stage):
 
 def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
     """Let the task's scripted expert demonstrate."""
-    inner, hidden = make_watched_env(config, reward_cameras(config))
+    inner, hidden = make_watched_env(config)
     env = RewardWrapper(inner, make_source(config), hidden=hidden)
     if not inner.robot.simulated:
         env.close()
@@ -104,13 +104,10 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
     controller = ExpertController(make_expert(config, inner))
     wanted = int(config.demonstrations)
-    seed = int(config.seed)
     facts = {"robot": config.choices.robot}
     with closing(env), EpisodeWriter(run.demonstrations, env.schema, facts) as writer:
-        known = EpisodeDataset(run.demonstrations).seeds.tolist()
-        first = attempts = _attempts_behind(known, seed)
-        seeds = (_seed(seed, number) for number in itertools.count(first))
-        failures = 0
+        first, seeds = _attempts(config, run)
+        attempts, failures = first, 0
         progress.update(len(writer))
         while len(writer) < wanted:
             result = next(rollout([env], controller, seeds, recorder=recorder))
@@ -141,31 +138,31 @@ def _collect_by_hand(config: DictConfig, run: RunDirectory, progress: WorkProgre
     with ExitStack() as stack:
         session = TeleoperatedSession(config, run, progress)
         stack.callback(session.close)
-        schema, seed = session.schema, int(config.seed)
-        writer = stack.enter_context(EpisodeWriter(run.demonstrations, schema, facts))
+        writer = stack.enter_context(EpisodeWriter(run.demonstrations, session.schema, facts))
         failures = None
         if config.recording.keep_failures:
-            failures = stack.enter_context(EpisodeWriter(run.failures, schema, facts))
-        first = _attempts_behind(EpisodeDataset(run.demonstrations).seeds.tolist(), seed)
-        seeds = (_seed(seed, number) for number in itertools.count(first))
+            failures = stack.enter_context(EpisodeWriter(run.failures, session.schema, facts))
+        seeds = _attempts(config, run)[1]
         session.record(int(config.demonstrations), seeds, writer, failures)
 
 
-def _seed(run_seed: int, attempt: int) -> int:
-    return training_seed(run_seed, SeedStream.DEMONSTRATIONS, attempt)
+def _attempts(config: DictConfig, run: RunDirectory) -> tuple[int, Iterator[int]]:
+    """Number of the attempt after the last recorded one, and the seeds from there on."""
 
+    def seeds(first: int) -> Iterator[int]:
+        stream, seed = SeedStream.DEMONSTRATIONS, int(config.seed)
+        return (training_seed(seed, stream, number) for number in itertools.count(first))
 
-def _attempts_behind(seeds: Sequence[int], run_seed: int) -> int:
-    """Number of the attempt after the last recorded one."""
-    if not seeds:
-        return 0
-    for number in range(_MOST_ATTEMPTS):
-        if _seed(run_seed, number) == seeds[-1]:
-            return number + 1
+    recorded = EpisodeDataset(run.demonstrations).seeds.tolist()
+    if not recorded:
+        return 0, seeds(0)
+    for number, seed in enumerate(itertools.islice(seeds(0), _MOST_ATTEMPTS), 1):
+        if seed == recorded[-1]:
+            return number, seeds(number)
     raise DatasetError(
         "the last demonstration was not recorded with this run's seed",
-        got=f"seed {seeds[-1]} of the episode",
-        expected=f"one that follows from seed={run_seed}",
+        got=f"seed {recorded[-1]} of the episode",
+        expected=f"one that follows from seed={config.seed}",
         hint="use them as they are, in a new run, with dataset=PATH",
     )
 
@@ -179,18 +176,13 @@ class TeleoperatedSession:
     """Records one demonstration after the other, with the operator's keys between them.
 
     An episode is written when the next one begins, or at the end: until then `undo` drops it. Where
-    the disk is full it waits for space.
-
-    Args:
-        config: The configuration; its `teleop` says how the person drives, and its `recording`
-            how episodes begin.
-        run: The run, whose console can be used beside the device.
-        progress: Told how far it is and how each episode went.
+    the disk is full it waits for space. The configuration's `teleop` says how the person drives,
+    its `recording` how episodes begin; the run's console can be used beside the device.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
         self._config, self._progress = config, progress
-        self._env, self._operated = make_driven_env(config, run)
+        self._env, self._operated = make_operated_env(config, run, resets=False)
         self._controller = IdleController(self._env.schema.action_names)
         self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
         self._pending: EpisodeResult | None = None
@@ -210,11 +202,8 @@ class TeleoperatedSession:
     ) -> None:
         """Record until so many demonstrations have succeeded, those of earlier sessions included.
 
-        Args:
-            wanted: Successful demonstrations.
-            seeds: Of the next episodes.
-            writer: Where successful episodes go.
-            failures: Where failed ones go, as examples of failure; None keeps none.
+        `seeds` are those of the next episodes. Failed ones go to `failures`, as examples of
+        failure; with None they are not kept.
         """
         try:
             for number in itertools.count(1):
@@ -226,7 +215,11 @@ class TeleoperatedSession:
                     # Whoever makes room may stand at the robot: it moves when asked to again.
                     time.sleep(_RETRY_SECONDS)
                     self._wait_for_start(number, writer)
-                result = self._one_episode(next(seeds))
+                note, recorder = self._progress.note, self._recorder
+                shown = iter([next(seeds)])
+                acted = rollout([self._env], self._controller, shown, recorder=recorder, note=note)
+                result = next(acted)
+                self._progress.episode(result.success)
                 judged = self._operated.ended_by is None and result.interrupted is None
                 if result.rows and judged:
                     kept = result.success or failures is not None
@@ -242,13 +235,6 @@ class TeleoperatedSession:
 
     def _successes(self, writer: EpisodeWriter) -> int:
         return len(writer) + int(self._pending is not None and self._pending.success)
-
-    def _one_episode(self, seed: int) -> EpisodeResult:
-        seeds, note = iter([seed]), self._progress.note
-        episodes = rollout([self._env], self._controller, seeds, recorder=self._recorder, note=note)
-        result = next(episodes)
-        self._progress.episode(result.success)
-        return result
 
     def _tell(self, number: int, result: EpisodeResult) -> None:
         outcome = "success" if result.success else "failure"

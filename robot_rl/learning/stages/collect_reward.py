@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -75,11 +75,9 @@ class CollectReward(Stage):
 
 
 class ExampleCollector:
-    """Runs episodes of several kinds and records those that are wanted.
+    """Runs episodes of several kinds and records those that are wanted in the run's `reward.zarr`.
 
-    Args:
-        config: The configuration.
-        run: Where `reward.zarr` is written; its policy, if it has one, gives negatives too.
+    The policy of the run, if it has one, gives negatives too.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory) -> None:
@@ -98,7 +96,7 @@ class ExampleCollector:
             NoExamples: Nothing wanted came of 200 episodes in a row.
             RewardError: What is recorded there was labelled by an operator.
         """
-        path = self._run.reward_examples
+        path, options = self._run.reward_examples, self._options
         facts = _facts(self._config)
         with (
             closing(self._env),
@@ -107,33 +105,18 @@ class ExampleCollector:
         ):
             known = _labelled_alike(EpisodeDataset(path), facts)
             progress.update(len(known))
-            self._collect_successes(writer, known, progress)
-            self._collect_failures(writer, known, progress)
+            frames, failures = _missing(options, known)
+            attempts = self._attempts(known, True, itertools.cycle([self._by(self._expert())]))
+            while frames > 0:
+                self._source.frames = min(options.frames_after_success, frames)
+                frames -= _keep(next(attempts), writer)
+                progress.update(len(writer))
+            self._source.frames = 1  # what succeeds is not recorded
+            attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
+            for _ in range(failures):
+                _keep(next(attempts), writer)
+                progress.update(len(writer))
         return EpisodeDataset(path)
-
-    def _collect_successes(
-        self, writer: EpisodeWriter, known: EpisodeDataset, progress: WorkProgress
-    ) -> None:
-        options = self._options
-        left = options.positive_frames - _positive_frames(known)
-        attempts = self._attempts(known, True, itertools.cycle([self._by(self._expert())]))
-        while left > 0:
-            self._source.frames = min(options.frames_after_success, left)
-            result = next(attempts)
-            result.keep(writer, int(result.rows[0]["source"]))
-            left -= sum(bool(row["success"]) for row in result.rows)
-            progress.update(len(writer))
-
-    def _collect_failures(
-        self, writer: EpisodeWriter, known: EpisodeDataset, progress: WorkProgress
-    ) -> None:
-        self._source.frames = 1  # what succeeds is not recorded
-        left = self._options.negative_episodes - int((~known.successes).sum())
-        attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
-        for _ in range(left):
-            result = next(attempts)
-            result.keep(writer, int(result.rows[0]["source"]))
-            progress.update(len(writer))
 
     def _attempts(
         self, known: EpisodeDataset, success: bool, kinds: Iterator[Attempt]
@@ -214,15 +197,8 @@ def collect_by_operator(
 
     An episode without a label is not kept, nor is one that something else has cut: another event,
     or a robot that could not go on. The time in which somebody sees a success and has yet to say so
-    is recorded, and is an example of neither.
-
-    The policy of the run acts while nobody has taken over; without one the robot rests.
-
-    Args:
-        config: The configuration.
-        run: Where `reward.zarr` is written.
-        inbox: Where the operator writes.
-        progress: Where to show how far it is.
+    is recorded, and is an example of neither. The policy of the run acts while nobody has taken
+    over; without one the robot rests.
 
     Raises:
         RewardError: What is recorded there was labelled by the task, or more quickly or slowly.
@@ -237,63 +213,56 @@ def collect_by_operator(
     reaction = math.ceil(options.reaction_s * env.schema.control_rate_hz)
     facts = _facts(config) | {REACTION_FRAMES: reaction}
     with closing(env), EpisodeWriter(run.reward_examples, env.schema, facts) as writer:
-        controller = _newest_or_resting(run, env.schema.action_names)
+        controller: Controller = IdleController(env.schema.action_names)
+        if run.has_folder(LAST) or run.has_folder(CLONED):
+            controller = PolicyRunner(load_policy(run)[0].exploring("mean"))
         known = _labelled_alike(EpisodeDataset(run.reward_examples), facts)
-        successes = options.positive_frames - _positive_frames(known)
-        failures = options.negative_episodes - int((~known.successes).sum())
-        seeds = _new_seeds(int(config.seed), known)
-        while successes > 0 or failures > 0:
+        frames, failures = _missing(options, known)
+        stream, recorded = SeedStream.LABELLED_EXAMPLES, set(known.seeds.tolist())
+        numbered = (training_seed(int(config.seed), stream, n) for n in itertools.count())
+        seeds = (seed for seed in numbered if seed not in recorded)
+        while frames > 0 or failures > 0:
             operated.wait_until_free(lambda: False, progress.note)
-            source.frames = max(1, min(options.frames_after_success, successes))
+            source.frames = max(1, min(options.frames_after_success, frames))
             result = _one(env, controller, next(seeds), recorder)
             cut = operated.ended_by or result.interrupted
             if cut is not None or not detector.labelled:
                 progress.note(f"not kept: {cut or 'nobody said success or failure'}")
                 continue
-            result.keep(writer, int(result.rows[0]["source"]))
-            successes -= sum(bool(row["success"]) for row in result.rows)
+            frames -= _keep(result, writer)
             failures -= not result.success
             progress.update(len(writer))
     return EpisodeDataset(run.reward_examples)
 
 
-def _new_seeds(run_seed: int, known: EpisodeDataset) -> Iterator[int]:
-    """Seeds of the episodes that an operator labels, without those that are recorded."""
-    recorded = set(known.seeds.tolist())
-    for number in itertools.count():
-        seed = training_seed(run_seed, SeedStream.LABELLED_EXAMPLES, number)
-        if seed not in recorded:
-            yield seed
-
-
 def _labelled_alike(known: EpisodeDataset, facts: Mapping[str, Any]) -> EpisodeDataset:
-    """Check that what is recorded was labelled as what comes now: a dataset says it once for all.
-
-    Raises:
-        RewardError: It was not.
-    """
-    recorded, now = (about.get(REACTION_FRAMES) for about in (known.metadata, facts))
+    """Check that what is recorded was labelled as what comes now: a dataset says it once."""
+    recorded, now = (
+        f"labels=operator with a reaction of {about[REACTION_FRAMES]} frames"
+        if REACTION_FRAMES in about
+        else "labels=task"
+        for about in (known.metadata, facts)
+    )
     if recorded != now:
         raise RewardError(
             "the examples of this run were labelled in another way",
-            got=_labels(now),
-            expected=_labels(recorded),
+            got=now,
+            expected=recorded,
             hint="set classifier.collection.labels and reaction_s as before, or leave run=... out",
         )
     return known
 
 
-def _labels(reaction_frames: int | None) -> str:
-    if reaction_frames is None:
-        return "labels=task"
-    return f"labels=operator with a reaction of {reaction_frames} frames"
+def _missing(options: CollectionOptions, known: EpisodeDataset) -> tuple[int, int]:
+    """How many frames that show success are to be recorded still, and episodes that never do."""
+    frames = options.positive_frames - _positive_frames(known)
+    return frames, options.negative_episodes - int((~known.successes).sum())
 
 
-def _newest_or_resting(run: RunDirectory, action_names: Sequence[str]) -> Controller:
-    """The policy of a run; without one, who does nothing."""
-    if run.has_folder(LAST) or run.has_folder(CLONED):
-        return PolicyRunner(load_policy(run)[0].exploring("mean"))
-    return IdleController(action_names)
+def _keep(result: EpisodeResult, writer: EpisodeWriter) -> int:
+    """Record an episode; gives how many of its frames show success."""
+    result.keep(writer, int(result.rows[0]["source"]))
+    return sum(bool(row["success"]) for row in result.rows)
 
 
 def _one(

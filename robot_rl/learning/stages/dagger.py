@@ -7,7 +7,7 @@ which the person drives are added to what is imitated.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,15 @@ from policies.behaviour import Behaviour
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, Row
-from robot_rl.env.rollout import SeedStream
+from robot_rl.env.rollout import EpisodeResult, SeedStream
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import check_unused, clone, save_cloned
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import CLONED, DEMONSTRATIONS
+
+# What a final row lacks.
+_OF_A_STEP = ("action", "policy_action", "reward", "terminated", "truncated", "success")
 
 
 class Dagger(Stage):
@@ -41,11 +44,7 @@ class Dagger(Stage):
         return bool(config.dagger.rounds)
 
     def check(self, config: DictConfig) -> None:
-        """Check that somebody corrects.
-
-        Raises:
-            ConfigError: There is no operator.
-        """
+        """Check that somebody corrects; without an operator there is a `ConfigError`."""
         if config.operator.simulated is None and config.teleop.device is None:
             raise ConfigError(
                 "nobody corrects the cloned policy",
@@ -66,76 +65,55 @@ class Dagger(Stage):
 def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[EpisodeDataset]:
     """Let the policy act for the episodes of one round, and record what the operator corrects.
 
-    Args:
-        bench: The workbench.
-        behaviour: The policy; its exploration is not used.
-        number: Of the round, from 1.
-
-    Returns:
-        The corrections of this round and those before; none where the operator never saw a reason.
+    The policy's own exploration is not used. Gives the corrections of this round, which count from
+    1, and those before; none where the operator never saw a reason.
     """
-    count, done = int(bench.config.dagger.episodes), len(_finished(bench, number))
+
+    def finished() -> list[dict[str, Any]]:
+        return [record for record in bench.notes() if record["round"] == number]
+
+    count, done = int(bench.config.dagger.episodes), len(finished())
     if done < count:
-        _act(bench, behaviour, number, count, done)
-    recorded = max((record["corrections"] for record in _finished(bench, number)), default=0)
+        acting, stream = behaviour.exploring("mean"), SeedStream.CORRECTIONS
+        first, words = (number - 1) * count, f"correcting, round {number}"
+        with EpisodeWriter(bench.run.corrections, bench.demonstrations().schema) as writer:
+            for episode in bench.gather(acting, count, stream, words, first=first, done=done):
+                with deferred_signals():  # or its corrections would be recorded again
+                    _record(bench, writer, number, episode)
+        steps, taken = (sum(r[n] for r in finished()) for n in ("steps", "intervened_steps"))
+        share = f"{100 * taken / max(1, steps):.0f} %"
+        bench.say(f"round {number}: the operator took {taken} of {steps} steps ({share})")
+    recorded = max((record["corrections"] for record in finished()), default=0)
     return [EpisodeDataset(bench.run.corrections).first(recorded)] if recorded else []
 
 
-def _act(bench: Workbench, behaviour: Behaviour, number: int, count: int, done: int) -> None:
-    """Go through the episodes of a round that are left."""
-    acting = behaviour.exploring("mean")
-    first, words = (number - 1) * count, f"correcting, round {number}"
-    with EpisodeWriter(bench.run.corrections, bench.demonstrations().schema) as writer:
-        for episode in bench.gather(
-            acting, count, SeedStream.CORRECTIONS, words, first=first, done=done
-        ):
-            with deferred_signals():  # or its corrections would be recorded again
-                for segment in corrections(episode.rows):
-                    writer.append(
-                        segment,
-                        seed=episode.seed,
-                        instruction=episode.instruction,
-                        success=True,
-                        source=SOURCE_INTERVENTION,
-                    )
-                bench.note(
-                    {
-                        "round": number,
-                        "seed": episode.seed,
-                        "steps": episode.steps,
-                        "intervened_steps": episode.intervened_steps,
-                        "success": episode.success,
-                        "corrections": len(writer),  # in the file with this episode's
-                    }
-                )
-    bench.say(_share(number, _finished(bench, number)))
-
-
-def _finished(bench: Workbench, number: int) -> list[dict[str, Any]]:
-    """What is noted of the episodes of a round that are finished."""
-    return [record for record in bench.notes() if record["round"] == number]
-
-
-def _share(number: int, finished: Sequence[Mapping[str, Any]]) -> str:
-    steps, intervened = (
-        sum(record[name] for record in finished) for name in ("steps", "intervened_steps")
-    )
-    return (
-        f"round {number}: the operator took {intervened} of {steps} steps"
-        f" ({100 * intervened / max(1, steps):.0f} %)"
+def _record(bench: Workbench, writer: EpisodeWriter, number: int, episode: EpisodeResult) -> None:
+    for segment in corrections(episode.rows):
+        writer.append(
+            segment,
+            seed=episode.seed,
+            instruction=episode.instruction,
+            success=True,
+            source=SOURCE_INTERVENTION,
+        )
+    bench.note(
+        {
+            "round": number,
+            "seed": episode.seed,
+            "steps": episode.steps,
+            "intervened_steps": episode.intervened_steps,
+            "success": episode.success,
+            "corrections": len(writer),  # in the file with this episode's
+        }
     )
 
 
 def corrections(rows: Sequence[Row]) -> list[list[Row]]:
-    """Cut the operator's stretches out of an episode; each becomes an episode of its own.
+    """Cut the operator's stretches out of the T + 1 rows of an episode, each an episode of its own.
 
-    Args:
-        rows: T + 1 rows of an episode.
-
-    Returns:
-        For each stretch of n steps its n + 1 rows, the last of which has only the observation.
-        What follows in the episode is unknown to a stretch, which so ends as truncated, but for
-        one that the episode ended with.
+    A stretch of n steps has n + 1 rows, the last of which has only the observation. What follows
+    in the episode is unknown to it, so that it ends as truncated, but for one that the episode
+    ended with.
     """
     found = []
     indices = itertools.groupby(range(len(rows) - 1), lambda at: bool(rows[at]["intervened"]))
@@ -147,15 +125,8 @@ def corrections(rows: Sequence[Row]) -> list[list[Row]]:
         for at, row in enumerate(part):
             row["episode_step"] = np.int32(at)
         part[-2]["truncated"] = np.bool_(not part[-2]["terminated"])
-        part[-1] |= _final(part[-1])
+        last = part[-1]
+        last |= {name: np.zeros_like(last[name]) for name in _OF_A_STEP}
+        last |= {"intervened": np.False_, "is_last": np.True_}
         found.append(part)
     return found
-
-
-def _final(row: Row) -> Row:
-    """What a final row holds in place of a step."""
-    nothing = {
-        name: np.zeros_like(row[name])
-        for name in ("action", "policy_action", "reward", "terminated", "truncated", "success")
-    }
-    return {**nothing, "intervened": np.False_, "is_last": np.True_}

@@ -39,11 +39,7 @@ class Explore(Stage):
         return not demonstrated(config)
 
     def check(self, config: DictConfig) -> None:
-        """Check that nothing needs what only demonstrations give.
-
-        Raises:
-            ConfigError: The algorithm does, or an image encoder.
-        """
+        """Check that nothing needs what only demonstrations give, or raise a `ConfigError`."""
         learner, word = f"algorithm={config.choices.algorithm}", "algorithm=sac"
         if not config.algorithm.schedule.demonstration_share:
             if config.observation.vision is None and not config.policy.get("cameras"):
@@ -95,11 +91,7 @@ def exploration_steps(run: RunDirectory) -> int:
 
 
 def _found(dataset: EpisodeDataset, *, in_hindsight: bool) -> str:
-    """Say what random actions have come to.
-
-    Raises:
-        RobotRLError: To nothing that can be learned from.
-    """
+    """Say what random actions have come to, which must be something to learn from."""
     columns = dataset.arrays(("reward", "terminated", "is_last"))
     taken, won = ~columns["is_last"], int(dataset.successes.sum())
     reward, ended = columns["reward"][taken], columns["terminated"][taken].any()

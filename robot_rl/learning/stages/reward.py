@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from policies import registry
 from policies.compute import explained_memory
+from policies.networks import warm_up_cosine
+from policies.vision import random_shift
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.reward_report import RewardRecord, write_reward_report
@@ -18,11 +23,12 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.calibration import Limits, Scored, calibrate, validate, weaknesses
 from robot_rl.rewards.classifier import SuccessClassifier, TrainedClassifier
-from robot_rl.rewards.examples import Examples
-from robot_rl.rewards.training import ClassifierTrainer, ClassifierTraining, score
+from robot_rl.rewards.examples import ExampleEpisode, Examples, Images
 from robot_rl.run import EXAMPLES, REWARD
 
 RECORD = "reward.json"
+_WARM_UP = 20
+_CHUNK = 64  # frames that are judged at once
 
 
 class Reward(Stage):
@@ -44,7 +50,11 @@ class Reward(Stage):
         examples = Examples(_open(bench.run.reward_examples))
         seed = int(config.seed)
         split = examples.split(options.validation_share, np.random.default_rng(seed))
-        network = _make_network(bench, examples)
+        network = registry.make(
+            config.classifier.model, cameras=examples.cameras, generator=bench.generator()
+        )
+        assert isinstance(network, SuccessClassifier)
+        network.to(bench.device)
         with WorkProgress(options.updates, "updates") as progress:
             progress.phase("training the success classifier")
             ClassifierTrainer(network, examples, split[0], options, seed).train(progress.update)
@@ -101,13 +111,6 @@ def _open(path: Path) -> EpisodeDataset:
     return EpisodeDataset(path)
 
 
-def _make_network(bench: Workbench, examples: Examples) -> SuccessClassifier:
-    model, generator = bench.config.classifier.model, bench.generator()
-    network = registry.make(model, cameras=examples.cameras, generator=generator)
-    assert isinstance(network, SuccessClassifier)
-    return network.to(bench.device)
-
-
 def _scored(
     network: SuccessClassifier, examples: Examples, episodes: list[int], words: str
 ) -> list[Scored]:
@@ -118,3 +121,119 @@ def _scored(
             scored.append(score(network, examples.episode(index)))
             progress.update(len(scored))
         return scored
+
+
+@dataclass(frozen=True)
+class ClassifierTraining:
+    """Constants of the training."""
+
+    updates: int  # gradient updates; after the first third of them the negatives are chosen anew
+    batch_size: int  # examples per update, half of them positive
+    learning_rate: float  # peak learning rate of AdamW; a cosine follows it to 0
+    weight_decay: float  # AdamW's weight decay
+    random_shift: int  # largest shift of the images [pixels]
+    brightness: float  # largest change of an image's gain, and of its offset as a share of 255
+    # Negative frames that are taken of each episode: first any, then half of them the ones that
+    # look most like success.
+    frames_per_episode: int
+    validation_share: float  # share of the episodes that is held out
+    false_positive_frames: float  # largest upper 95 % bound of the false-positive rate of frames
+    false_positive_episodes: float  # the same of episodes
+    threads: int  # computing threads; with several the sums are in another order, so bits differ
+
+
+@dataclass(eq=False)
+class ClassifierTrainer:
+    """Trains a classifier on some episodes."""
+
+    network: SuccessClassifier  # untrained; trained in place
+    examples: Examples  # where the episodes are
+    episodes: Sequence[int]  # those to train on
+    options: ClassifierTraining  # constants of the training
+    seed: int  # of everything random
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self._generator = torch.Generator().manual_seed(self.seed)
+        parts = [self._first_frames(e) for e in self._read()]
+        self._positives = _joined([positives for positives, _ in parts])
+        self._negatives = _joined([negatives for _, negatives in parts])
+
+    def train(self, on_progress: Callable[[int], None] = lambda update: None) -> None:
+        """Train; the network is in evaluation mode afterwards."""
+        options, network = self.options, self.network
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
+        )
+        for update in range(options.updates):
+            if update == options.updates // 3:
+                self._negatives = _joined([self._hard_frames(e) for e in self._read()])
+            rate = options.learning_rate * warm_up_cosine(update, _WARM_UP, options.updates)
+            optimizer.param_groups[0]["lr"] = rate
+            network.train()
+            images, labels = self._batch()
+            logits = network(images)
+            loss = functional.binary_cross_entropy_with_logits(logits, labels.to(logits))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            on_progress(update + 1)
+        network.eval()
+
+    def _read(self) -> Iterator[ExampleEpisode]:
+        return (self.examples.episode(index) for index in self.episodes)
+
+    def _first_frames(self, episode: ExampleEpisode) -> tuple[Images, Images]:
+        """All positive frames of an episode and some of the others."""
+        frames = self.network.frames
+        negative = np.flatnonzero(episode.labels.negative)
+        chosen = self._rng.permutation(negative)[: self.options.frames_per_episode]
+        positive = np.flatnonzero(episode.labels.positive)
+        return episode.stacked(positive, frames), episode.stacked(chosen, frames)
+
+    def _hard_frames(self, episode: ExampleEpisode) -> Images:
+        """The negative frames that look most like success now, and as many of the others."""
+        scores = score(self.network.eval(), episode).scores
+        negative = np.flatnonzero(episode.labels.negative)
+        ranked = negative[np.argsort(-scores[negative], kind="stable")]
+        half = max(1, self.options.frames_per_episode // 2)
+        others = self._rng.permutation(ranked[half:])[:half]
+        return episode.stacked(np.concatenate([ranked[:half], others]), self.network.frames)
+
+    def _batch(self) -> tuple[Images, torch.Tensor]:
+        half = self.options.batch_size // 2
+        parts = [self._drawn(kind, half) for kind in (self._positives, self._negatives)]
+        labels = torch.cat([torch.ones(half), torch.zeros(half)])
+        return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, labels
+
+    def _drawn(self, images: Images, count: int) -> Images:
+        length = len(next(iter(images.values())))
+        chosen = self._rng.integers(length, size=count)
+        return {name: self._augmented(column[chosen]) for name, column in images.items()}
+
+    def _augmented(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Shift and light images (n, frames, H, W, 3), all frames of an example alike."""
+        count, frames, height, width, channels = images.shape
+        side_by_side = images.transpose(0, 2, 3, 1, 4).reshape(count, height, width, -1)
+        shifted = random_shift(side_by_side, self.options.random_shift, self._generator)
+        most = self.options.brightness
+        gain, offset = self._rng.uniform(-most, most, (2, count, 1, 1, 1)).astype(np.float32)
+        lit = shifted * (1 + gain) + 255 * offset
+        whole: npt.NDArray[np.uint8] = lit.clip(0, 255).astype(np.uint8)
+        back = whole.reshape(count, height, width, frames, channels)
+        return back.transpose(0, 3, 1, 2, 4)
+
+
+@torch.no_grad()
+def score(network: SuccessClassifier, episode: ExampleEpisode) -> Scored:
+    """Give the logits of all frames of an episode; the network must be in evaluation mode."""
+    rows = np.arange(len(episode.labels.positive))
+    parts = [
+        network(episode.stacked(rows[at : at + _CHUNK], network.frames)).cpu().numpy()
+        for at in range(0, len(rows), _CHUNK)
+    ]
+    return Scored(episode.index, np.concatenate(parts).astype(np.float64), episode.labels)
+
+
+def _joined(parts: Sequence[Images]) -> Images:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

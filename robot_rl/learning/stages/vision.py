@@ -69,27 +69,20 @@ class Vision(Stage):
         poses = dataset.arrays([_POSE])[_POSE]
         rows.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
         policy = untrained(config, rows, observed_keys(states, vision), generator)
-        student = SeeingPolicy(policy, vision, options)
-        taught = _train(config, student, rows, options, "training the image encoder")
+
+        def trained(student: SeeingPolicy, words: str) -> SeeingPolicy:
+            torch.set_num_threads(options.threads)
+            taught = shown_training(student, rows, options.cloning, int(config.seed), words)
+            torch.set_num_threads(1)
+            return taught
+
+        taught = trained(SeeingPolicy(policy, vision, options), "training the image encoder")
         if options.exploration_episodes:
             explored = _explore(bench, dataset, taught, options)
             taught.requires_grad_(True)  # the average, which took none
             student = SeeingPolicy(taught.policy, taught.vision, options, explored)
-            taught = _train(config, student, rows, options, "training it on the exploration too")
+            taught = trained(student, "training it on the exploration too")
         bench.checkpoint(VISION, behaviour_of(config, taught.policy, dataset.schema, taught.vision))
-
-
-def _train(
-    config: DictConfig,
-    student: SeeingPolicy,
-    rows: EpisodeRows,
-    options: VisionTraining,
-    words: str,
-) -> SeeingPolicy:
-    torch.set_num_threads(options.threads)
-    taught = shown_training(student, rows, options.cloning, int(config.seed), words)
-    torch.set_num_threads(1)
-    return taught
 
 
 def _explore(
@@ -156,10 +149,9 @@ class Explored:
     ) -> tuple[dict[str, Array], dict[str, Array], Tensor]:
         """Draw pairs of rows of one episode.
 
-        Returns:
-            Images (count, H, W, 3) of the first and of the second rows, and the TCP's motion from
-            the first to the second (count, 6): translation [m] and rotation vector [rad], base
-            frame.
+        Gives the images (count, H, W, 3) of the first and of the second rows, and the TCP's motion
+        from the first to the second (count, 6): translation [m] and rotation vector [rad], base
+        frame.
         """
         first = torch.randint(len(self._starts), (count,), generator=generator)
         share = torch.rand(count, generator=generator)
@@ -173,18 +165,12 @@ class Explored:
 
 
 class SeeingPolicy(nn.Module):
-    """A policy and its image encoder, to be cloned end to end.
+    """A policy and its image encoder, whose features it sees, to be cloned end to end.
 
     The auxiliary loss has the encoder estimate, from the images alone, the motion that is left to
     the end of the demonstration. Its labels are the robot's own poses. Where an episode should
     have ended is not known in exploration, but that it is one place: from one row of it to another,
     the estimate must change by the motion between them.
-
-    Args:
-        policy: Sees the encoder's features.
-        vision: The image encoder.
-        options: Its training.
-        explored: What was explored, if anything.
     """
 
     def __init__(
@@ -234,16 +220,12 @@ class SeeingPolicy(nn.Module):
         return _error(here - there, self.vision.scaled_motion(motion.to(features)))
 
     def _features(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
-        images = {
-            name: self._shifted(batch[name], generator) if self._shift else batch[name]
-            for name in self.vision.cameras
-        }
+        images = {name: batch[name] for name in self.vision.cameras}
+        for name, seen in images.items() if self._shift else ():
+            flat = seen.reshape(-1, *seen.shape[-3:])
+            images[name] = random_shift(flat, self._shift, generator).reshape(seen.shape)
         features: Tensor = self.vision(images)
         return features
-
-    def _shifted(self, images: Array, generator: torch.Generator) -> Array:
-        flat = images.reshape(-1, *images.shape[-3:])
-        return random_shift(flat, self._shift, generator).reshape(images.shape)
 
 
 def _error(estimate: Tensor, motion: Tensor) -> Tensor:
