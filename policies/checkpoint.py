@@ -90,10 +90,8 @@ def to_bytes(
     The weights of `base` are left out, if it is the behaviour's.
     """
     apart = base is not None and behaviour.policy.base is base.policy
-    tensors = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in _carried(behaviour, apart).items()
-    }
+    carried = _carried(behaviour, apart)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in carried.items()}
     text = json.dumps(behaviour.to_json())
     metadata = {_HEADER_KEY: text, _CHECKSUM_KEY: _checksum(text, tensors), **(facts or {})}
     if base is not None and apart:
@@ -129,7 +127,21 @@ def from_bytes(
             got=f"checksum {checksum}",
             expected=f"checksum {metadata[_CHECKSUM_KEY]}",
         )
-    referred = _referred(metadata, source, base)
+    apart, referred = metadata.get(_BASE_KEY), None
+    if apart is not None:
+        if base is None:
+            raise PolicyError(
+                f"{source} refers to a base that is stored apart", got="no base", expected=apart
+            )
+        stored = base()
+        if stored.checksum != apart:
+            raise PolicyError(
+                f"{source} was made for another base",
+                got=f"a base with checksum {stored.checksum}",
+                expected=f"checksum {apart}",
+                hint="copy checkpoints/bc of the run that wrote it",
+            )
+        referred = stored.policy
     behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source), referred)
     _fill(behaviour, referred is not None, tensors, source)
     # Worked out here, in the thread that reads weights, and not in the control loop.
@@ -190,26 +202,6 @@ def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:
     if behaviour.vision is not None:
         tensors |= {f"{_VISION}{n}": t for n, t in behaviour.vision.state_dict().items()}
     return tensors
-
-
-def _referred(metadata: dict[str, str], source: str, base: BaseSource | None) -> ChunkPolicy | None:
-    """Give the base that a policy refers to, or None if it carries its own."""
-    expected = metadata.get(_BASE_KEY)
-    if expected is None:
-        return None
-    if base is None:
-        raise PolicyError(
-            f"{source} refers to a base that is stored apart", got="no base", expected=expected
-        )
-    stored = base()
-    if stored.checksum != expected:
-        raise PolicyError(
-            f"{source} was made for another base",
-            got=f"a base with checksum {stored.checksum}",
-            expected=f"checksum {expected}",
-            hint="copy checkpoints/bc of the run that wrote it",
-        )
-    return stored.policy
 
 
 def _fill(

@@ -239,7 +239,21 @@ class Normalizer(nn.Module):
             start += width
             if key in self.identity:
                 continue
-            low, high = _limits(key, width, arrays, self.tail)
+            if key not in arrays:
+                raise PolicyError(
+                    f"the normaliser needs data of {key!r}", got=sorted(arrays), expected=key
+                )
+            values = np.asarray(arrays[key], np.float64)
+            if values.size == 0 or values.size != len(values) * width:
+                raise PolicyError(
+                    f"the data of {key!r} has another width",
+                    got=values.shape,
+                    expected=f"(n > 0, {width})",
+                )
+            if not np.isfinite(values).all():
+                raise PolicyError(f"the data of {key!r} is not finite", expected="finite numbers")
+            ends = [self.tail, 1 - self.tail]
+            low, high = np.quantile(values.reshape(-1, width), ends, axis=0)
             half_range = np.maximum(high - low, self.range_floor) / 2
             self.center[part] = torch.from_numpy((low + high) / 2).to(self.center)
             self.half_range[part] = torch.from_numpy(half_range).to(self.half_range)
@@ -263,18 +277,3 @@ class Normalizer(nn.Module):
     def denormalize(self, values: Tensor) -> Tensor:
         """Undo `normalize`."""
         return values * self.half_range + self.center
-
-
-def _limits(key: str, width: int, arrays: Mapping[str, Array], tail: float) -> tuple[Array, Array]:
-    if key not in arrays:
-        raise PolicyError(f"the normaliser needs data of {key!r}", got=sorted(arrays), expected=key)
-    values = np.asarray(arrays[key], np.float64)
-    if values.size == 0 or values.size != len(values) * width:
-        raise PolicyError(
-            f"the data of {key!r} has another width", got=values.shape, expected=f"(n > 0, {width})"
-        )
-    values = values.reshape(-1, width)
-    if not np.isfinite(values).all():
-        raise PolicyError(f"the data of {key!r} is not finite", expected="finite numbers")
-    low, high = np.quantile(values, [tail, 1 - tail], axis=0)
-    return low, high

@@ -43,7 +43,11 @@ def folders() -> tuple[Path, ...]:
         RegistryError: One of them is not there, or has nothing of use in it.
     """
     named = [text for text in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if text]
-    found = tuple(dict.fromkeys(_root(Path(text).expanduser().resolve()) for text in named))
+    found: dict[Path, None] = {}
+    for folder in (Path(text).expanduser().resolve() for text in named):
+        # Also the `configs` in a folder of the user's own stands for that folder.
+        inner = folder.name == "configs" and not (folder / "configs").is_dir()
+        found[folder.parent if inner else folder] = None
     for folder in found:
         if not (folder / "configs").is_dir() and not any(folder.glob("*.py")):
             raise RegistryError(
@@ -53,13 +57,7 @@ def folders() -> tuple[Path, ...]:
                 got=str(folder),
                 hint=f"correct --config-dir or {PATH_VARIABLE}: see examples/1_task",
             )
-    return found
-
-
-def _root(folder: Path) -> Path:
-    """The folder of the user's own that is meant, also by the `configs` in it."""
-    inner = folder.name == "configs" and not (folder / "configs").is_dir()
-    return folder.parent if inner else folder
+    return tuple(found)
 
 
 def add_folder(folder: str) -> None:

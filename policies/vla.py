@@ -58,8 +58,18 @@ class VLAPolicy(ChunkPolicy):
     ) -> None:
         super().__init__()
         self.action_dimension = action_normalizer.widths["action"]
-        _check_width("state", encoder.features, backbone.state_width)
-        _check_width("action", self.action_dimension, backbone.action_width)
+        other = "name fewer observation.states, or take"
+        for name, width, most, choose in (
+            ("state", encoder.features, backbone.state_width, other),
+            ("action", self.action_dimension, backbone.action_width, "take"),
+        ):
+            if width > most:
+                raise PolicyError(
+                    f"the {name} is wider than the model's",
+                    got=f"{width} columns",
+                    expected=f"at most {most}",
+                    hint=f"{choose} a model with a larger max_{name}_dim",
+                )
         if steps < 1:
             raise PolicyError(
                 "the number of flow steps is out of range", got=steps, expected=">= 1"
@@ -235,38 +245,18 @@ def around(
         )
     changed = Tuning(**tuning)
     changed.apply(backbone, int(torch.randint(2**31, (), generator=generator)))
-    return VLAPolicy(
-        backbone,
-        changed,
-        encoder.fit(arrays),
-        actions.fit(arrays),
-        text,
-        {f"images/{name}": _image_shape(f"images/{name}", arrays) for name in cameras},
-        steps,
-    )
-
-
-def _check_width(name: str, got: int, most: int) -> None:
-    if got > most:
-        raise PolicyError(
-            f"the {name} is wider than the model's",
-            got=f"{got} columns",
-            expected=f"at most {most}",
-            hint="name fewer observation.states, or take a model with a larger max_state_dim"
-            if name == "state"
-            else "take a model with a larger max_action_dim",
-        )
-
-
-def _image_shape(name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[int, ...]:
-    if name not in arrays:
-        raise PolicyError(
-            f"the demonstrations lack the camera {name!r}",
-            got=sorted(key for key in arrays if key.startswith("images/")),
-            expected=name,
-            hint="record them with this camera, or name others in policy.cameras",
-        )
-    return tuple(arrays[name].shape[1:])
+    names = [f"images/{name}" for name in cameras]
+    for name in names:
+        if name not in arrays:
+            raise PolicyError(
+                f"the demonstrations lack the camera {name!r}",
+                got=sorted(key for key in arrays if key.startswith("images/")),
+                expected=name,
+                hint="record them with this camera, or name others in policy.cameras",
+            )
+    shapes = {name: arrays[name].shape[1:] for name in names}
+    fitted = encoder.fit(arrays), actions.fit(arrays)
+    return VLAPolicy(backbone, changed, *fitted, text, shapes, steps)
 
 
 def resized_with_padding(images: Tensor, size: int) -> Tensor:

@@ -105,7 +105,21 @@ class PI0(VLABackbone):
             ) from error
         finally:
             transformers.logging.set_verbosity(verbosity)
-        _check_tensors(path, report)
+        # transformers itself would only warn.
+        unused = "model.dit.embed_tokens."
+        problems = {
+            "missing": sorted(n for n in report["missing_keys"] if not n.startswith(unused)),
+            "unexpected": sorted(report["unexpected_keys"]),
+            "of another shape": sorted(str(entry[0]) for entry in report["mismatched_keys"]),
+        }
+        wrong = [f"{len(v)} {k}: {', '.join(v[:8])}" for k, v in problems.items() if v]
+        if wrong:
+            raise PolicyError(
+                f"the weights in {path!r} are not those of its config.json",
+                got="; ".join(wrong),
+                expected="every tensor of PI0ForConditionalGeneration, and no other",
+                hint="take config.json and weights from one model in the layout of transformers",
+            )
         return cls(model)
 
     @property
@@ -205,22 +219,6 @@ def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise PolicyError("unknown dtype of a VLA", got=name, expected=sorted(DTYPES))
     return DTYPES[name]
-
-
-def _check_tensors(path: str, report: Mapping[str, Any]) -> None:
-    """Refuse weights that are not exactly the model's; transformers itself would only warn."""
-    unused = "model.dit.embed_tokens."
-    missing = sorted(name for name in report["missing_keys"] if not name.startswith(unused))
-    unexpected = sorted(report["unexpected_keys"])
-    other_shape = sorted(str(entry[0]) for entry in report["mismatched_keys"])
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": other_shape}
-    if any(problems.values()):
-        raise PolicyError(
-            f"the weights in {path!r} are not those of its config.json",
-            got="; ".join(f"{len(v)} {k}: {', '.join(v[:8])}" for k, v in problems.items() if v),
-            expected="every tensor of PI0ForConditionalGeneration, and no other",
-            hint="take config.json and weights from one model in the layout of transformers",
-        )
 
 
 # Token ids: the beginning, one for each byte, and the place of an image patch.

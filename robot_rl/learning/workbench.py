@@ -101,12 +101,7 @@ class Workbench:
 
     @cached_property
     def client(self) -> ReplayClient:
-        """A client of the run's replay server.
-
-        Raises:
-            ServerUnreachable: It does not answer in time.
-            Stopped: `stop` was set.
-        """
+        """A client of the run's replay server, which must answer in time unless `stop` is set."""
         place = ServerPlace.of(self.config, self.run)
         place.wait(self.stop)
         return self._opened.enter_context(place.client())

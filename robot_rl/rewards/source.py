@@ -73,9 +73,8 @@ class HumanReward(TaskReward):
 class DistanceReward(TaskReward):
     """The task's judgement, and by how much the step has brought the robot nearer to the goal.
 
-    Args:
-        key: Observation that holds what is left to the goal, (n,).
-        scale: How much of each of its numbers is a reward of 1, in its unit, (n,).
+    Observation `key` holds what is left to the goal, (n,); `scale` (n,) is how much of each of its
+    numbers is a reward of 1, in its unit.
     """
 
     version = DISTANCE_VERSION
@@ -151,11 +150,7 @@ def sparse(success: bool, task: Outcome) -> Outcome:
 
 
 def check_observed(source: RewardSource, observation: Mapping[str, Any]) -> None:
-    """Check that an observation has what a source reads.
-
-    Raises:
-        RewardError: It lacks something.
-    """
+    """Check that an observation has what a source reads; a `RewardError` names what it lacks."""
     missing = [name for name in source.observed if name not in observation]
     if missing:
         raise RewardError(

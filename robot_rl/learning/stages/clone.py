@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 
@@ -84,7 +83,8 @@ def clone(
     fields = (*states, *cameras, INSTRUCTION, "action")
     rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True)
     if vision is not None:
-        rows.arrays[FEATURES] = np.concatenate([_encoded(d, vision) for d in datasets])
+        episodes = (dataset.episode(at) for dataset in datasets for at in range(len(dataset)))
+        rows.arrays[FEATURES] = np.concatenate([vision.encode(columns) for columns in episodes])
     policy = untrained(config, rows, observed_keys(states, vision), generator)
     for index, text in enumerate(datasets[0].instructions) if policy.conditioned else ():
         if not text.strip():
@@ -142,15 +142,11 @@ def untrained(
 ) -> ChunkPolicy:
     """Make the configured policy with normalisers fitted on the rows that have an action."""
     images = {n: column[:1] for n, column in rows.arrays.items() if n.startswith("images/")}
-    fitted = {
-        name: rows.arrays[name][rows.indices] for name in (*keys, "action") if name != FEATURES
-    }
+    identity = [name for name in keys if name == FEATURES]
+    names = [name for name in (*keys, "action") if name != FEATURES]
+    arrays = {name: rows.arrays[name][rows.indices] for name in names} | images
     policy = registry.make(
-        config.policy,
-        arrays=fitted | images,
-        keys=keys,
-        generator=generator,
-        identity=(FEATURES,) if FEATURES in keys else (),
+        config.policy, arrays=arrays, keys=keys, generator=generator, identity=identity
     )
     assert isinstance(policy, ChunkPolicy)
     if config.compile:
@@ -182,12 +178,6 @@ def behaviour_of(
         execute_steps=int(config.execute_steps),
         vision=vision,
     )
-
-
-def _encoded(dataset: EpisodeDataset, vision: ImageEncoder) -> npt.NDArray[np.float16]:
-    """Features (rows, F) of all images of a dataset."""
-    episodes = (dataset.episode(index) for index in range(len(dataset)))
-    return np.concatenate([vision.encode(columns) for columns in episodes])
 
 
 def check_networks(config: DictConfig) -> None:

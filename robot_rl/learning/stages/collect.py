@@ -53,12 +53,7 @@ class Collect(Stage):
         return config.dataset is None and demonstrated(config)
 
     def check(self, config: DictConfig) -> None:
-        """Check that somebody demonstrates, and that somebody says whether that was a success.
-
-        Raises:
-            ConfigError: Nobody does, or their number is negative.
-            RobotRLError: There is no expert, nor a person who demonstrates.
-        """
+        """Check that somebody demonstrates, and that somebody says whether that was a success."""
         check_least(config, {"demonstrations": 1})
         if config.teleop.device is not None:
             return
@@ -77,12 +72,7 @@ class Collect(Stage):
         return path.exists() and len(EpisodeDataset(path)) >= wanted
 
     def run(self, bench: Workbench) -> None:
-        """Record those that are missing.
-
-        Raises:
-            ExpertFails: The expert failed 200 times in a row.
-            StorageFull: The disk is full; what was recorded before is kept.
-        """
+        """Record those that are missing; what was recorded before is kept in any case."""
         config, run = bench.config, bench.run
         by_hand = config.teleop.device is not None
         with WorkProgress(int(config.demonstrations), "demonstrations") as progress:

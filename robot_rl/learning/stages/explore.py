@@ -56,11 +56,7 @@ class Explore(Stage):
         return run.has_folder(UNTRAINED)
 
     def run(self, bench: Workbench) -> None:
-        """Act at random, and look at what came of it.
-
-        Raises:
-            RobotRLError: No reward differs from another, and no episode has succeeded.
-        """
+        """Act at random, and look at what came of it."""
         config, run = bench.config, bench.run
         with closing(make_env(config)) as env:
             schema, longest = env.schema, env.task.time_limit_steps

@@ -39,11 +39,7 @@ class Reward(Stage):
 
     @explained_memory("lower classifier.training.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Train on the examples of the run.
-
-        Raises:
-            RewardError: Too few examples, or others than the test recording's.
-        """
+        """Train on the examples of the run; too few of them are a `RewardError`."""
         config = bench.config
         options: ClassifierTraining = registry.make(config.classifier.training)
         torch.set_num_threads(options.threads)

@@ -124,10 +124,8 @@ class VisionTraining:
 class Explored:
     """What cameras saw in episodes of which nobody knows where they should have ended.
 
-    Args:
-        poses: (rows, 7) TCP poses, base frame.
-        images: Camera → (rows, H, W, 3).
-        episode_ends: (episodes,) exclusive, cumulative.
+    Poses (rows, 7) are TCP poses in the base frame; images are by camera, (rows, H, W, 3), and
+    `episode_ends` (episodes,) exclusive and cumulative.
     """
 
     def __init__(self, poses: Array, images: Mapping[str, Array], episode_ends: Array) -> None:
@@ -194,12 +192,10 @@ class SeeingPolicy(nn.Module):
         return (*states, *self.vision.cameras, REMAINING_MOTION)
 
     def loss(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
-        """Give the policy's loss plus the weighted auxiliary loss.
+        """Give the policy's loss plus the weighted auxiliary loss, with random shifts and noise.
 
-        Args:
-            batch: State names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H),
-                "remaining_motion" (B, 6) [m, rad].
-            generator: Source of shifts, diffusion steps and noise.
+        The batch has state names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H) and
+        "remaining_motion" (B, 6) [m, rad].
         """
         features = self._features(batch, generator)
         loss = self.policy.loss({**batch, FEATURES: features}, generator)
@@ -207,17 +203,14 @@ class SeeingPolicy(nn.Module):
         estimate = self.vision.remaining_motion(features[:, -1])
         error = _error(estimate, self.vision.scaled_motion(motion))
         if self._explored is not None:
-            error = error + self._inconsistency(self._explored, generator)
+            # How far the estimates of two rows of an episode are from meaning one place.
+            first, second, moved = self._explored.pairs(self._pairs, generator)
+            both = {name: np.concatenate([first[name], second[name]]) for name in first}
+            seen = self._features(both, generator)
+            here, there = self.vision.remaining_motion(seen).split(self._pairs)
+            # Rotation vectors add up only about one axis; the hand stays near to upright.
+            error = error + _error(here - there, self.vision.scaled_motion(moved.to(seen)))
         return loss + self._motion_weight * error
-
-    def _inconsistency(self, explored: Explored, generator: torch.Generator) -> Tensor:
-        """How far the estimates of two rows of an episode are from meaning one place."""
-        first, second, motion = explored.pairs(self._pairs, generator)
-        both = {name: np.concatenate([first[name], second[name]]) for name in first}
-        features = self._features(both, generator)
-        here, there = self.vision.remaining_motion(features).split(self._pairs)
-        # Rotation vectors add up only about one axis; the hand stays near to upright.
-        return _error(here - there, self.vision.scaled_motion(motion.to(features)))
 
     def _features(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
         images = {name: batch[name] for name in self.vision.cameras}
