@@ -211,14 +211,10 @@ class Behaviour:
         action_names: Iterable[str] | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
-        """Check that the policy fits where it shall run, and return the behaviour itself.
+        """Check that the policy fits where it shall run, as far as that is told; returns itself.
 
-        Args:
-            task: Name of the task; like the others it is not checked where it is None.
-            control_rate_hz: Steps per second of the loop.
-            action_names: Names of the environment's action columns.
-            observation: Name → width of everything the environment gives; it may give more
-                than the policy uses.
+        `observation` is name → width of everything the environment gives, which may be more than
+        the policy uses.
 
         Raises:
             PolicyError: Names the first field that differs, with got and expected.

@@ -133,10 +133,7 @@ def camera_image(
 ) -> Tensor:
     """Give the images of a camera as they are, uint8 (..., H, W, 3).
 
-    Args:
-        observation: Name → images; what is no camera is ignored.
-        name: Of the camera.
-        cameras: Name → (H, W, 3) of all cameras that are expected.
+    `cameras` has the (H, W, 3) of all that are expected; what is no camera is ignored.
 
     Raises:
         PolicyError: The camera is missing, or has images of another size.

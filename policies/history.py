@@ -51,12 +51,7 @@ class ObservationHistory:
     def shifted(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """Give the histories that end with this observation, without keeping it.
 
-        Args:
-            observation: Name → (slots, ...shape).
-            rows: (r,) slots to look at.
-
-        Returns:
-            Name → (r, steps, ...shape).
+        Of each array (slots, ...shape) the `rows` (r,) are looked at: name → (r, steps, ...shape).
 
         Raises:
             PolicyError: A name is missing, or an array has another batch size or shape.
@@ -105,16 +100,10 @@ class ObservationHistory:
 def episode_windows(
     observations: Mapping[str, Array], names: Iterable[str], at: Rows, steps: int
 ) -> dict[str, Array]:
-    """Give the histories that end at some rows of one recorded episode.
+    """Give the histories that end at rows `at` (r,) of one recorded episode.
 
-    Args:
-        observations: Name → (T + 1, ...shape).
-        names: Names to give.
-        at: (r,) row numbers.
-        steps: Length of a history.
-
-    Returns:
-        Name → (r, steps, ...shape); before the episode its first row is repeated.
+    Of each array (T + 1, ...shape) it is name → (r, steps, ...shape); before the episode its first
+    row is repeated.
 
     Raises:
         PolicyError: A name is missing.

@@ -170,17 +170,7 @@ def build(family: type[T], config: Mapping[str, Any], **arguments: Any) -> T:
 
 def takes(config: Mapping[str, Any], argument: str) -> bool:
     """Whether what `config["_target_"]` names has a parameter of this name."""
-    return argument in _parameters(config)
-
-
-def argument(config: Mapping[str, Any], name: str) -> Any:
-    """The value of an argument of what `config["_target_"]` names, given or by default, or None."""
-    default = getattr(_parameters(config).get(name), "default", None)
-    return config.get(name, None if default is inspect.Parameter.empty else default)
-
-
-def _parameters(config: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(find(config.get("_target_"))).parameters
+    return argument in inspect.signature(find(config.get("_target_"))).parameters
 
 
 @functools.cache

@@ -115,22 +115,15 @@ def insert_episodes(
     stop: StopEvent,
     source: int = SOURCE_DEMONSTRATION,
 ) -> None:
-    """Put the first episodes of a run into the store, with the base's proposals along them.
+    """Put the first episodes of a run into the store, with the clone's proposals along them.
 
     Of demonstrations only the successful ones, as for cloning: an actor that imitates learns from
     these rows what to do. Rows that an earlier, interrupted insertion has put there are not sent
-    again.
-
-    Args:
-        client: A client of the store's server.
-        dataset: The episodes.
-        cloned: The cloned policy: the base whose proposals are wanted.
-        stop: Ends it after an episode.
-        source: What they count as, whatever recorded them: rows of `SOURCE_POLICY` are the run's
-            first environment steps.
+    again. They count as of `source`, whatever recorded them: rows of `SOURCE_POLICY` are the run's
+    first environment steps.
 
     Raises:
-        Stopped: `stop` was set.
+        Stopped: `stop` was set, and the episode is in.
     """
     schema = stored_schema(dataset.schema, cloned)
     opened = client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)

@@ -141,13 +141,9 @@ class WeightSource(ABC):
 class SteppedWeights(WeightSource):
     """The stepped clock: at a block's begin, waits for the weights that are meant for it.
 
-    Args:
-        client: The actor's client.
-        receiver: Takes what the client finds.
-        first: The behaviour that the actor has.
-        stop: When set, waiting ends; with `kept` the actor ends at once.
-        kept: What has acted before; None where an episode is never played again.
-        note: Told what is waited for, when that takes unusually long.
+    `first` is the behaviour that the actor has, `kept` what has acted before: None where an episode
+    is never played again. When `stop` is set waiting ends; with `kept` the actor ends at once.
+    `note` is told what is waited for, when that takes unusually long.
     """
 
     def __init__(

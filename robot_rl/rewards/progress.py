@@ -109,32 +109,6 @@ QUESTIONS: tuple[type[Message], ...] = (Hello, Compare, Done)
 ANSWERS: tuple[type[Message], ...] = (Judged, Refused)
 
 
-def answer_arrays(answers: Ranges, count: int, payload: Payload) -> list[npt.NDArray[np.float32]]:
-    """Take the arrays of an answer, n float32 each, with the question's names and ranges.
-
-    `count` is n, the number of observations or pairs that were asked about.
-
-    Raises:
-        ProgressError: Another number of them, or impossible values.
-    """
-    if len(payload) != len(answers):
-        raise ProgressError(
-            "the answer of a progress model is not one", got=len(payload), expected=list(answers)
-        )
-    arrays = []
-    for (name, (low, high)), frame in zip(answers.items(), payload, strict=True):
-        whole = len(frame) == 4 * count
-        array = np.frombuffer(frame if whole else b"", np.float32)
-        if not whole or not ((array >= low) & (array <= high)).all():
-            raise ProgressError(
-                f"a progress model gave impossible values for {name!r}",
-                got=f"{len(frame)} bytes" if not whole else f"{array.min()} to {array.max()}",
-                expected=f"{count} float32 in [{low:g}, {high:g}]",
-            )
-        arrays.append(array)
-    return arrays
-
-
 def frames_of(arrays: Iterable[npt.ArrayLike], dtype: type[np.generic]) -> list[memoryview]:
     """Make payload frames of arrays."""
     whole = (np.ascontiguousarray(array, dtype) for array in arrays)
@@ -228,7 +202,24 @@ class RemoteProgressModel:
     def _judged(self, kind: type[Compare | Done], images: Images, instruction: str) -> list[Values]:
         shapes = {name: array.shape for name, array in images.items()}
         _, payload = self._ask(kind(images=shapes, instruction=instruction), images)
-        return answer_arrays(kind.answers, len(next(iter(images.values()))), payload)
+        if len(payload) != len(kind.answers):
+            raise ProgressError(
+                "the answer of a progress model is not one",
+                got=len(payload),
+                expected=list(kind.answers),
+            )
+        count, arrays = len(next(iter(images.values()))), []
+        for (name, (low, high)), frame in zip(kind.answers.items(), payload, strict=True):
+            whole = len(frame) == 4 * count
+            array = np.frombuffer(frame if whole else b"", np.float32)
+            if not whole or not ((array >= low) & (array <= high)).all():
+                raise ProgressError(
+                    f"a progress model gave impossible values for {name!r}",
+                    got=f"{len(frame)} bytes" if not whole else f"{array.min()} to {array.max()}",
+                    expected=f"{count} float32 in [{low:g}, {high:g}]",
+                )
+            arrays.append(array)
+        return arrays
 
     def _ask(self, question: Hello | Compare | Done, images: Images) -> tuple[int, Payload]:
         """Return the model's version, and the payload of its answer."""

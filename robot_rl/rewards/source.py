@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -147,15 +147,3 @@ def sparse(success: bool, task: Outcome) -> Outcome:
     """The sparse reward: 1 and the end at success, and the end where the task has failed."""
     failed = task.terminated and not task.success
     return Outcome(float(success), success or failed, truncated=False, success=success)
-
-
-def check_observed(source: RewardSource, observation: Mapping[str, Any]) -> None:
-    """Check that an observation has what a source reads; a `RewardError` names what it lacks."""
-    missing = [name for name in source.observed if name not in observation]
-    if missing:
-        raise RewardError(
-            f"the reward needs the observation {missing[0]!r}",
-            got=sorted(observation),
-            expected=sorted(source.observed),
-            hint="name the cameras of the reward with reward.cameras",
-        )

@@ -28,7 +28,7 @@ from robot_rl.replay.messages import Opened
 from robot_rl.replay.records import Annotations
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.windows import LABELS
-from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardSource, check_observed
+from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardError, RewardSource
 from robot_rl.wire import ServerUnreachable
 
 Config = Mapping[str, Any]
@@ -64,8 +64,7 @@ class RewardWrapper(RobotEnvWrapper):
         hidden: Iterable[str] = (),
     ) -> None:
         super().__init__(env)
-        self._source = source
-        self._hidden = frozenset(hidden)
+        self._source, self._hidden = source, frozenset(hidden)
         self.on_late_label: Callable[[bool], None] = lambda success: None
         self._step = 0
         self._task_success = self._detected = False
@@ -96,7 +95,14 @@ class RewardWrapper(RobotEnvWrapper):
         late = _label(info)
         if late is not None and self._step > 0:
             self.on_late_label(late)
-        check_observed(self._source, observation)
+        missing = [name for name in self._source.observed if name not in observation]
+        if missing:
+            raise RewardError(
+                f"the reward needs the observation {missing[0]!r}",
+                got=sorted(observation),
+                expected=sorted(self._source.observed),
+                hint="name the cameras of the reward with reward.cameras",
+            )
         self._source.reset(observation)
         self._step, self._task_success, self._detected, self._said = 0, False, False, None
         return self._visible(observation), info
@@ -112,18 +118,13 @@ class RewardWrapper(RobotEnvWrapper):
         self._detected = outcome.success
         if label is not None:
             outcome, version = Outcome(float(label), True, False, label), HUMAN_VERSION
-        info |= {
-            "success": outcome.success,
-            "task_success": task.success,
-            "reward_version": version,
-        }
+        info |= {"success": outcome.success, "task_success": task.success}
+        info["reward_version"] = version
         over = truncated or self._step >= self.task.time_limit_steps
         ends = over and not outcome.terminated
         return self._visible(observation), outcome.reward, outcome.terminated, ends, info
 
     def _visible(self, observation: dict[str, Any]) -> dict[str, Any]:
-        if not self._hidden:
-            return observation
         return {name: v for name, v in observation.items() if name not in self._hidden}
 
 

@@ -226,14 +226,10 @@ def _error(estimate: Tensor, motion: Tensor) -> Tensor:
 
 
 def remaining_motion(poses: Array, episode_ends: Array) -> npt.NDArray[np.float32]:
-    """The motion of the TCP that is left to the end of each row's episode.
+    """The motion of the TCP that is left to the end of each row's episode, (rows, 6).
 
-    Args:
-        poses: (rows, 7) TCP poses, base frame.
-        episode_ends: (episodes,) exclusive, cumulative.
-
-    Returns:
-        (rows, 6) translation [m] and rotation vector [rad], base frame.
+    It is translation [m] and rotation vector [rad], as the poses (rows, 7) in the base frame; the
+    ends (episodes,) are exclusive and cumulative.
     """
     last = np.repeat(episode_ends - 1, np.diff(episode_ends, prepend=0))
     motion = np.empty((len(poses), 6), np.float32)
