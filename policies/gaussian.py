@@ -167,7 +167,7 @@ class ResidualPolicy(GaussianPolicy):
     corrected = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1), as in ResFiT
     (Ankile et al. 2025, arXiv 2509.19301). The choice between the two by their values is that of
     IBRL (Hu et al. 2023, arXiv 2311.02198).
-    A residual of zero is exactly the base; `create` starts there, with a zero last layer.
+    A residual of zero is exactly the base; an actor with a zero last layer starts there.
 
     Args:
         encoder: What the residual sees beside the base action.
@@ -194,23 +194,6 @@ class ResidualPolicy(GaussianPolicy):
         if not 0 < scale <= 2:
             raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
         self.critics, self.scale, self.corrects = critics, float(scale), bool(corrects)
-
-    @classmethod
-    def create(
-        cls,
-        encoder: StateEncoder,
-        base: ChunkPolicy,
-        *,
-        generator: torch.Generator,
-        hidden: Sequence[int] = (256, 256),
-        scale: float = 0.5,
-    ) -> ResidualPolicy:
-        """Make a residual that equals its base."""
-        width = base.action_dimension
-        seen = encoder.features + width
-        actor = GaussianTanh(seen, width, hidden, generator=generator, zero_last_layer=True)
-        critics = CriticEnsemble(seen + width, (128, 128), 6, generator)
-        return cls(encoder, actor, base, critics, scale)
 
     @property
     def config(self) -> dict[str, Any]:

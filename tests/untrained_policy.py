@@ -9,6 +9,8 @@ import torch
 
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
+from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.networks import CriticEnsemble, seeded
 
 
 def untrained(schema, largest=1.0, keys=MappingProxyType({"state/relative_pose": 6})):
@@ -24,3 +26,12 @@ def untrained(schema, largest=1.0, keys=MappingProxyType({"state/relative_pose":
     )
     interface = Interface(schema.task, schema.control_rate_hz, schema.action_names)
     return Behaviour(policy, interface, execute_steps=4)
+
+
+def untrained_residual(encoder, base, seed=0, hidden=(256, 256), scale=0.5):
+    """A residual that equals its base."""
+    width, generator = base.action_dimension, seeded(seed)
+    seen = encoder.features + width
+    actor = GaussianTanh(seen, width, hidden, generator=generator, zero_last_layer=True)
+    critics = CriticEnsemble(seen + width, (128, 128), 6, generator)
+    return ResidualPolicy(encoder, actor, base, critics, scale)

@@ -16,7 +16,8 @@ from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
-from policies.gaussian import ResidualPolicy
+from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.networks import CriticEnsemble
 from policies.runner import PolicyRunner
 from robot_rl.learning.algorithms.behavior_cloning import BehaviorCloning, CloningOptions
 
@@ -59,7 +60,11 @@ def _measure(repetitions: int, seed: int) -> dict[str, float]:
     base = DiffusionPolicy.create(
         data, _KEYS, generator=generator, observation_steps=_STEPS, horizon=_HORIZON
     )
-    residual = ResidualPolicy.create(StateEncoder(_KEYS).fit(data), base, generator=generator)
+    encoder, width = StateEncoder(_KEYS).fit(data), len(_ACTIONS)
+    seen = encoder.features + width
+    actor = GaussianTanh(seen, width, generator=generator, zero_last_layer=True)
+    critics = CriticEnsemble(seen + width, (128, 128), 6, generator)
+    residual = ResidualPolicy(encoder, actor, base, critics)
     interface = Interface("bench", 10.0, _ACTIONS)
     planning = Behaviour(base, interface, 1)  # one executed step: every act plans
     stepping = Behaviour(residual, interface, _HORIZON).exploring("sample")

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 from tiny_runs import Command, lines, starting
-from untrained_policy import untrained
+from untrained_policy import untrained, untrained_residual
 
 import robot_rl
 from policies import checkpoint
 from policies.encoders import StateEncoder
-from policies.gaussian import ResidualPolicy
-from policies.networks import seeded
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
@@ -87,7 +85,7 @@ def held_back():
     """A correction of A's clone that acts as the clone."""
     clone = checkpoint.load(Path(A, "checkpoints/bc").resolve() / "policy")
     keys = StateEncoder({"state/tcp_pose": 7})
-    policy = ResidualPolicy.create(keys, clone.policy, generator=seeded(0))
+    policy = untrained_residual(keys, clone.policy)
     policy.corrects = False
     return replace(clone, policy=policy)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from untrained_policy import untrained_residual
 
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
-from policies.gaussian import GaussianPolicy, GaussianTanh, ResidualPolicy
+from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.gripper import LAST_COMMAND, GaussianGripperPolicy, GripperCritic
 from policies.networks import seeded
 from policies.vla_pi0 import create_tiny
@@ -58,7 +59,7 @@ def gaussian(seed=0, keys=KEYS):
 def residual(seed=0, base=None):
     encoder = StateEncoder(KEYS).fit(recorded())
     base = base or diffusion(seed)
-    return ResidualPolicy.create(encoder, base, generator=seeded(seed), hidden=[32])
+    return untrained_residual(encoder, base, seed, [32])
 
 
 def gripper(seed=0, exploration=0.3):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from policy_examples import KEYS, diffusion, gaussian, observations, residual
+from untrained_policy import untrained_residual
 
 from policies.encoders import StateEncoder
 from policies.errors import PolicyError
-from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 
 
@@ -99,6 +100,6 @@ def test_only_the_residual_learns():
 def test_settings_out_of_range_are_refused():
     encoder = StateEncoder(KEYS)
     with pytest.raises(PolicyError, match="scale is out of range"):
-        ResidualPolicy.create(encoder, diffusion(), generator=seeded(0), scale=0.0)
+        untrained_residual(encoder, diffusion(), scale=0.0)
     with pytest.raises(PolicyError, match="log_std"):
         actor(initial_log_std=3.0)

@@ -10,12 +10,12 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
+from untrained_policy import untrained_residual
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
 from policies.checkpoint import StoredBase
 from policies.errors import PolicyError
-from policies.gaussian import ResidualPolicy
 from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES
 from policies.networks import seeded
 from policies.runner import PolicyRunner
@@ -284,7 +284,7 @@ def test_labels_are_what_the_runner_would_have_proposed(folder):
 
 def test_a_new_residual_on_a_vla_is_that_vla(folder):
     vla = policy(folder)
-    residual = ResidualPolicy.create(step_encoder(vla), vla, generator=seeded(0))
+    residual = untrained_residual(step_encoder(vla), vla)
     assert behaviour(residual).observation == behaviour(vla).observation
     mine, _ = run(residual, [RED], [1])
     base, _ = run(vla, [RED], [1])
@@ -294,7 +294,7 @@ def test_a_new_residual_on_a_vla_is_that_vla(folder):
 
 def test_a_residual_on_a_vla_knows_which_instruction_is_meant(folder):
     vla = policy(folder)
-    residual = ResidualPolicy.create(step_encoder(vla), vla, generator=seeded(0))
+    residual = untrained_residual(step_encoder(vla), vla)
     first, recording = run(residual, [RED, BLUE, RED], [1, 2, 3])
     told = first[0].features[INSTRUCTION_FEATURES]
     assert np.array_equal(told[0], told[2])
@@ -309,7 +309,7 @@ def test_a_residual_on_a_vla_knows_which_instruction_is_meant(folder):
 
 def test_a_large_base_is_referred_to_and_not_repeated(folder, tmp_path):
     vla = policy(folder)
-    residual = ResidualPolicy.create(step_encoder(vla), vla, generator=seeded(0), hidden=[8])
+    residual = untrained_residual(step_encoder(vla), vla, hidden=[8])
     checkpoint.save(tmp_path / "bc/policy", behaviour(vla))
     base = StoredBase(vla, checkpoint.checksum(tmp_path / "bc/policy"))
     whole, apart = (checkpoint.to_bytes(behaviour(residual), b) for b in (None, base))
