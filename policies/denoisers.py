@@ -66,16 +66,7 @@ def sinusoidal_embedding(positions: Tensor, width: int) -> Tensor:
 
 
 class MLPDenoiser(Denoiser):
-    """MLP over (noisy chunk, embedded time, encoded observation); see `Denoiser`.
-
-    Args:
-        features: See `Denoiser`, as for the next two.
-        horizon: H.
-        action_dimension: d.
-        generator: Source of the initial weights.
-        hidden: Widths of the hidden layers.
-        embedding: Width of the embedded time.
-    """
+    """MLP over (noisy chunk, embedded time, encoded observation), with `hidden` layers."""
 
     def __init__(
         self,
@@ -105,19 +96,17 @@ class ConditionalUNet(Denoiser):
     """U-Net over the chunk, halved between two levels; FiLM by embedded time and observation.
 
     Chi et al. use `down_dims` 256, 512, 1024 and an embedding of 256; the defaults train on a CPU.
+    The horizon is a multiple of 2^(levels - 1), as every halving must be exact.
 
     Args:
         features: See `Denoiser`, as for the next two.
-        horizon: A multiple of 2^(levels - 1), as every halving must be exact.
+        horizon: H.
         action_dimension: d.
         generator: Source of the initial weights.
         down_dims: Channels of each level, from the chunk's full length down.
         kernel: Odd width of the convolutions.
         groups: Groups of each GroupNorm; they divide every level's channels.
         embedding: Width of the embedded time.
-
-    Raises:
-        PolicyError: Horizon, kernel or groups do not fit.
     """
 
     def __init__(

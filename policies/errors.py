@@ -59,10 +59,6 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
 def require(package: str, extra: str) -> ModuleType:
     """Import an optional package when it is needed, not before.
 
-    Args:
-        package: Dotted name of the module.
-        extra: The extra of robot_rl that installs it.
-
     Raises:
         MissingExtra: Names the extra to install, or the library that the package itself lacks.
     """

@@ -128,12 +128,8 @@ class EMA(Generic[ModuleType]):
     """An averaged copy of a module: average ← decay · average + (1 - decay) · source.
 
     Buffers are copied, not averaged. Networks with BatchNorm do not survive averaging; there
-    is none in this package.
-
-    Attributes:
-        model: The averaged copy; its parameters take no gradient. It shares those that the source
-            does not train.
-        step: Number of updates made.
+    is none in this package. `model` is the copy, whose parameters take no gradient; it shares those
+    that the source does not train. `step` is the number of updates made.
     """
 
     def __init__(self, source: ModuleType, decay: Callable[[int], float] = power_decay) -> None:

@@ -130,11 +130,9 @@ def name_of(made: type) -> str:
 def make(config: Mapping[str, Any], **arguments: Any) -> Any:
     """Call what `config["_target_"]` names with the other keys as arguments.
 
-    Nested mappings that have a `_target_` of their own are made first. Lists are passed as lists.
-
-    Args:
-        config: A mapping (a plain dict or a Hydra node) with `_target_` and keyword arguments.
-        **arguments: Further keyword arguments; they replace those of the configuration.
+    The configuration is a plain dict or a Hydra node. Nested mappings that have a `_target_` of
+    their own are made first. Lists are passed as lists. Further arguments replace those of the
+    configuration.
 
     Raises:
         RegistryError: No `_target_`, as `find`, or arguments that the target does not take or
@@ -154,10 +152,7 @@ def make(config: Mapping[str, Any], **arguments: Any) -> Any:
 def build(family: type[T], config: Mapping[str, Any], **arguments: Any) -> T:
     """Make a part, such as a denoiser: the class that `config["class"]` names, with its options.
 
-    Args:
-        family: What its class must be a subclass of.
-        config: `class` and options, from a configuration or a checkpoint.
-        **arguments: What the part is told by what it is a part of.
+    It must be a subclass of `family`. The arguments are what a part is told by what it is part of.
 
     Raises:
         RegistryError: As `find`, or options that the class does not take.

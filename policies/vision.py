@@ -174,10 +174,6 @@ class SeeingEncoder(StateEncoder):
     With the cloned policy's image encoder it gives what a `StateEncoder` gives on cached features,
     but for their rounding. It is part of a policy's weights, so it is published and saved with
     them, while the base policy keeps the encoder that it was cloned with.
-
-    Args:
-        states: Keys and statistics, the image features among them.
-        vision: The image encoder.
     """
 
     def __init__(self, states: StateEncoder, vision: ImageEncoder) -> None:

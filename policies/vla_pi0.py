@@ -75,10 +75,8 @@ class PI0(VLABackbone):
     def load(cls, path: str, dtype: str, horizon: int) -> PI0:
         """Load published or own weights, from safetensors only.
 
-        Args:
-            path: A folder that `save_pretrained` wrote, or the id of a repository on the hub.
-            dtype: "float32" or "bfloat16".
-            horizon: Actions of a chunk; no weight depends on it.
+        `path` is a folder that `save_pretrained` wrote, or the id of a repository on the hub;
+        `dtype` is "float32" or "bfloat16"; no weight depends on `horizon`, the actions of a chunk.
 
         Raises:
             PolicyError: There is no such model, or its tensors are not those of a π0.
@@ -238,14 +236,8 @@ def create(
 ) -> VLAPolicy:
     """Make a policy from a π0's weights: the `_target_` of configs/policy/vla.yaml.
 
-    Args:
-        arrays: See `around`, as for `keys` and the options.
-        keys: State name → width.
-        path: A folder in the layout of transformers, or the id of a repository on the hub.
-        tokenizer: Folder or repository with `tokenizer.json`; None for that of `path`.
-        dtype: "float32" or "bfloat16".
-        horizon: Actions of a chunk.
-        **options: See `around`.
+    `path`, `dtype` and `horizon` are as in `PI0.load`. `tokenizer` is a folder or repository with
+    `tokenizer.json`; None takes that of `path`. For the rest see `around`.
     """
     if path is None:
         raise PolicyError(
@@ -289,15 +281,8 @@ def tiny_config(
 ) -> dict[str, Any]:
     """Give keys of `transformers.PI0Config` for a small model.
 
-    Args:
-        horizon: Actions of a chunk.
-        width: Width of every transformer.
-        layers: Layers of the language model, of the expert and of the image encoder.
-        heads: Attention heads of each.
-        state_width: Columns of the model's state.
-        action_width: Columns of the model's action.
-        image_size: Height and width of its images.
-        patch_size: Height and width of what one token of an image covers.
+    `width`, `layers` and `heads` are those of the language model, of the expert and of the image
+    encoder; states, actions and images are the model's, and a patch is what one token covers.
     """
     sizes = {
         "hidden_size": width,

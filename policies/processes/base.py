@@ -64,13 +64,9 @@ class Process(nn.Module, ABC):
     def loss(
         self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Give the imitation loss (scalar) of clean chunks.
+        """Give the imitation loss (scalar) of normalised clean chunks (B, H, d).
 
-        Args:
-            actions: (B, H, d), normalised.
-            features: (B, F).
-            valid: (B, H) bool, the actions that count.
-            generator: Source of diffusion steps and noise.
+        Of them `valid` (B, H) actions count; diffusion steps and noise come from the generator.
         """
 
     @property
@@ -131,10 +127,7 @@ def masked_mean_square(error: Tensor, valid: Tensor) -> Tensor:
 def build_process(config: Mapping[str, Any], features: int, generator: torch.Generator) -> Process:
     """Make a process and its denoiser from what `Process.config` gives.
 
-    Args:
-        config: `class`, `horizon`, `action_dimension`, `denoiser`, and the process's options.
-        features: Width of the encoded observation.
-        generator: Source of the initial weights.
+    `features` is the width of the encoded observation; weights come from the generator.
 
     Raises:
         RegistryError: A class that is not in the registry, or options that do not fit it.

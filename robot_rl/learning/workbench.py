@@ -63,12 +63,8 @@ _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
 class Workbench:
     """What a stage of a run works with; a context manager that releases what it has opened.
 
-    Args:
-        config: The configuration.
-        run: The run directory.
-        stop: Set when the stage shall save what it has and end.
-        records: Notes go to RUN/<records>.jsonl.
-        client: A client of the run's replay server; None connects when it is needed.
+    `stop` is set when the stage shall save what it has and end. Notes go to RUN/<records>.jsonl.
+    The `client` is one of the run's replay server; None connects when it is needed.
     """
 
     def __init__(
@@ -249,13 +245,9 @@ class Workbench:
         tensors: Mapping[str, Tensor] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint, whole or not at all: a policy, and what training goes on with.
+        """Write a checkpoint, such as checkpoints/last, whole or not at all.
 
-        Args:
-            name: Such as checkpoints/last.
-            behaviour: The policy.
-            tensors: Of the training.
-            state: What else there is of it, as JSON.
+        Beside the policy it may have what training goes on with: tensors, and a state as JSON.
 
         Raises:
             RunError: The disk is full or the folder cannot be written.

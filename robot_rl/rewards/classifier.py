@@ -90,11 +90,7 @@ class SuccessClassifier(nn.Module):
         return {registry.CLASS: kind, "cameras": cameras, "frames": self.frames, **self._options}
 
     def forward(self, images: Mapping[str, Array]) -> Tensor:
-        """Judge batches of images: logits, float32 (B,), before calibration.
-
-        Args:
-            images: Observation name → uint8 (B, frames, H, W, 3), oldest first; names of no
-                camera are ignored.
+        """Judge uint8 images (B, frames, H, W, 3), oldest first: uncalibrated float32 logits (B,).
 
         Raises:
             PolicyError: A camera is missing, or has images of another size.

@@ -292,14 +292,8 @@ def judge_episode(
 ) -> dict[str, Values]:
     """Have a model judge each action of an episode, so many observations at once.
 
-    Args:
-        images: Observation name → uint8 (T + 1, H, W, 3).
-        instruction: What the robot was told to do.
-        model: The model.
-        batch: Observations that are judged at once.
-
-    Returns:
-        Annotation name → float32 (T + 1,), the last of them zero.
+    Images are uint8 (T + 1, H, W, 3) by observation name. Of each annotation it gives float32
+    (T + 1,), the last of them zero.
     """
     length = len(next(iter(images.values())))
     scores = {n: np.zeros(length, np.float32) for n in (PROGRESS, CONFIDENCE, DONE_PROBABILITY)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,52 +61,46 @@ class Cloneable(Protocol):
 Student = TypeVar("Student", bound=nn.Module)
 
 
-class BehaviorCloning(Generic[Student]):
-    """AdamW on a policy's own loss, with an averaged policy for deployment.
+def fit(
+    policy: Student,
+    sample: Callable[[], Mapping[str, npt.NDArray[Any]]],
+    options: CloningOptions,
+    generator: torch.Generator,
+    on_progress: Callable[[int, Tensor], None] | None = None,
+) -> Student:
+    """AdamW on a policy's own loss; gives the averaged policy, which is the one to deploy.
 
     The policy is an untrained `Cloneable` with fitted normalisers. Those of its parameters that
-    require a gradient are trained, in place. Diffusion steps and noise come from the generator.
+    require a gradient are trained, in place. Batches have the columns `Cloneable.cloning_fields`;
+    diffusion steps and noise come from the generator. After every update `on_progress` is told the
+    number of updates made and the loss.
+
+    Raises:
+        CloningError: The training diverged.
     """
-
-    def __init__(
-        self, policy: Student, options: CloningOptions, generator: torch.Generator
-    ) -> None:
-        self._cloneable = cast("Cloneable", policy)
-        self._options, self._generator = options, generator
-        self._step = 0
-        self._ema = EMA(policy)
-        self._parameters = [p for p in policy.parameters() if p.requires_grad]
-        self._device_type = next(policy.parameters()).device.type
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=options.learning_rate,
-            betas=_BETAS,
-            weight_decay=_WEIGHT_DECAY,
-            fused=True,
-        )
-
-    @property
-    def averaged(self) -> Student:
-        """The averaged policy, which is the one to deploy."""
-        return self._ema.model
-
-    def update(self, batch: Mapping[str, npt.NDArray[Any]]) -> Tensor:
-        """Make one gradient update on a batch with the columns `Cloneable.cloning_fields`.
-
-        Gives the loss, not yet read back from the device.
-        """
-        options = self._options
-        rate = options.learning_rate * warm_up_cosine(self._step, options.warm_up, options.updates)
-        self._optimizer.param_groups[0]["lr"] = rate
-        self._optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self._device_type, torch.bfloat16, enabled=options.bf16):
-            loss = self._cloneable.loss(batch, self._generator)
+    cloneable, average = cast("Cloneable", policy), EMA(policy)
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    device_type = next(policy.parameters()).device.type
+    optimizer = torch.optim.AdamW(
+        parameters, options.learning_rate, _BETAS, weight_decay=_WEIGHT_DECAY, fused=True
+    )
+    for update in range(1, options.updates + 1):
+        share = warm_up_cosine(update - 1, options.warm_up, options.updates)
+        optimizer.param_groups[0]["lr"] = options.learning_rate * share
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device_type, torch.bfloat16, enabled=options.bf16):
+            loss = cloneable.loss(sample(), generator)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._parameters, _GRADIENT_CLIP, foreach=True)
-        self._optimizer.step()
-        self._ema.update()
-        self._step += 1
-        return loss.detach()
+        torch.nn.utils.clip_grad_norm_(parameters, _GRADIENT_CLIP, foreach=True)
+        optimizer.step()
+        average.update()
+        if update % _LOOK_EVERY == 0:
+            _check_finite(f"the loss at update {update}", loss)
+        if on_progress is not None:
+            on_progress(update, loss.detach())
+    for name, tensor in average.model.state_dict().items():
+        _check_finite(name, tensor)
+    return average.model
 
 
 def windows(
@@ -142,14 +136,7 @@ def train(
     seed: int,
     on_progress: Callable[[int, Tensor], None] | None = None,
 ) -> Student:
-    """Clone demonstrations; gives the averaged policy.
-
-    Args:
-        policy: An untrained `Cloneable` with fitted normalisers; trained in place.
-        rows: The demonstrations.
-        options: Constants of the training.
-        seed: Seed of batches, diffusion steps and noise.
-        on_progress: Called after every update with the number of updates made and the loss.
+    """Clone demonstrations: `fit` on windows of them; the seed is that of all draws.
 
     Raises:
         CloningError: The training diverged.
@@ -157,16 +144,7 @@ def train(
     """
     rng = np.random.default_rng(seed)
     sample = windows(cast("Cloneable", policy), rows, options.batch_size, rng)
-    algorithm = BehaviorCloning(policy, options, torch.Generator().manual_seed(seed))
-    for update in range(1, options.updates + 1):
-        loss = algorithm.update(sample())
-        if update % _LOOK_EVERY == 0:
-            _check_finite(f"the loss at update {update}", loss)
-        if on_progress is not None:
-            on_progress(update, loss)
-    for name, tensor in algorithm.averaged.state_dict().items():
-        _check_finite(name, tensor)
-    return algorithm.averaged
+    return fit(policy, sample, options, torch.Generator().manual_seed(seed), on_progress)
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:
