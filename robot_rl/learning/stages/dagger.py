@@ -65,8 +65,8 @@ class Dagger(Stage):
 def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[EpisodeDataset]:
     """Let the policy act for the episodes of one round, and record what the operator corrects.
 
-    The policy's own exploration is not used. Gives the corrections of this round, which count from
-    1, and those before; none where the operator never saw a reason.
+    Rounds count from 1; the policy's own exploration is not used. Gives the corrections of this
+    round and those before, none where the operator never saw a reason.
     """
 
     def finished() -> list[dict[str, Any]]:
