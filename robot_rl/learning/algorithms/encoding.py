@@ -94,16 +94,12 @@ def make_encoding(cloned: Behaviour, observation: Mapping[str, Any] | None = Non
     """Make the encoding that the configuration's `observation` asks for; frozen without one.
 
     The base policy, which was cloned on the features of the frozen encoder, keeps that one.
-
-    Raises:
-        AlgorithmError: There is no image encoder to go on training.
     """
     assert isinstance(cloned.policy, ChunkPolicy)
     states = step_encoder(cloned.policy)
     if observation is None or not trains_on(observation):
         return Encoding(states)
-    if cloned.vision is None:
-        raise _nothing_to_train("a cloned policy without one")
+    assert cloned.vision is not None
     encoder = SeeingEncoder(states, copy.deepcopy(cloned.vision))
     return ContinuedEncoding(encoder, int(observation["vision_training"]["random_shift"]))
 
@@ -123,16 +119,12 @@ def trains_on(observation: Mapping[str, Any]) -> bool:
             expected=f"{FROZEN} or {CONTINUED}",
         )
     if wanted == CONTINUED and observation.get("vision") is None:
-        raise _nothing_to_train("observation.vision=null")
+        raise AlgorithmError(
+            f"observation.vision_online={CONTINUED} needs an image encoder",
+            got="observation.vision=null",
+            hint="add observation=pixels; policy=vla has an encoder of its own, which stays frozen",
+        )
     return bool(wanted == CONTINUED)
-
-
-def _nothing_to_train(got: str) -> AlgorithmError:
-    return AlgorithmError(
-        f"observation.vision_online={CONTINUED} needs an image encoder",
-        got=got,
-        hint="add observation=pixels; policy=vla has an encoder of its own, which stays frozen",
-    )
 
 
 def step_encoder(base: ChunkPolicy) -> StateEncoder:
