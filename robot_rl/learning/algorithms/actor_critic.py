@@ -73,14 +73,11 @@ class ActorCriticSettings:
     def __post_init__(self) -> None:
         """Check the range of values, and name the setting in an `AlgorithmError`."""
         check_value_range(self.value_range)
+        rates = ("critic_rate", "actor_rate", "temperature_rate", "target_rate", "average_rate")
         check_settings(
+            **{name: (getattr(self, name), 0, 1) for name in rates},
             critic_heads=(self.critic_heads, 1, math.inf),
             target_heads=(self.target_heads, 0, self.critic_heads),
-            critic_rate=(self.critic_rate, 0, 1),
-            actor_rate=(self.actor_rate, 0, 1),
-            temperature_rate=(self.temperature_rate, 0, 1),
-            target_rate=(self.target_rate, 0, 1),
-            average_rate=(self.average_rate, 0, 1),
             initial_temperature=(self.initial_temperature, 1e-9, math.inf),
             actor_every=(self.actor_every, 1, math.inf),
             imitation_weight=(self.imitation_weight, 0, math.inf),
@@ -91,13 +88,8 @@ class ActorCriticSettings:
 class ActorCritic(ABC):
     """Soft actor-critic over encoded observations; a subclass says what the actor controls.
 
-    Args:
-        base: The cloned policy.
-        encoding: From observations to features.
-        schedule: See `Schedule`.
-        settings: See `ActorCriticSettings`.
-        seed: Seed of the weights and of all draws.
-        columns: Action columns that the actor controls; None for all.
+    `base` is the cloned policy. The seed is that of the weights and of all draws. The actor
+    controls so many `columns` of the action, or all of them.
 
     Attributes:
         uses_base: Whether actor and critics see the base policy's proposal.
@@ -116,7 +108,8 @@ class ActorCritic(ABC):
         seed: int,
         columns: int | None = None,
     ) -> None:
-        self.schedule, self.settings, self.encoding = schedule, settings, encoding
+        self.schedule, self.settings = schedule, settings
+        self.encoding, self.encoder = encoding, encoding.encoder
         width = base.action_dimension if columns is None else columns
         seen = self.encoder.features + (width if self.uses_base else 0)
         self.actor = GaussianTanh(
@@ -167,11 +160,6 @@ class ActorCritic(ABC):
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
         """A policy around these copies."""
 
-    @property
-    def encoder(self) -> StateEncoder:
-        """From observations to features, as it is now."""
-        return self.encoding.encoder
-
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of actor and temperature.
 
@@ -197,9 +185,8 @@ class ActorCritic(ABC):
             base, next_base = (self.tensor(batch[n]) for n in ("base_action", "next/base_action"))
         action = self.tensor(batch["action"])
         seen = Seen(_join(features, base), base)
-        metrics = self._update_critics(
-            batch, seen, action, Seen(_join(next_features, next_base), next_base)
-        )
+        following = Seen(_join(next_features, next_base), next_base)
+        metrics = self._update_critics(batch, seen, action, following)
         seen = Seen(seen.features.detach(), base)
         if self.updates > self.schedule.critic_only_updates:
             if self.updates % settings.actor_every == 0:
