@@ -32,7 +32,6 @@ from robot_rl.replay.row_file import write_error
 
 FILE = "catalogue.sqlite"
 VERSION = 2
-_OLD_FILE = "data.mdb"  # of a robot_rl before there were row files
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
 _TABLES = """
@@ -97,7 +96,7 @@ class Catalogue:
         self.path = store / FILE
         with_rows = _has_rows(store) and identity is None
         # A new catalogue over rows would be another store's, which knows none of them.
-        if not self.path.is_file() and (with_rows or not write or (store / _OLD_FILE).exists()):
+        if not self.path.is_file() and (with_rows or not write):
             raise _absent(store)
         with self._errors():
             self._connection = sqlite3.connect(
@@ -209,9 +208,9 @@ class Catalogue:
 
     def put_episodes(self, records: Iterable[EpisodeRecord]) -> None:
         """Put episodes, or what they have become."""
+        statement = f"INSERT OR REPLACE INTO episodes VALUES ({'?,' * 11}?)"
         with self.transaction() as execute:
             for record in records:
-                statement = f"INSERT OR REPLACE INTO episodes VALUES ({'?,' * 11}?)"
                 execute(statement, msgspec.structs.astuple(record))
 
     def evicted(self, table: int) -> Counter[str]:
@@ -306,25 +305,20 @@ class Catalogue:
         try:
             yield
         except sqlite3.Error as error:
-            raise self._error(error) from error
-
-    def _error(self, error: sqlite3.Error) -> StoreError:
-        store = self.path.parent
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        no_room = shutil.disk_usage(store).free < _LITTLE_ROOM_BYTES
-        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and no_room):
-            return write_error(OSError(errno.ENOSPC, str(error)), store)
-        hint = "see that the folder can be read and written"
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
-            hint = f"make it anew from the rows: robot-rl inspect {store} rebuild=true"
-        return StoreError(
-            f"the catalogue of the store {store} cannot be used", got=error, hint=hint
-        )
+            store, code = self.path.parent, getattr(error, "sqlite_errorcode", 0) & 0xFF
+            no_room = shutil.disk_usage(store).free < _LITTLE_ROOM_BYTES
+            if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and no_room):
+                raise write_error(OSError(errno.ENOSPC, str(error)), store) from error
+            hint = "see that the folder can be read and written"
+            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+                hint = f"make it anew from the rows: robot-rl inspect {store} rebuild=true"
+            problem = f"the catalogue of the store {store} cannot be used"
+            raise StoreError(problem, got=error, hint=hint) from error
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a folder is a store, also one without its catalogue or of an older version."""
-    return any((path / name).exists() for name in (FILE, _OLD_FILE)) or _has_rows(path)
+    """Return whether a folder is a store, also one without its catalogue."""
+    return (path / FILE).exists() or _has_rows(path)
 
 
 def _has_rows(store: Path) -> bool:
@@ -337,13 +331,6 @@ def _absent(store: Path) -> StoreError:
             f"the store {store} has rows and no catalogue",
             expected=FILE,
             hint=f"put it back, or make it anew: robot-rl inspect {store} rebuild=true",
-        )
-    if (store / _OLD_FILE).exists():
-        return StoreError(
-            f"the store {store} was written by an older robot_rl",
-            got=_OLD_FILE,
-            expected=FILE,
-            hint="export it with that version, and import the dataset into a new store",
         )
     return StoreError(
         f"there is no replay store in {store}",

@@ -112,7 +112,7 @@ class ReplayClient:
             StoreFull: The store has no room for rows of the session before.
             ServerUnreachable: No answer, or rows of the session before are unacknowledged.
         """
-        flags = RowFlags.of(schema)
+        flags = RowFlags(schema)
         self.flush(self._request_seconds)
         before = self._spool.opened
         opening = messages.Open(

@@ -132,7 +132,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         except NotEnoughData:
             return episode
         state = Session("", episode.first_sequence, episode.begun_anew())
-        facts = RowFlags.of(info.schema).read_all(rows)
+        facts = RowFlags(info.schema).read_all(rows)
         _, found = state.after(episode.session_key, facts, {}, 0)
         return found.get(episode.identifier, episode)
 

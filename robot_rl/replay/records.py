@@ -38,18 +38,12 @@ class RowFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table: rows of one schema.
+    """A table: rows of one schema."""
 
-    Attributes:
-        identifier: The number that starts each of its keys.
-        name: What clients call it.
-        schema: Its columns.
-        metadata: Facts about the recording, for example ``{"simulated": True}``.
-    """
-
-    identifier: int
+    identifier: int  # the number that starts each of its keys
     name: str
     schema: RowSchema
+    # Facts about the recording, for example ``{"simulated": True}``.
     metadata: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -58,10 +52,6 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         identifier: Increases in the order in which episodes began.
-        table: Number of its table.
-        actor: Who recorded it.
-        session: In which session.
-        first_sequence: Sequence of its first row.
         rows: Rows so far; T + 1 once sealed, or fewer if cut short.
         steps: Environment steps by source: demonstration, policy, intervention. A step that ended
             the episode counts once the row with ``is_last`` is there.
@@ -123,7 +113,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self,
             rows=self.rows + 1,
-            steps=self._steps_after(finished),
+            steps=self._steps_with(finished),
             sealed=row.is_last,
             source=self.source if self.rows else SOURCE_NAMES[row.source],
             success=self.success or row.success,
@@ -132,13 +122,11 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     def cut_short(self, last: RowFacts | None) -> EpisodeRecord:
         """Return the record of the episode closed behind its last row, if that is known."""
         finished = last.source if last is not None and last.terminated else None
-        steps = self._steps_after(finished)
+        steps = self._steps_with(finished)
         return msgspec.structs.replace(self, steps=steps, sealed=True, cut=True)
 
-    def _steps_after(self, finished: int | None) -> tuple[int, ...]:
-        if finished is None:
-            return self.steps
-        return (*self.steps[:finished], self.steps[finished] + 1, *self.steps[finished + 1 :])
+    def _steps_with(self, finished: int | None) -> tuple[int, ...]:
+        return tuple(count + (source == finished) for source, count in enumerate(self.steps))
 
     def totals(self) -> Counter[str]:
         """What it adds to the totals of its table."""
@@ -171,42 +159,28 @@ class Annotations:
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """The latest weights under a name.
+    """The latest weights under a name."""
 
-    Attributes:
-        name: Whose weights, for example ``"policy"``.
-        version: Gradient updates behind them; strictly increasing.
-        tensors: A safetensors file as bytes; the replay path never looks into it.
-        metadata: JSON-able facts that travel with them.
-    """
-
-    name: str
-    version: int
-    tensors: bytes
-    metadata: Mapping[str, object] = field(default_factory=dict)
+    name: str  # whose weights, for example ``"policy"``
+    version: int  # gradient updates behind them; strictly increasing
+    tensors: bytes  # a safetensors file; the replay path never looks into it
+    metadata: Mapping[str, object] = field(default_factory=dict)  # JSON-able
 
 
 MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
 
 
-@dataclass(frozen=True)
 class RowFlags:
-    """Where a packed row keeps the bytes that give an episode its shape, and where they end."""
+    """The bytes of a packed row that give an episode its shape.
 
-    end: int
-    is_last: int
-    terminated: int
-    truncated: int
-    success: int
-    source: int
+    Raises:
+        SchemaMismatch: A field is no plain number, too large, or a flag is absent.
 
-    @classmethod
-    def of(cls, schema: RowSchema) -> RowFlags:
-        """Find the offsets in the schema's packed rows.
+    Attributes:
+        end: Where they end.
+    """
 
-        Raises:
-            SchemaMismatch: A field is no plain number, too large, or a flag is absent.
-        """
+    def __init__(self, schema: RowSchema) -> None:
         for column in schema.fields:
             if np.dtype(column.dtype).kind not in "biuf" or min(column.shape, default=1) < 1:
                 raise SchemaMismatch(
@@ -223,45 +197,37 @@ class RowFlags:
             )
         columns = schema.dtype.fields
         assert columns is not None
-        offsets = []
+        self._offsets: list[int] = []
         for name in ("is_last", "terminated", "truncated", "success", "source"):
             dtype, offset = columns.get(name, (None, 0))[:2]
             if dtype is None or dtype.itemsize != 1 or dtype.shape != ():
                 raise SchemaMismatch(
                     f"replay needs the field {name!r}", got=dtype, expected="one byte a row"
                 )
-            offsets.append(offset)
-        return cls(max(offsets) + 1, *offsets)
+            self._offsets.append(offset)
+        self.end = max(self._offsets) + 1
 
     def read(self, row: memoryview | bytes) -> RowFacts:
-        """Check and read the bytes of a packed row, or of its begin, that the store relies on.
-
-        Raises:
-            RowRefused: A boolean is neither 0 nor 1, or the source is unknown.
-        """
-        is_last, success, source = row[self.is_last], row[self.success], row[self.source]
-        terminated, truncated = row[self.terminated], row[self.truncated]
-        if max(is_last, terminated, truncated, success) > 1 or source >= len(SOURCE_NAMES):
+        """Check and read them of a packed row, or of its begin; raises `RowRefused`."""
+        is_last, terminated, truncated, success, source = (row[at] for at in self._offsets)
+        booleans = is_last, terminated, truncated, success
+        if max(booleans) > 1 or source >= len(SOURCE_NAMES):
             raise RowRefused(
                 "a row has an impossible flag",
-                got={"booleans": (is_last, terminated, truncated, success), "source": source},
+                got={"booleans": booleans, "source": source},
                 expected="booleans 0 or 1, source 0 (demo), 1 (policy) or 2 (intervention)",
             )
         ended = not is_last and bool(terminated or truncated)
         return RowFacts(bool(is_last), ended, bool(terminated), bool(success), source)
 
     def read_all(self, rows: npt.NDArray[np.void]) -> list[RowFacts]:
-        """Read those of mapped rows; raises what `read` raises."""
+        """Check and read them of mapped rows; raises `RowRefused`."""
         heads = rows.view(np.uint8).reshape(len(rows), -1)[:, : self.end] if len(rows) else ()
         return [self.read(bytes(head)) for head in heads]
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
-    """Check that a row may begin an episode, or follow a row that ended its episode or not.
-
-    Raises:
-        RowRefused: It may not.
-    """
+    """Check that a row may begin an episode, or follow one that `ended`; raises `RowRefused`."""
     if begins and row.is_last:
         raise RowRefused(
             "an episode cannot begin with its last row",
@@ -276,21 +242,13 @@ def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
 
 @dataclass
 class Session:
-    """Where a session stands: what its next row must be.
+    """Where a session stands: what its next row must be."""
 
-    Attributes:
-        owner: Token of the one writer that may add rows.
-        next_sequence: Sequence of the next row; the rows before it are all stored.
-        episode: The open episode, or None between episodes.
-        ended_by: Source of the last row where it ended the episode, so that ``is_last`` follows.
-        closed: Whether the actor has begun a later session, so that nothing may be added.
-    """
-
-    owner: str
-    next_sequence: int = 0
-    episode: EpisodeRecord | None = None
-    ended_by: int | None = None
-    closed: bool = False
+    owner: str  # token of the one writer that may add rows
+    next_sequence: int = 0  # all rows before it are stored
+    episode: EpisodeRecord | None = None  # the open one
+    ended_by: int | None = None  # source of the last row if ``is_last`` must follow it
+    closed: bool = False  # the actor has begun a later session
 
     def rows_to_skip(self, batch: RowBatch) -> int:
         """Return how many leading rows of a batch are stored already.
@@ -323,7 +281,7 @@ class Session:
         metadata: Mapping[int, Mapping[str, object]],
         next_episode: int,
     ) -> tuple[Session, dict[int, EpisodeRecord]]:
-        """Work out where the session `key` stands after further rows.
+        """Work out where the session `key` stands after further rows; raises `RowRefused`.
 
         Args:
             key: Table, actor and session.
@@ -333,9 +291,6 @@ class Session:
 
         Returns:
             The session then, and the episodes that are touched, by identifier.
-
-        Raises:
-            RowRefused: A row breaks the order of an episode.
         """
         state = replace(self)
         episodes: dict[int, EpisodeRecord] = {}

@@ -54,7 +54,7 @@ class Segment:
         return self.path.with_suffix(".episodes")
 
     def open(self, identity: str, *, write: bool = False) -> RowFile:
-        """Open its row file in the store of this identity.
+        """Open its row file, which must be of this store.
 
         Raises:
             NotEnoughData: It is not there: evicted, or lost.
@@ -121,11 +121,7 @@ class Segments:
             yield from (Segment.of(self._store, key, first) for first in self._firsts[key])
 
     def holding(self, key: SessionKey, sequence: int) -> Segment:
-        """Return the segment in which a row of a session lies, or would lie.
-
-        Raises:
-            NotEnoughData: There is none: evicted, or lost.
-        """
+        """Return the segment in which a row lies, or would lie; raises `NotEnoughData`."""
         for again in (False, True):
             if again:
                 self._look()
@@ -158,32 +154,33 @@ def lacks_rows(store: Path, place: str, end: int, expected: int) -> StoreError:
 
 @dataclass(eq=False)
 class WrittenSegment:
-    """A segment, how far the store's writer has written it, and what its first episode is."""
+    """A segment, how far the store's writer has written it, and the episode that begins it."""
 
     segment: Segment
     row_bytes: int
     rows: int = 0
-    of_demonstrations: bool = False
-    oldest: int = 0
+    begins: EpisodeRecord | None = None
     _file: RowFile | None = None
     _facts: io.FileIO | None = None
 
-    @classmethod
-    def begin(
-        cls, segment: Segment, about: Mapping[str, object], row_bytes: int, *, durable: bool
-    ) -> WrittenSegment:
+    def create(self, about: Mapping[str, object], *, durable: bool) -> None:
         """Make its file, whose header says what the rows are."""
-        segment.path.parent.mkdir(exist_ok=True)
-        RowFile.create(segment.path, about, row_bytes).close()
+        path = self.segment.path
+        path.parent.mkdir(exist_ok=True)
+        RowFile.create(path, about, self.row_bytes).close()
         if durable:
-            flush_to_disk(segment.path)
-            flush_to_disk(segment.path.parent)
-        return cls(segment, row_bytes)
+            flush_to_disk(path)
+            flush_to_disk(path.parent)
 
     @property
     def end(self) -> int:
         """Sequence behind its last row."""
         return self.segment.first + self.rows
+
+    @property
+    def of_demonstrations(self) -> bool:
+        """Whether it holds demonstrations, or else none."""
+        return self.begins is not None and self.begins.is_demonstration
 
     def is_full(self, begins: EpisodeRecord, capacity_rows: int | None) -> bool:
         """Whether an episode must begin a further segment."""
@@ -196,14 +193,7 @@ class WrittenSegment:
     def append(
         self, identity: str, rows: Sequence[memoryview], begins: EpisodeRecord | None
     ) -> int:
-        """Append packed rows of one episode, which may begin with them.
-
-        Returns:
-            How many the disk took.
-
-        Raises:
-            OSError: It took none, and why.
-        """
+        """Append packed rows of an episode, which may begin with them; see `RowFile.append`."""
         if self._file is None or self._facts is None:
             self._file = self.segment.open(identity, write=True)
             self._facts = io.FileIO(self.segment.episodes_path, "a")
@@ -231,8 +221,6 @@ class WrittenSegment:
 
 def lock_store(path: Path) -> IO[bytes]:
     """Take the lock of a store's only writer.
-
-    The system frees it when the process ends, however it ends.
 
     Raises:
         StoreInUse: Another process has it.

@@ -43,11 +43,7 @@ from robot_rl.replay.records import (
     TableInfo,
 )
 from robot_rl.replay.row_file import write_error
-from robot_rl.replay.segments import (
-    Segment,
-    WrittenSegment,
-    lock_store,
-)
+from robot_rl.replay.segments import Segment, WrittenSegment, lock_store
 from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
@@ -101,12 +97,7 @@ class StoreWriter:
     def open_table(
         self, name: str, schema: RowSchema, metadata: Mapping[str, object] | None = None
     ) -> TableInfo:
-        """Create a table, or check that it has this schema.
-
-        Raises:
-            SchemaMismatch: It exists with another schema; names the field.
-            StoreError: There are too many tables, or it cannot be written.
-        """
+        """Create a table, or check its schema; raises `SchemaMismatch` and `StoreError`."""
         known = self.tables.get(name)
         if known is not None:
             known.schema.compare(schema, what=f"table {name!r}")
@@ -120,11 +111,7 @@ class StoreWriter:
         return table.info
 
     def schema(self, table: int) -> RowSchema:
-        """Return the schema of a table's rows.
-
-        Raises:
-            StoreError: There is no such table.
-        """
+        """Return the schema of a table's rows; raises `StoreError` where there is no such table."""
         if table not in self._state.tables:
             raise StoreError(
                 "there is no such table", got=table, expected=sorted(self._state.tables)
@@ -132,16 +119,10 @@ class StoreWriter:
         return self._state.tables[table].info.schema
 
     def open_session(self, table: int, actor: int, session: int | None, owner: str) -> SessionKey:
-        """Begin a session, or go on with one that the same owner began.
+        """Begin a session (None: the actor's next), or go on with one that the same owner began.
 
         Beginning one closes the actor's session before it; an episode that was open there is cut
         short.
-
-        Args:
-            table: Number of the table.
-            actor: Number of the actor.
-            session: Number of the session, or None for the actor's next one.
-            owner: Token that only this writer of the session knows.
 
         Raises:
             SessionTaken: The session has another owner, or newer sessions exist already.
@@ -174,11 +155,7 @@ class StoreWriter:
         return key
 
     def session(self, key: SessionKey) -> Session:
-        """Return where a begun session stands.
-
-        Raises:
-            SessionTaken: Nobody has begun it.
-        """
+        """Return where a session stands; raises `SessionTaken` where nobody has begun it."""
         session = self._state.sessions.get(key) or self._closed(key)
         if session is None:
             raise SessionTaken("the session was never opened", got=key)
@@ -217,10 +194,7 @@ class StoreWriter:
         return results
 
     def annotate(self, new: Annotations) -> int:
-        """Put annotations durably; those that are stored already are skipped.
-
-        Returns:
-            How many were new.
+        """Put annotations durably and return how many were new; stored ones are skipped.
 
         Raises:
             StoreError: They cannot be written.
@@ -245,7 +219,7 @@ class StoreWriter:
         ``environment_steps`` counts all that were ever stored, so it never decreases; everything
         else is what is there now.
         """
-        return {name: self._state.statistics(info.identifier) for name, info in self.tables.items()}
+        return {table.info.name: table.statistics() for table in self._state.tables.values()}
 
     def close(self) -> None:
         """Release the store; what was not forced to the disk is, best effort."""
@@ -259,8 +233,7 @@ class StoreWriter:
         self._lock_file.close()
 
     def _append(self, batch: RowBatch) -> None:
-        key, state = batch.session, self._state
-        before = self.session(key)
+        key, state, before = batch.session, self._state, self.session(batch.session)
         rows = batch.rows[before.rows_to_skip(batch) :]
         if not rows:
             return
@@ -276,8 +249,7 @@ class StoreWriter:
             facts = facts[:done]
             after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
         for record in episodes.values():
-            if record.sealed:
-                table.sealed.update(record.totals())
+            table.count(record, before.episode)
             if record.sealed or record.identifier >= state.next_episode:
                 state.changed[record.identifier] = record
         state.sessions[key] = after
@@ -342,8 +314,8 @@ class StoreWriter:
             "evicted": table.evicted,
         }
         segment = Segment.of(self.path, key, begins.first_sequence)
-        new = WrittenSegment.begin(segment, about, table.row_bytes, durable=self._durable)
-        new.of_demonstrations, new.oldest = begins.is_demonstration, begins.identifier
+        new = WrittenSegment(segment, table.row_bytes, begins=begins)
+        new.create(about, durable=self._durable)
         segments.append(new)
         return new
 
@@ -386,7 +358,7 @@ class StoreWriter:
         if session.episode is not None:
             rows = segments[-1].segment.rows(self.identity, table.info.schema.dtype)
             record = session.episode.cut_short(table.flags.read_all(rows[-1:])[0])
-            table.sealed.update(record.totals())
+            table.count(record, session.episode)
             self._state.changed[record.identifier] = record
         del self._state.sessions[key]
         with suppress(StoreFull):  # it is put with the next commit

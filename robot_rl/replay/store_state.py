@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
@@ -22,15 +23,39 @@ from robot_rl.replay.segments import Segment, Segments, WrittenSegment, lacks_ro
 
 @dataclass
 class Table:
-    """A table, with the totals of its sealed episodes and of what was evicted."""
+    """A table, with the totals of what it holds, open episodes included, and of what it held."""
 
     info: TableInfo
     evicted: Counter[str]
-    sealed: Counter[str] = field(default_factory=Counter)
+    stored: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.flags = RowFlags.of(self.info.schema)
+        self.flags = RowFlags(self.info.schema)
         self.row_bytes = self.info.schema.dtype.itemsize
+
+    def count(self, record: EpisodeRecord, before: EpisodeRecord | None = None) -> None:
+        """Count an episode; if it was counted already, in place of what it was before."""
+        self.stored.update(record.totals())
+        if before is not None and before.identifier == record.identifier:
+            self.stored.subtract(before.totals())
+
+    def statistics(self) -> dict[str, object]:
+        """See `StoreWriter.statistics`."""
+        stored, evicted = self.stored, self.evicted
+        return {
+            "rows": stored["rows"],
+            "episodes": stored["episodes"],
+            "sealed_episodes": stored["sealed"],
+            "cut_episodes": stored["cut"],
+            "successful_episodes": stored["successes"],
+            "bytes": stored["rows"] * self.row_bytes,
+            "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
+            "evicted": {
+                "rows": evicted["rows"],
+                "episodes": evicted["episodes"],
+                "environment_steps": sum(evicted[name] for name in SOURCE_NAMES),
+            },
+        }
 
 
 class StoreState:
@@ -69,41 +94,18 @@ class StoreState:
         for number, table in self.tables.items():
             for record in catalogue.episodes(number):
                 if record.sealed:
-                    table.sealed.update(record.totals())
+                    table.count(record)
+        for key, session in self.sessions.items():
+            if session.episode is not None:
+                self.tables[key[0]].count(session.episode)
 
     def latest(self, table: int, actor: int) -> SessionKey | None:
         """Return the session that an actor began last in a table."""
         return max((key for key in self.sessions if key[:2] == (table, actor)), default=None)
 
-    def stored(self, number: int) -> Counter[str]:
-        """Return the totals of what a table holds, open episodes included."""
-        totals = self.tables[number].sealed.copy()
-        for key, session in self.sessions.items():
-            if session.episode is not None and key[0] == number:
-                totals.update(session.episode.totals())
-        return totals
-
-    def statistics(self, number: int) -> dict[str, object]:
-        """Return the totals of a table; see `StoreWriter.statistics`."""
-        stored, evicted = self.stored(number), self.tables[number].evicted
-        return {
-            "rows": stored["rows"],
-            "episodes": stored["episodes"],
-            "sealed_episodes": stored["sealed"],
-            "cut_episodes": stored["cut"],
-            "successful_episodes": stored["successes"],
-            "bytes": stored["rows"] * self.tables[number].row_bytes,
-            "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
-            "evicted": {
-                "rows": evicted["rows"],
-                "episodes": evicted["episodes"],
-                "environment_steps": sum(evicted[name] for name in SOURCE_NAMES),
-            },
-        }
-
     def rows(self, kind: str) -> int:
         """Return how many rows of a kind there are in all tables."""
-        return sum(self.stored(number)[kind] for number in self.tables)
+        return sum(table.stored[kind] for table in self.tables.values())
 
     def evict(self, capacity_rows: int, touched: Sequence[EpisodeRecord]) -> None:
         """Let the oldest segments go until there are no more rows than there may be.
@@ -114,10 +116,11 @@ class StoreState:
             still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
             kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
             candidates = [
-                segment
+                (segment.begins.identifier, segment)
                 for key, segments in self.segments.items()
                 for segment in segments
-                if segment.rows
+                if segment.begins is not None
+                and segment.rows
                 and not segment.of_demonstrations
                 and not any(
                     k == key and segment.segment.first <= at < segment.end for k, at in kept
@@ -125,7 +128,7 @@ class StoreState:
             ]
             if not candidates:
                 return
-            oldest = min(candidates, key=lambda segment: segment.oldest)
+            _, oldest = min(candidates, key=itemgetter(0))
             key, first = oldest.segment.key, oldest.segment.first
             table, gone = self.tables[key[0]], Counter[str]()
             for record in self._catalogue.episodes_of_session(key, first, oldest.end):
@@ -134,7 +137,7 @@ class StoreState:
                 self._catalogue.evict(key, first, oldest.end, table.evicted + gone)
             except StoreFull:
                 return  # until somebody has made room on the disk
-            table.sealed.subtract(gone)
+            table.stored.subtract(gone)
             table.evicted += gone
             oldest.close()
             self.segments[key].remove(oldest)
@@ -198,9 +201,7 @@ class StoreState:
             known_end = max((e.end if e.sealed else e.first_sequence + 1 for e in known), default=0)
             if known_end > written.end:
                 raise lacks_rows(self._path, written.segment.path.name, written.end, known_end)
-            for record in known[:1]:
-                written.of_demonstrations = record.is_demonstration
-                written.oldest = record.identifier
+            written.begins = next(iter(known), None)
         self.sessions[key] = state
 
     def _read_on(

@@ -202,13 +202,6 @@ def test_one_writer_at_a_time(store):
     writer.close()
 
 
-def test_a_store_of_the_old_format_is_refused_with_the_way_out(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(b"")
-    for open_it in (StoreReader, StoreWriter):
-        with pytest.raises(StoreError, match=r"older robot_rl.*export it with that version"):
-            open_it(tmp_path)
-
-
 def test_weights_that_lost_their_tensors_are_an_error_and_no_crash(store):
     write_weights(store, WeightsRecord("policy", 3, b"tensors", {"a": 1}), flush=False)
     (tensors,) = (store / "weights").glob("*.safetensors")
