@@ -13,8 +13,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.replay import NotEnoughData
 from robot_rl.replay.catalogue import NewestValues
-from robot_rl.replay.reader import News
-from robot_rl.replay.windows import SCALARS, Integers, Ranges
+from robot_rl.replay.windows import SCALARS, Integers, News, Ranges
 
 if TYPE_CHECKING:  # zarr takes a third of a second, and a replay server needs none
     from robot_rl.data.episodes import EpisodeDataset
@@ -134,7 +133,7 @@ class EpisodeRows:
         # Whatever recorded it: what is given as a demonstration counts as one.
         scalars["source"] = SOURCE_DEMONSTRATION
         scalars["is_last"] = np.arange(start, end) == end - 1
-        return News(number, start, scalars, False, True, False)
+        return News(number, start, scalars, of_actor=False, complete=True)
 
 
 def _columns(dataset: EpisodeDataset, names: Sequence[str]) -> dict[str, Array]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
 from robot_rl.replay.segments import Segment, Segments, lacks_rows
-from robot_rl.replay.windows import SCALARS, Records
+from robot_rl.replay.windows import SCALARS, News
 
 Addresses = npt.NDArray[np.int64]
 _INDEX_BITS = 32
@@ -141,17 +141,6 @@ def _of_one_episode(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
     """Return the rows up to the one with ``is_last``, and whether that is there."""
     lasts = np.flatnonzero(rows["is_last"])
     return (rows[: lasts[0] + 1], True) if len(lasts) else (rows, False)
-
-
-class News(NamedTuple):
-    """Rows of an episode that have come; the arguments of `WindowIndex.add`."""
-
-    episode: int
-    address: int
-    scalars: Records
-    of_actor: bool
-    complete: bool
-    cut: bool
 
 
 @dataclass

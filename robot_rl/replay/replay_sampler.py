@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,15 @@ from robot_rl.replay.sampler import (
     at_every_state,
     is_observation,
 )
-from robot_rl.replay.windows import LABELS, UNKNOWN, WINDOW, Integers, Records, WindowIndex
+from robot_rl.replay.windows import (
+    LABELS,
+    UNKNOWN,
+    WINDOW,
+    DataKind,
+    Integers,
+    Records,
+    WindowIndex,
+)
 
 NEXT, CHUNK = "next/", "chunk/"
 
@@ -82,14 +89,6 @@ def _column(
             hint=did_you_mean(name, names),
         )
     return row[name].base, (*lead, *row[name].shape)
-
-
-class DataKind(IntEnum):
-    """What a slot of a batch is drawn from."""
-
-    DEMONSTRATION = 0
-    INTERVENTION = 1
-    ONLINE = 2
 
 
 # What stands in for a kind that has no data yet, if it has a share itself.
@@ -199,7 +198,7 @@ class ReplaySampler(Sampler):
         evicted = self._rows.evicted
         self._index.note_evicted(evicted["rows"], online_steps(evicted), self._rows.gone())
         for item in news:
-            self._index.add(*item)
+            self._index.add(item)
         return self._index.online_transitions
 
     def refresh(self, environment_steps: int | None = None) -> None:
@@ -247,8 +246,7 @@ class ReplaySampler(Sampler):
 
     def _show(self) -> None:
         """Forget what is evicted and find the windows to draw from."""
-        pools = dict(zip(DataKind, self._index.pools, strict=True))
-        gone = self._rows.gone()
+        pools, gone = self._index.pools, self._rows.gone()
         if gone:
             for pool in pools.values():
                 pool.forget(gone)

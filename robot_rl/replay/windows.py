@@ -11,7 +11,8 @@ short the last row serves as the last observation, unless it is terminated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,9 @@ SCALARS = np.dtype(
         ("policy_version", np.int64),
     ]
 )
+# And of a row in its episode: the online transitions that must be visible for it to be, and its
+# number among all rows of actors.
+_COUNTED = np.dtype([*SCALARS.descr, ("needed", np.int64), ("number", np.int64)])
 WINDOW = np.dtype(
     [
         ("address", np.int64),
@@ -56,6 +60,14 @@ UNKNOWN = np.float32(np.nan)  # the reward of a row that the wanted reward says 
 
 LABELS = "reward"
 """Name of the annotation that says of stored episodes whether they have succeeded."""
+
+
+class DataKind(IntEnum):
+    """What a window is of, and a slot of a batch is drawn from."""
+
+    DEMONSTRATION = 0
+    INTERVENTION = 1
+    ONLINE = 2  # the policy, or once more an intervention
 
 
 class WindowPool:
@@ -101,15 +113,25 @@ class WindowPool:
         self._count = len(kept)
 
 
+class News(NamedTuple):
+    """Rows that follow in an episode."""
+
+    episode: int  # its identifier, which increases in the order in which episodes began
+    address: int  # of the first of these rows
+    scalars: Records  # what they say, shape (rows,), dtype `SCALARS`; may be none
+    of_actor: bool = True  # else they count as demonstrations' rows
+    complete: bool = False  # nothing more will come
+    cut: bool = False  # it was closed without its ``is_last`` row
+
+
 class _Tail:
     """The end of an open episode: rows whose windows were not complete yet."""
 
     def __init__(self, first: int, of_actor: bool) -> None:
         self.first, self.of_actor = first, of_actor  # address of the episode's first row
         self.rows = self.steps = self.done = 0  # taken in, online steps, and rows before the tail
-        self.scalars = self.held = np.empty(0, SCALARS)  # held: an end without its last row
-        # For each row the online transitions that must be visible, and its number among all rows.
-        self.needed = self.numbers = np.empty(0, np.int64)
+        self.counted = np.empty(0, _COUNTED)
+        self.held = np.empty(0, SCALARS)  # an end without its last row
 
 
 class WindowIndex:
@@ -123,9 +145,7 @@ class WindowIndex:
         relabel: Changes the scalars of consecutive rows from an address on, in place.
 
     Attributes:
-        demonstrations: Windows that start at a row of source demo.
-        online: Windows of policy and intervention rows.
-        interventions: Those of intervention rows once more.
+        pools: The windows of each kind.
         online_transitions: Online steps so far, those of rows that were never seen included.
         online_rows: Rows of actors' episodes so far, likewise.
         demonstration_rows: Rows of demonstrations so far, which are never evicted.
@@ -135,70 +155,45 @@ class WindowIndex:
         self, spec: SampleSpec, relabel: Callable[[int, Records], None] | None = None
     ) -> None:
         self._spec, self._relabel = spec, relabel
-        self.demonstrations, self.online = WindowPool(), WindowPool()
-        self.interventions = WindowPool()
+        self.pools = {kind: WindowPool() for kind in DataKind}
         self.online_transitions = self.online_rows = self.demonstration_rows = 0
         self._open: dict[int, _Tail] = {}
         self._ended: dict[int, tuple[int, int]] = {}  # by first address: rows and steps of actors'
         self._evicted = (0, 0)
 
-    @property
-    def pools(self) -> tuple[WindowPool, WindowPool, WindowPool]:
-        """Demonstrations, interventions and online windows: the order of `DataKind`."""
-        return self.demonstrations, self.interventions, self.online
-
     def first_open(self, *, of_actor: bool) -> int | None:
         """Return the episode that began first of those that are not complete."""
         return min((e for e, tail in self._open.items() if tail.of_actor is of_actor), default=None)
 
-    def add(
-        self,
-        episode: int,
-        address: int,
-        scalars: Records,
-        of_actor: bool = True,
-        complete: bool = False,
-        cut: bool = False,
-    ) -> None:
+    def add(self, news: News) -> None:
         """Take in the rows that follow in an episode.
 
         A last row that ended its episode is left for later if its ``is_last`` row is not there.
         What becomes complete by a cut is visible with the next online step, whenever the cut is
         noticed, so that what is visible does not depend on the time of looking.
-
-        Args:
-            episode: Its identifier, which increases in the order in which episodes began.
-            address: Of the first of these rows.
-            scalars: What they say, shape (rows,), dtype `SCALARS`; may be none.
-            of_actor: Whether they count among the rows of actors; else they are demonstrations'.
-            complete: Whether nothing more will come.
-            cut: Whether it was closed without its ``is_last`` row.
         """
-        tail = self._open.setdefault(episode, _Tail(address, of_actor))
-        held = len(tail.held)
-        scalars = np.concatenate((tail.held, scalars))
+        episode = news.episode
+        tail = self._open.setdefault(episode, _Tail(news.address, news.of_actor))
+        scalars = np.concatenate((tail.held, news.scalars))
         if self._relabel is not None and len(scalars):
-            self._relabel(address - held, scalars)
-        taken = complete_rows(scalars)
+            self._relabel(news.address - len(tail.held), scalars)
+        # An end that lacks its last observation cannot be used yet.
+        end = scalars[-1:]
+        lacks_last = (end["terminated"] | end["truncated"]) & ~end["is_last"]
+        taken = len(scalars) - int(lacks_last.sum())
         self._extend(tail, scalars[:taken])
         tail.held = scalars[taken:]
         if taken:
             self._emit(episode, tail)
-        if cut:
+        if news.cut:
             self._cut(episode, tail)
-        if complete:
+        if news.complete:
             del self._open[episode]
-            if of_actor:
+            if news.of_actor:
                 self._ended[tail.first] = tail.rows, tail.steps
 
     def note_evicted(self, rows: int, steps: int, gone: Ranges) -> None:
-        """Count what was evicted before it was seen.
-
-        Args:
-            rows: Rows of actors that were evicted so far.
-            steps: Online steps among them.
-            gone: Where the evicted rows were.
-        """
+        """Count what was evicted before it was seen: rows of actors so far, steps, and where."""
         new_rows, new_steps = rows - self._evicted[0], steps - self._evicted[1]
         if new_rows == 0:
             return
@@ -218,20 +213,20 @@ class WindowIndex:
     def _extend(self, tail: _Tail, scalars: Records) -> None:
         demonstration = scalars["source"] == SOURCE_DEMONSTRATION
         online = ~scalars["is_last"] & ~demonstration
-        needed = self.online_transitions + np.cumsum(online)
-        needed[demonstration] = 0
-        numbers = np.full(len(scalars), self.online_rows)
+        counted = np.empty(len(scalars), _COUNTED)
+        for name in SCALARS.names or ():
+            counted[name] = scalars[name]
+        counted["needed"] = np.where(demonstration, 0, self.online_transitions + np.cumsum(online))
+        counted["number"] = self.online_rows
         if tail.of_actor:
-            numbers += np.arange(1, len(scalars) + 1)
+            counted["number"] += np.arange(1, len(scalars) + 1)
             self.online_rows += len(scalars)
         else:
             self.demonstration_rows += len(scalars)
         tail.rows += len(scalars)
         tail.steps += int(online.sum())
         self.online_transitions += int(online.sum())
-        tail.scalars = np.concatenate((tail.scalars, scalars))
-        tail.needed = np.concatenate((tail.needed, needed))
-        tail.numbers = np.concatenate((tail.numbers, numbers))
+        tail.counted = np.concatenate((tail.counted, counted))
 
     def _cut(self, episode: int, tail: _Tail) -> None:
         """Complete the windows of an episode that was cut short."""
@@ -242,51 +237,38 @@ class WindowIndex:
         self._extend(tail, last)
         if whole:
             # Nothing bootstraps from the row that would follow: the row before stands in for it.
-            ahead = np.zeros(1, SCALARS)
-            ahead["is_last"] = True
-            tail.scalars = np.concatenate((tail.scalars, ahead))
-            tail.needed = np.append(tail.needed, tail.needed[-1])
-            tail.numbers = np.append(tail.numbers, tail.numbers[-1])
-        elif len(tail.scalars):
-            tail.scalars["is_last"][-1] = True
-            if tail.scalars["source"][-1] != SOURCE_DEMONSTRATION:
-                tail.needed[-1] = self.online_transitions + 1
+            tail.counted = np.concatenate((tail.counted, tail.counted[-1:]))
+            tail.counted["is_last"][-1] = True
+        elif len(tail.counted):
+            tail.counted["is_last"][-1] = True
+            if tail.counted["source"][-1] != SOURCE_DEMONSTRATION:
+                tail.counted["needed"][-1] = self.online_transitions + 1
         self._emit(episode, tail, without_last=whole)
 
     def _emit(self, episode: int, tail: _Tail, *, without_last: bool = False) -> None:
         """Move the windows that are complete from an episode's tail into the pools."""
-        windows, done = make_windows(tail.scalars, tail.needed, self._spec)
+        rows = tail.counted
+        windows, done = make_windows(rows, rows["needed"], self._spec)
         at = windows["address"]
         windows["ahead"] = windows["steps"]
         if without_last:
-            windows["ahead"] -= at + windows["steps"] == len(tail.scalars) - 1
-        windows["row"] = tail.numbers[at]
+            windows["ahead"] -= at + windows["steps"] == len(rows) - 1
+        windows["row"] = rows["number"][at]
         windows["episode"] = episode
         windows["before"] = tail.done + at
-        versions = tail.scalars["policy_version"][at]
+        versions = rows["policy_version"][at]
         windows["address"] += tail.first + tail.done
         demonstration = windows["source"] == SOURCE_DEMONSTRATION
         wanted = ~np.isnan(windows["reward"]) & ~np.isnan(windows["return"])
         if self._spec.policy_versions is not None:
             low, high = self._spec.policy_versions
             wanted &= demonstration | ((versions >= low) & (versions <= high))
-        self.demonstrations.extend(windows[wanted & demonstration])
-        self.online.extend(windows[wanted & ~demonstration])
-        self.interventions.extend(windows[wanted & (windows["source"] == SOURCE_INTERVENTION)])
+        intervention = windows["source"] == SOURCE_INTERVENTION
+        self.pools[DataKind.DEMONSTRATION].extend(windows[wanted & demonstration])
+        self.pools[DataKind.INTERVENTION].extend(windows[wanted & intervention])
+        self.pools[DataKind.ONLINE].extend(windows[wanted & ~demonstration])
         tail.done += done
-        # Without a view of what is gone.
-        tail.scalars, tail.needed = tail.scalars[done:].copy(), tail.needed[done:].copy()
-        tail.numbers = tail.numbers[done:].copy()
-
-
-def complete_rows(scalars: Records) -> int:
-    """Return how many leading rows can be used: all, but an end that lacks its last observation."""
-    count = len(scalars)
-    if count:
-        last = scalars[count - 1]
-        if (last["terminated"] or last["truncated"]) and not last["is_last"]:
-            return count - 1
-    return count
+        tail.counted = rows[done:].copy()  # without a view of what is gone
 
 
 def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[Records, int]:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from store_writing import Recording, sampler_of
 
 from robot_rl.replay import NotEnoughData, ReplayError
-from robot_rl.replay.replay_sampler import DataKind, Quotas
+from robot_rl.replay.replay_sampler import Quotas
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.windows import DataKind
 
 SHARES = st.integers(0, 20).flatmap(lambda d: st.tuples(st.just(d), st.integers(0, 20 - d)))
 

@@ -13,7 +13,7 @@ from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import SampleSpec
-from robot_rl.replay.windows import SCALARS, WindowIndex
+from robot_rl.replay.windows import SCALARS, DataKind, News, WindowIndex
 
 DISCOUNT = 0.9
 TAKE_OVER = (SOURCE_POLICY, SOURCE_INTERVENTION)
@@ -119,7 +119,7 @@ def test_windows_agree_with_the_definition_however_rows_arrive(plan, spec, limit
         while at < end:
             part = scalars[at : min(at + random.randint(1, 6), end)]
             whole = bool(part["is_last"][-1])
-            index.add(episode, at, part, complete=whole)
+            index.add(News(episode, at, part, complete=whole))
             at += len(part)
     if scalars[-1]["terminated"] or scalars[-1]["truncated"]:
         scalars = scalars[:-1]
@@ -127,7 +127,8 @@ def test_windows_agree_with_the_definition_however_rows_arrive(plan, spec, limit
     assert index.online_transitions == (steps_before[-1] if len(scalars) else 0)
     limit = min(limit, index.online_transitions)
     expected = definition(scalars, spec, starts, lambda row: steps_before[row] <= limit)
-    windows = index.online.windows[: index.online.visible(limit)]
+    pool = index.pools[DataKind.ONLINE]
+    windows = pool.windows[: pool.visible(limit)]
     assert len(windows) == len(expected)
     for name in expected[0] if expected else ():
         np.testing.assert_allclose(
