@@ -22,8 +22,7 @@ from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
 from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.workbench import Rows, Workbench
-from robot_rl.replay.replay_sampler import NEXT
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.sampler import NEXT, SampleSpec
 
 _GOALS = 4  # of each episode: k of the paper
 _MOST_VALUES = 4  # a sparse reward has few

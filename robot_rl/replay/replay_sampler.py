@@ -19,12 +19,12 @@ from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.reader import TableRows
 from robot_rl.replay.records import online_steps
 from robot_rl.replay.sampler import (
+    CHUNK,
     Batch,
     Layout,
     Sampler,
     SampleSpec,
     Visible,
-    at_every_state,
     is_observation,
 )
 from robot_rl.replay.windows import (
@@ -37,44 +37,33 @@ from robot_rl.replay.windows import (
     WindowIndex,
 )
 
-NEXT, CHUNK = "next/", "chunk/"
 
-
-class _Arrays:
-    """The arrays of a batch: their layout, and the fields at s and s' and of chunks from there."""
-
-    def __init__(self, spec: SampleSpec, row: np.dtype[Any]) -> None:
-        following = spec.next_fields
-        if following is None:
-            following = tuple(name for name in spec.fields if at_every_state(name))
-        self.fields = (spec.fields, following)
-        self.chunks = (spec.chunk_fields, spec.next_chunk_fields)
-        flag, number = (np.dtype(np.bool_), ()), (np.dtype(np.float32), ())
-        self.layout: Layout = {
-            "reward": number,
-            "discount": number,
-            "steps": (np.dtype(np.int16), ()),
-            "source": (np.dtype(np.uint8), ()),
-        }
-        fixed = set(self.layout)
-        history = (spec.observation_steps,) if spec.observation_steps else ()
-        for prefix, names, chunked in zip(("", NEXT), self.fields, self.chunks, strict=True):
-            for name in names:
-                if name in fixed:
-                    raise ReplayError(
-                        f"the field {name!r} is in every batch already",
-                        hint="leave it out of fields",
-                    )
-                lead = history if is_observation(name) else ()
-                self.layout[prefix + name] = _column(row, name, lead)
-            for name in chunked:
-                self.layout[prefix + CHUNK + name] = _column(row, name, (spec.horizon,))
-            if chunked:
-                self.layout[prefix + CHUNK + "valid"] = flag[0], (spec.horizon,)
-        if spec.returns:
-            self.layout |= {"return": number, "return/valid": flag}
-        if spec.in_order:
-            self.layout["drawn"] = flag
+def _layout(spec: SampleSpec, row: np.dtype[Any]) -> Layout:
+    """Work out the arrays of a batch."""
+    flag, number = (np.dtype(np.bool_), ()), (np.dtype(np.float32), ())
+    layout: Layout = {
+        "reward": number,
+        "discount": number,
+        "steps": (np.dtype(np.int16), ()),
+        "source": (np.dtype(np.uint8), ()),
+    }
+    for name in layout.keys() & {*spec.fields, *(spec.next_fields or ())}:
+        raise ReplayError(
+            f"the field {name!r} is in every batch already", hint="leave it out of fields"
+        )
+    history = (spec.observation_steps,) if spec.observation_steps else ()
+    for prefix, names, chunked in spec.sides:
+        for name in names:
+            layout[prefix + name] = _column(row, name, history if is_observation(name) else ())
+        for name in chunked:
+            layout[prefix + CHUNK + name] = _column(row, name, (spec.horizon,))
+        if chunked:
+            layout[prefix + CHUNK + "valid"] = flag[0], (spec.horizon,)
+    if spec.returns:
+        layout |= {"return": number, "return/valid": flag}
+    if spec.in_order:
+        layout["drawn"] = flag
+    return layout
 
 
 def _column(
@@ -100,12 +89,6 @@ class Quotas:
 
     Every contiguous part of a batch keeps the share of demonstrations to within one row, and
     those of the others to within two.
-
-    Args:
-        batch_size: Slots.
-        demonstration_share: In [0, 1].
-        intervention_share: In [0, 1 - demonstration_share]; 0 where interventions have no slots of
-            their own.
 
     Raises:
         ReplayError: A share is out of range.
@@ -134,8 +117,7 @@ class Quotas:
     def kinds(self, available: Mapping[DataKind, int]) -> npt.NDArray[np.uint8]:
         """Return the kind of each slot, shape (batch_size,).
 
-        Args:
-            available: Windows of each kind. One that has none is replaced by another.
+        A kind that has no windows `available` is replaced by another.
 
         Raises:
             NotEnoughData: There is nothing to replace it.
@@ -184,8 +166,7 @@ class ReplaySampler(Sampler):
             self._rows, self._identity = rows, rows.identity
             apart = spec.intervention_share
             self._quotas = Quotas(spec.batch_size, spec.demonstration_share, apart or 0.0)
-            self._arrays = _Arrays(spec, rows.dtype)
-            self.layout = self._arrays.layout
+            self.layout = _layout(spec, rows.dtype)
             self._spans = dict.fromkeys(DataKind, range(0))
             self._queue = np.empty(0, WINDOW)
             self._begin_index(self._rewards_there())
@@ -337,21 +318,20 @@ class ReplaySampler(Sampler):
             batch[name][...] = windows[name]
         if self.spec.returns:
             batch["return"][...], batch["return/valid"][...] = windows["return"], windows["ended"]
-        spec, arrays, nothing = self.spec, self._arrays, np.zeros(len(windows), np.int64)
-        steps, history = np.arange(spec.horizon), np.arange(1 - spec.observation_steps, 1)
-        sides = ((nothing, windows["chunk"], ""), (windows["ahead"], windows["next_chunk"], NEXT))
-        for side, (ahead, length, prefix) in enumerate(sides):
+        spec, steps = self.spec, np.arange(self.spec.horizon)
+        history = np.arange(1 - spec.observation_steps, 1)
+        places = (0, windows["chunk"]), (windows["ahead"], windows["next_chunk"])
+        for (ahead, length), (prefix, names, chunked) in zip(places, spec.sides, strict=True):
             at, before = windows["address"] + ahead, windows["before"] + ahead
-            names = arrays.fields[side]
             seen = [name for name in names if spec.observation_steps and is_observation(name)]
             if seen:
                 earlier = np.maximum(history, -before[:, None])
                 self._take(at[:, None] + earlier, {name: batch[prefix + name] for name in seen})
             others = {name: batch[prefix + name] for name in names if name not in seen}
             self._take(at[:, None], others)
-            if arrays.chunks[side]:
+            if chunked:
                 later = np.minimum(steps, length[:, None] - 1)
-                chunks = {name: batch[prefix + CHUNK + name] for name in arrays.chunks[side]}
+                chunks = {name: batch[prefix + CHUNK + name] for name in chunked}
                 self._take(at[:, None] + later, chunks)
                 batch[prefix + CHUNK + "valid"][...] = steps < length[:, None]
 

@@ -21,6 +21,7 @@ Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 MAXIMUM_BATCH_SIZE = 1 << 16
 MAXIMUM_STEPS = 512
+NEXT, CHUNK = "next/", "chunk/"
 _OBSERVED = ("state/", "images/", "depth/", "points/", "features/")
 
 
@@ -34,7 +35,7 @@ def size_of(layout: Layout) -> int:
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values())
 
 
-def at_every_state(name: str) -> bool:
+def _at_every_state(name: str) -> bool:
     """Whether a field is there at an episode's last row too."""
     return is_observation(name) or name == "base_action"
 
@@ -129,14 +130,12 @@ class SampleSpec:
                 raise ReplayError(f"{name} is out of range", got=value, expected=f"{low} to {high}")
         low, high = self.policy_versions or (0, 0)
         if low > high:
-            raise ReplayError(
-                "policy_versions is no range", got=(low, high), expected="lowest, highest"
-            )
+            problem = "policy_versions is no range"
+            raise ReplayError(problem, got=(low, high), expected="lowest, highest")
         for names in (self.fields, self.next_fields or (), self.chunk_fields):
             if len(set(names)) < len(names):
-                raise ReplayError(
-                    "names to sample are given twice", got=names, expected="each name once"
-                )
+                problem = "names to sample are given twice"
+                raise ReplayError(problem, got=names, expected="each name once")
         if self.in_order and self.demonstration_share not in (0, 1):
             raise ReplayError(
                 "episodes in order are demonstrations or actors' own",
@@ -157,25 +156,25 @@ class SampleSpec:
     @property
     def next_chunk_fields(self) -> tuple[str, ...]:
         """Fields of a chunk that are given from s' on too."""
-        return tuple(name for name in self.chunk_fields if at_every_state(name))
+        return tuple(filter(_at_every_state, self.chunk_fields))
+
+    @property
+    def sides(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+        """For s and for s': the prefix of the arrays, the fields, and those of a chunk."""
+        following = self.next_fields
+        if following is None:
+            following = tuple(filter(_at_every_state, self.fields))
+        return ("", self.fields, self.chunk_fields), (NEXT, following, self.next_chunk_fields)
 
 
 class Visible(NamedTuple):
-    """What a sampler draws from since its last refresh, in numbers.
+    """What a sampler draws from since its last refresh: numbers of windows, but for the first."""
 
-    Attributes:
-        available: Online environment steps that the store had then, visible or not.
-        demonstrations: Windows of demonstrations.
-        online: Windows of actors, those of interventions included.
-        interventions: Windows of interventions.
-        left: With the order "episodes", those that are still to be given; else 0.
-    """
-
-    available: int = 0
+    available: int = 0  # online environment steps that the store had then, visible or not
     demonstrations: int = 0
-    online: int = 0
+    online: int = 0  # of actors, those of interventions included
     interventions: int = 0
-    left: int = 0
+    left: int = 0  # with the order "episodes", those that are still to be given
 
 
 class Sampler(ABC):
