@@ -21,9 +21,8 @@ from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
 from robot_rl.replay.segments import Segment, Segments, lacks_rows
-from robot_rl.replay.windows import SCALARS, News
+from robot_rl.replay.windows import SCALARS, Integers, News, Ranges
 
-Addresses = npt.NDArray[np.int64]
 _INDEX_BITS = 32
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 _LARGE_BYTES = 2048
@@ -31,10 +30,7 @@ _TRIES = 16
 
 
 class StoreReader(AbstractContextManager["StoreReader"]):
-    """Reads a store's tables, episodes and weights.
-
-    Args:
-        path: Folder of the store.
+    """Reads the tables and episodes of the store in a folder.
 
     Attributes:
         identity: Name of this store and its copies.
@@ -88,7 +84,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         """Return the rows of an episode, mapped from the file and read-only.
 
         Returns:
-            Structured array of shape (rows,) with the schema's dtype.
+            Shape (rows,), with the schema's dtype.
 
         Raises:
             NotEnoughData: They are not there: evicted, or lost.
@@ -115,8 +111,8 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
     def annotations(self, name: str, episode: EpisodeRecord) -> NewestValues:
         """Read the newest version of an annotation along an episode; n is its rows."""
-        place = (episode.session_key, episode.first_sequence, episode.rows)
-        return self.catalogue.newest_values(name, *place)
+        place = episode.session_key, episode.first_sequence
+        return self.catalogue.newest_values(name, *place, episode.rows)
 
     def close(self) -> None:
         """Release the store."""
@@ -164,10 +160,6 @@ class TableRows:
 
     What was given stays readable, also after its eviction, until `forget_gone`.
 
-    Args:
-        store: Folder of the store.
-        table: Name of the table.
-
     Attributes:
         identity: Name of the store and its copies.
         dtype: Of a row.
@@ -195,11 +187,7 @@ class TableRows:
         self._unseen: list[EpisodeRecord] = []
 
     def look(self) -> list[News]:
-        """Return what has come since the last look, in the order in which episodes began.
-
-        Raises:
-            StoreError: The rows are not those that the catalogue knows.
-        """
+        """Return what has come since the last look, in the order in which episodes began."""
         for _ in range(_TRIES):
             try:
                 return self._look()
@@ -211,7 +199,7 @@ class TableRows:
             hint="let more rows stay: a larger replay.capacity_rows",
         )
 
-    def gone(self) -> list[tuple[int, int]]:
+    def gone(self) -> Ranges:
         """Return the address ranges (first, end) of what was evicted and not forgotten yet."""
         return [
             (number << _INDEX_BITS, (number << _INDEX_BITS) + len(mapped.rows))
@@ -231,17 +219,12 @@ class TableRows:
         self._next_episode, self._seen_version = 0, None
         self._open = {}
 
-    def take(self, addresses: Addresses, out: Mapping[str, Array]) -> None:
-        """Copy fields of rows.
-
-        Args:
-            addresses: Of the rows, int64 (n,).
-            out: Where to, by the name of the field, each (n, *shape) and contiguous.
-        """
-        columns, row_bytes = self.dtype.fields, self.dtype.itemsize
+    def take(self, addresses: Integers, out: Mapping[str, Array]) -> None:
+        """Copy fields of the rows at (n,) addresses to arrays, each (n, *shape) and contiguous."""
+        columns = self.dtype.fields
         assert columns is not None
         numbers = (addresses >> _INDEX_BITS).tolist()
-        rows = (addresses & _INDEX_MASK) * row_bytes
+        rows = (addresses & _INDEX_MASK) * self.dtype.itemsize
         data = [b"" if m is None else m.data for m in self._mapped]
 
         def copy(target: memoryview, offset: int, size: int) -> None:
@@ -278,9 +261,8 @@ class TableRows:
         number, index = divmod(address, 1 << _INDEX_BITS)
         mapped = self._mapped[number]
         assert mapped is not None
-        return self._catalogue.newest_values(
-            name, mapped.segment.key, mapped.segment.first + index, rows
-        )
+        segment = mapped.segment
+        return self._catalogue.newest_values(name, segment.key, segment.first + index, rows)
 
     def close(self) -> None:
         """Release the store."""
@@ -322,11 +304,11 @@ class TableRows:
                 continue
             given = self._open.get(record.identifier, 0)
             number, mapped = self._map(record)
-            start = record.first_sequence - mapped.segment.first
-            rows, complete = mapped.rows[start + given :], True
+            start = record.first_sequence - mapped.segment.first + given
+            rows, complete = mapped.rows[start:], True
             if not record.sealed:
                 rows, complete = _of_one_episode(rows)
-            elif len(rows) < record.rows - given:
+            elif mapped.end < record.end:
                 store, name = self._reader.path, mapped.segment.path.name
                 raise lacks_rows(store, name, mapped.end, record.end)
             else:
@@ -336,8 +318,7 @@ class TableRows:
             scalars = np.empty(len(rows), SCALARS)
             for name in SCALARS.names or ():
                 scalars[name] = rows[name]
-            address = (number << _INDEX_BITS) + start + given
-            of_actor = not record.is_demonstration
+            address, of_actor = (number << _INDEX_BITS) + start, not record.is_demonstration
             yield News(record.identifier, address, scalars, of_actor, complete, record.cut)
 
     def _map(self, record: EpisodeRecord) -> tuple[int, _Mapped]:
