@@ -23,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,6 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BUFFERS_PER_CALL = 512
 
 Buffer = bytes | memoryview
-_Error = TypeVar("_Error", bound=ReplayError)
 
 
 class RowFile:
@@ -58,11 +57,10 @@ class RowFile:
         Raises:
             OSError: It exists, or cannot be written.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        file = cls(path, os.open(path, flags, 0o644))
+        file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
             if os.pread(file._descriptor, len(_MAGIC), 0) == _MAGIC:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+                raise FileExistsError(f"{path} exists")
             file.format(about, row_bytes)
         except BaseException:
             file.close()
@@ -145,9 +143,7 @@ class RowFile:
     def format(
         self, about: Mapping[str, object], row_bytes: int, room: int = 0, rows: int = 0
     ) -> None:
-        """Make the file anew.
-
-        A file counts from its magic on, which is written last.
+        """Make the file anew; it counts once it has its magic, which is written last.
 
         Args:
             about: What the rows are, JSON-able.
@@ -161,13 +157,12 @@ class RowFile:
         """
         text = json.dumps(dict(about)).encode()
         header = -(-(_DESCRIPTION_AT + len(text) + room) // mmap.PAGESIZE) * mmap.PAGESIZE
-        head = _HEAD.pack(_MAGIC, VERSION, header, row_bytes, len(text), zlib.crc32(text))
+        head = _HEAD.pack(bytes(8), VERSION, header, row_bytes, len(text), zlib.crc32(text))
+        page = head.ljust(_DESCRIPTION_AT, b"\0") + text
         os.ftruncate(self._descriptor, 0)
         try:
             if rows:
                 os.posix_fallocate(self._descriptor, 0, header + rows * row_bytes)
-            blank = bytes(len(_MAGIC)) + head[len(_MAGIC) :]
-            page = blank + bytes(_DESCRIPTION_AT - len(blank)) + text
             if os.pwrite(self._descriptor, page, 0) < len(page):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if not rows:
@@ -200,13 +195,6 @@ class RowFile:
         self._locked = locked(self._descriptor)
         return self._locked
 
-    def is_at_its_path(self) -> bool:
-        """Whether the file was not removed or replaced meanwhile."""
-        try:
-            return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
-        except FileNotFoundError:
-            return False
-
     def damaged(self, what: str) -> FileDamaged:
         """Make the error for a file that cannot be trusted."""
         return FileDamaged(f"{self.path} is damaged, or no row file of robot_rl", got=what)
@@ -229,27 +217,23 @@ def is_blank(path: Path) -> bool:
         return not any(file.read(len(_MAGIC)))
 
 
-def disk_is_full(error: OSError) -> bool:
-    """Return whether an error says that there is no room."""
-    return error.errno in _DISK_FULL
-
-
-def no_room(kind: type[_Error], path: Path, hint: str) -> _Error:
-    """Make the error for a disk that is full."""
-    folder = path if path.is_dir() else path.parent
-    return kind(
-        f"the disk is full: {path} cannot be written",
-        got=f"{shutil.disk_usage(folder).free} bytes free",
-        hint=hint,
-    )
-
-
-def write_error(error: OSError, store: Path) -> StoreError:
-    """Say what a failed write to a store means: a full disk is `StoreFull`."""
-    if not disk_is_full(error):
-        return StoreError(
-            f"the store {store} cannot be written",
+def write_error(
+    error: OSError,
+    path: Path,
+    what: str = "the store",
+    kinds: tuple[type[ReplayError], type[ReplayError]] = (StoreError, StoreFull),
+    make_room: str = "free some space; nothing that was acknowledged is lost",
+) -> ReplayError:
+    """Say what a failed write means: of two kinds of errors the second is a full disk's."""
+    if error.errno not in _DISK_FULL:
+        return kinds[0](
+            f"{what} {path} cannot be written",
             got=error,
             hint="see that the folder can be written, and that its disk is sound",
         )
-    return no_room(StoreFull, store, "free some space; nothing that was acknowledged is lost")
+    folder = path if path.is_dir() else path.parent
+    return kinds[1](
+        f"the disk is full: {path} cannot be written",
+        got=f"{shutil.disk_usage(folder).free} bytes free",
+        hint=make_room,
+    )

@@ -15,6 +15,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,10 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.messages import Open, Opened
 from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
-from robot_rl.replay.row_file import COUNTERS, RowFile, disk_is_full, is_blank, no_room
+from robot_rl.replay.row_file import COUNTERS, RowFile, is_blank, write_error
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import Frame, json_text
 
-DEFAULT_SPOOL_BYTES = 64 << 20
 EPISODES = 512  # whose metadata fit
 _EPISODE = np.dtype(
     [
@@ -66,13 +66,11 @@ class Spool:
         size_bytes: Its size. One with rows keeps the size that it has.
 
     Attributes:
-        place: Where the rows are, for messages.
         opening: What has opened the session, and opens it again after a break.
         opened: The session, None before the first one.
         left: The session of an earlier process that left rows here, until another is begun.
         first: Sequence of the oldest row.
         end: Sequence of the next row.
-        row_bytes: Bytes of a row.
 
     Raises:
         SpoolInUse: Another process has the file open.
@@ -86,7 +84,7 @@ class Spool:
         self.opened: Opened | None = None
         self.left: Opened | None = None
         self.first = self.end = 0
-        self._path, self._size_bytes = path, size_bytes
+        self._size_bytes = size_bytes
         self._unmap()
         self._file = None if path is None else _open_locked(path)
         if self._file is None:
@@ -121,7 +119,10 @@ class Spool:
                 self._file.format(about, row_bytes, room, slots)
                 data = self._file.map_all()
             except OSError as error:
-                raise self._not_made(error) from error
+                smaller = "or make it smaller with replay.spool_bytes"
+                hint = f"free some space: it takes {self._size_bytes} bytes; {smaller}"
+                kinds = SpoolError, SpoolError
+                raise write_error(error, self._file.path, "the spool", kinds, hint) from error
             header = self._file.header_bytes
             self._take(data, header, header - room, row_bytes, slots)
         self.opening, self.opened = opening, opened
@@ -136,9 +137,7 @@ class Spool:
     def push(self, parts: Sequence[Frame], episode: bytes) -> int:
         """Add a row for which there is room, given in parts, and return its sequence.
 
-        Args:
-            parts: Its bytes.
-            episode: JSON of the metadata of the episode that it begins, if it does.
+        `episode` is JSON: the metadata of the episode that it begins, if it does.
         """
         sequence = self.end
         if self.first == sequence:
@@ -199,13 +198,10 @@ class Spool:
         Raises:
             SpoolError: The rows that are left cannot be written to the disk.
         """
-        if self._file is None:
-            self._unmap()
-            return
         try:
-            if self.first == self.end:
+            if self._file is not None and self.first == self.end:
                 self._file.path.unlink(missing_ok=True)
-            else:
+            elif self._file is not None:
                 self._file.sync()
         except OSError as error:
             raise SpoolError(f"{self.place} cannot be written", got=error) from error
@@ -238,12 +234,11 @@ class Spool:
             row_bytes = _row_bytes(opening)
         except (KeyError, msgspec.ValidationError, SchemaMismatch) as error:
             raise self._damaged(error) from error
-        size = os.fstat(self._file.fileno()).st_size
-        slots, rest = divmod(size - self._file.header_bytes, row_bytes)
+        size, header = os.fstat(self._file.fileno()).st_size, self._file.header_bytes
+        slots, rest = divmod(size - header, row_bytes)
         room = _EPISODE.itemsize * EPISODES + 4 * slots
-        if slots < 1 or rest or room + COUNTERS.stop > self._file.header_bytes:
+        if slots < 1 or rest or room + COUNTERS.stop > header:
             raise self._damaged(f"{size} bytes: another length than it was made with")
-        header = self._file.header_bytes
         self._take(self._file.map_all(), header, header - room, row_bytes, slots)
         self.first, self.end = int(self._counters[_FIRST]), int(self._counters[_END])
         if not self._counters[_BASE] <= self.first <= self.end <= self.first + slots:
@@ -252,10 +247,8 @@ class Spool:
             slot = self._slot(sequence)
             row = self._rows[slot * row_bytes : (slot + 1) * row_bytes]
             if _checksum([row]) != self._checksums[slot]:
-                whole = sequence - self.first
-                raise self._damaged(
-                    f"row {sequence} has another checksum; {whole} rows before it are whole"
-                )
+                whole = f"{sequence - self.first} rows before it are whole"
+                raise self._damaged(f"row {sequence} has another checksum; {whole}")
         newest = int(self._counters[_EPISODES])
         for number in range(max(newest - EPISODES, 0), newest):
             entry = self._entries[number % EPISODES]
@@ -274,16 +267,6 @@ class Spool:
             got=what,
             hint="nothing of it was sent or changed; to go on without the rows in it, move it away",
         )
-
-    def _not_made(self, error: OSError) -> SpoolError:
-        assert self._path is not None
-        if not disk_is_full(error):
-            return SpoolError(f"{self.place} cannot be written", got=error)
-        hint = (
-            f"free some space: it takes {self._size_bytes} bytes; or make it smaller with"
-            " replay.spool_bytes"
-        )
-        return no_room(SpoolError, self._path, hint)
 
     def _unmap(self) -> None:
         """Let go of the memory; it ends with the last view of a row in it."""
@@ -354,8 +337,9 @@ def _open_locked(path: Path) -> RowFile:
             raise SpoolInUse(
                 f"another process uses the spool {path}", hint="stop it, or wait until it has ended"
             )
-        if file.is_at_its_path():
-            return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return file
         file.close()  # its owner removed it, empty, between opening and locking
 
 
