@@ -31,7 +31,7 @@ from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import Decoder, Frame, Message, Numbered, Payload, Refused, encode
+from robot_rl.wire.messages import Decoder, Frame, Numbered, Payload, Refused, encode
 
 RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
 MAXIMUM_PATIENCE_SECONDS = 4.0
@@ -47,7 +47,6 @@ _RETRIED = (StoreError, SequenceGap)
 _SILENCE = ServerUnreachable("the replay server does not answer")
 _CLOSED = ServerUnreachable("the replay client was closed before the answer came")
 _EVENT = struct.Struct("=HI")  # as zmq_socket_monitor(3) packs event and value
-_MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH of zmq.h
 _EVENTS = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -59,33 +58,19 @@ _EVENTS = (
 
 @dataclass
 class Request:
-    """One question to the server.
+    """One question to the server."""
 
-    Attributes:
-        message: Without the request number, which the link adds.
-        payload: Raw frames.
-        wait: Seconds that the answer may take while the connection stands.
-        answer: The answer with its payload, or the error.
-        sent_at: Steady time at which it was last sent, None before.
-    """
-
-    message: Numbered
+    message: Numbered  # without the request number, which the link adds
     payload: Sequence[Frame] = ()
-    wait: float = 0.0
+    wait: float = 0.0  # seconds that the answer may take while the connection stands
     answer: Future[tuple[Numbered, Payload]] = field(default_factory=Future)
-    sent_at: float | None = None
+    sent_at: float | None = None  # steady time
 
 
 class Link:
     """Sends rows and requests to the server, which may go away and come back, and takes answers.
 
-    Args:
-        address: ``tcp://HOST:PORT``, or the store's folder, whose server is looked up at every
-            connection.
-        spool: The rows. Those that an earlier process left in it are the first to be sent.
-        keys: With them the connection is authenticated and encrypted.
-        batch_rows: Most rows in one message.
-        resend_seconds: Silence after which the link connects anew and goes back.
+    It takes the arguments of `ReplayClient`.
 
     Attributes:
         condition: Guards what callers and thread share; notified on every change that a caller may
@@ -160,11 +145,7 @@ class Link:
             raise self.failure
 
     def close(self) -> None:
-        """End the thread and close the spool.
-
-        Raises:
-            SpoolError: The rows that are left cannot be written to the disk.
-        """
+        """End the thread and close the spool; raises what `Spool.close` raises."""
         with self.condition:
             self.wake()
             self.closing = True
@@ -238,9 +219,7 @@ class Link:
         """End the connection; afterwards nothing looks at what was on its way."""
         if self._context is not None:
             self._socket.disable_monitor()
-            self._monitor.close(linger=0)
-            self._socket.close(linger=0)
-            self._context.term()
+            self._context.destroy(linger=0)
         self._context, self._up = None, False
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
@@ -316,17 +295,13 @@ class Link:
             if isinstance(answer, RobotRLError):
                 request.answer.set_exception(answer)
             else:
-                if isinstance(answer[0], messages.Opened):
-                    self._adopt(answer[0], request.message)
+                if isinstance(answer[0], messages.Opened):  # the session is now the current one
+                    assert isinstance(request.message, messages.Open)
+                    self.spool.begin(request.message, answer[0])
+                    self._sent, self._synced = answer[0].next_sequence, True
+                    self._resync_sent_at = None
                 request.answer.set_result(answer)
             del self._requests[number or RESYNC]
-
-    def _adopt(self, opened: messages.Opened, opening: Message) -> None:
-        """Make a session that a caller has opened the current one."""
-        assert isinstance(opening, messages.Open)
-        self.spool.begin(opening, opened)
-        self._sent = opened.next_sequence
-        self._synced, self._resync_sent_at = True, None
 
     def _refuse(self, error: RobotRLError) -> None:
         """Let all requests fail. Call with the condition held."""
@@ -355,8 +330,7 @@ class Link:
             # store: what the spool does not know is stored like all that it still holds.
             following = min(following, self.spool.end)
         self._acknowledge(following)
-        self._sent = following
-        self._synced, self._resync_sent_at = True, None
+        self._sent, self._synced, self._resync_sent_at = following, True, None
 
     def _on_refused(self, message: Refused) -> None:
         error = error_from_wire(message.error, message.message)
@@ -434,14 +408,11 @@ class Link:
         if self._resync_sent_at is not None:
             return now > self._resync_sent_at + self._patience
         with self.condition:
-            if any(
-                # Only a server that is there holds answers back.
-                r.sent_at is not None and now > r.sent_at + self._up * r.wait + self._patience
-                for r in self._requests.values()
-            ):
-                return True
-            outstanding = self._synced and self._sent > self.spool.first
-        return outstanding and now > self._heard_at + self._patience
+            # Only a server that is there holds answers back.
+            waits = [r.sent_at + self._up * r.wait for r in self._requests.values() if r.sent_at]
+            if self._synced and self._sent > self.spool.first:
+                waits.append(self._heard_at)
+        return now > min(waits, default=now) + self._patience
 
 
 def _why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | None:
@@ -452,7 +423,8 @@ def _why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | N
             hint="in the server's folder of keys there must be a clients/NAME.public for it;"
             " after a change the server must be restarted",
         )
-    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISM_MISMATCH:
+    mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and mismatch:
         if keys:
             return KeysRefused(
                 "this client uses keys, and the server does not",
