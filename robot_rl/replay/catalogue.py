@@ -75,10 +75,7 @@ class Catalogue:
         store: Folder of the store.
         write: Whether to create it where absent, and to write it. Else it is only read.
         durable: Whether what was written is on the disk when a call returns.
-        identity: The store's, where its catalogue is made anew.
-
-    Attributes:
-        identity: Name of this store and its copies.
+        identity: Name of the store and its copies, where its catalogue is made anew.
 
     Raises:
         StoreError: There is no store, it is damaged, or of another version. So do all calls where
@@ -176,7 +173,7 @@ class Catalogue:
         return [(row[:3], *row[3:]) for row in self.read("SELECT * FROM sessions")]
 
     def session(self, key: SessionKey) -> list[tuple[str, int]]:
-        """Return a session's owner and the sequence behind what was evicted; nothing for none."""
+        """Return owner and evicted sequence of a session; nothing for none."""
         return self.read(f"SELECT owner, evicted FROM sessions WHERE {_SESSION}", *key)
 
     def add_session(self, key: SessionKey, owner: str) -> None:
@@ -236,9 +233,8 @@ class Catalogue:
 
     def annotation_counts(self, table: int) -> dict[str, int]:
         """Return the values ever written of each annotation of a table, by its name."""
-        return dict(
-            self.read('SELECT name, written FROM annotation_names WHERE "table" = ?', table)
-        )
+        names = self.read('SELECT name, written FROM annotation_names WHERE "table" = ?', table)
+        return dict(names)
 
     def newest_values(self, name: str, key: SessionKey, first: int, rows: int) -> NewestValues:
         """Read the newest version of an annotation of so many rows from a sequence on."""
@@ -287,9 +283,8 @@ class Catalogue:
             self._connection.execute("ATTACH ? AS old", (str(old),))
             with self.transaction() as execute:
                 execute("INSERT INTO annotation_names SELECT * FROM old.annotation_names")
-                return int(
-                    execute("INSERT INTO annotations SELECT * FROM old.annotations").rowcount
-                )
+                copied = execute("INSERT INTO annotations SELECT * FROM old.annotations")
+                return int(copied.rowcount)
         return 0
 
     def close(self) -> None:

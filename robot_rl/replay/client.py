@@ -42,7 +42,7 @@ class ReplayClient:
 
     Args:
         address: ``tcp://HOST:PORT``, or the folder of the store, whose server is then found by its
-            ``endpoint.json`` again and again.
+            ``endpoint.json`` at every connection.
         keys: Folder with the client's keys, see `robot_rl.wire.keys`; without them only a
             server on this machine can be reached.
         spool_bytes: Room for unacknowledged rows; the size of the file.
@@ -97,18 +97,16 @@ class ReplayClient:
 
         Args:
             table: Name of the table.
-            schema: What its rows look like.
+            schema: Of its rows.
             actor: Number of this writer.
-            session: Number of the session; None takes the actor's next one. Later sessions of
-                an actor have larger numbers.
+            session: Number of the session, larger than the actor's before; None takes the next.
             owner: Token of a session that is to go on, as `Opened.owner` gave it.
             metadata: Facts about the recording, kept when the table is created.
 
         Raises:
             SchemaMismatch: The table has another schema; names the field.
             SessionTaken: The session was begun by another writer.
-            StoreReplaced: Another store has taken the place of the one that this client, or an
-                earlier process with its spool, has written to.
+            StoreReplaced: The client, or its spool, has written to another store.
             StoreFull: The store has no room for rows of the session before.
             ServerUnreachable: No answer, or rows of the session before are unacknowledged.
         """
@@ -219,9 +217,9 @@ class ReplayClient:
             ServerUnreachable: No row got through in time; the rows are still here.
             Stopped: `stop` was set.
         """
-        slice_seconds = timeout if stop is None else _SLICE_SECONDS
+        pause = timeout if stop is None else min(_SLICE_SECONDS, timeout)
         first, deadline = self._spool.first, time.monotonic() + timeout
-        while not self._wait_for(self._is_empty, min(slice_seconds, timeout)):
+        while not self._wait_for(self._is_empty, pause):
             if stop is not None and stop.is_set():
                 raise Stopped
             if self._spool.first != first:
@@ -245,12 +243,10 @@ class ReplayClient:
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
     ) -> WeightsRecord | None:
-        """Return the latest weights, or None where there are none newer than `newer_than`.
+        """Return the latest weights under a name.
 
-        Args:
-            name: Whose weights.
-            newer_than: Version that the caller has.
-            wait_seconds: How long to wait for newer ones, at most 60.
+        None where there are none newer than `newer_than`, and none came within `wait_seconds`,
+        which are at most 60.
 
         Raises:
             ServerUnreachable: No answer.
@@ -293,11 +289,7 @@ class ReplayClient:
     ) -> tuple[_Answer, Payload]:
         """Send a request and return its answer; it is sent again until there is one.
 
-        Args:
-            question: What is asked, without a number.
-            expected: Kind of the answer.
-            payload: What goes with it.
-            held_back: How long a server that is there may take beyond `request_seconds`.
+        A server that is there may take `held_back` seconds longer than `request_seconds`.
 
         Raises:
             KeysRefused: The server and this client do not accept each other's keys.
@@ -354,22 +346,18 @@ class ReplayClient:
         with link.condition:
             if not done():
                 link.wake()
-            link.condition.wait_for(
-                lambda: done() or link.failure is not None or link.closing, timeout
-            )
-            self._link.check()
+            link.condition.wait_for(lambda: done() or link.failure or link.closing, timeout)
+            link.check()
             return done()
 
     def _not_committed(self, seconds: float) -> RobotRLError:
         problem, spool = self._link.problem, self._spool
         kind = ServerUnreachable if problem is None else type(problem)
-        error = kind(
+        return kind(
             f"{spool.end - spool.first} rows are not acknowledged after {seconds:g} s",
             got=problem,
             hint=f"they are kept in {spool.place} and sent again; see that the replay server runs",
         )
-        error.__cause__ = problem
-        return error
 
     def _pack(self, row: Row) -> tuple[list[Frame], RowFacts]:
         """Check a row; large arrays are copied later, once, into the spool."""
@@ -385,7 +373,7 @@ class ReplayClient:
             raise RowRefused("episode metadata belongs to the first row of an episode")
         link, spool = self._link, self._spool
         with link.condition:
-            self._link.check()
+            link.check()
             if not spool.has_room(1, begins=bool(metadata)):
                 raise SpoolFull(
                     "the replay client holds as many unacknowledged rows as it may",

@@ -71,21 +71,13 @@ class InSession(Numbered):
 
 
 class Opened(InSession):
-    """Where the session that a client writes stands.
+    """Where the session that a client writes stands."""
 
-    Attributes:
-        owner: Token with which it can be gone on with.
-        store: Identity of the store that it is in.
-        next_sequence: Rows that it had when it was opened.
-        in_episode: Whether an episode was open then.
-        ended: Whether only that episode's row with ``is_last`` was missing.
-    """
-
-    owner: Name
-    store: Name
-    next_sequence: Natural
-    in_episode: bool
-    ended: bool
+    owner: Name  # token with which it can be gone on with
+    store: Name  # identity of the store that it is in
+    next_sequence: Natural  # rows that it had when it was opened
+    in_episode: bool  # an episode was open then
+    ended: bool  # only that episode's row with ``is_last`` was missing
 
 
 class Append(InSession):
@@ -147,7 +139,7 @@ class GetStatistics(Numbered):
 
 
 class Statistics(Numbered):
-    """What was asked for."""
+    """Those counters and totals."""
 
     statistics: Facts
 
@@ -190,33 +182,17 @@ ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
 def encode_rows(
     session: Opened, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
 ) -> list[Frame]:
-    """Build an append message from rows that lie one after the other in each of some frames.
-
-    Args:
-        session: Whose rows.
-        first: Sequence of the first.
-        rows: Their bytes.
-        episodes: JSON of the metadata of the episodes that begin, by sequence.
-    """
-    raw = {sequence: msgspec.Raw(text) for sequence, text in episodes.items()}
+    """Build an append message from the bytes of rows, and the episodes' metadata as JSON."""
+    table, actor, number = session.place
+    raw = cast("dict[int, Facts]", {at: msgspec.Raw(text) for at, text in episodes.items()})
     message = Append(
-        table=session.table,
-        actor=session.actor,
-        session=session.session,
-        owner=session.owner,
-        first=first,
-        episodes=cast("dict[int, Facts]", raw),
+        table=table, actor=actor, session=number, owner=session.owner, first=first, episodes=raw
     )
     return encode(message, rows)
 
 
 def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
-    """Check payload frames and cut them into rows, without copying.
-
-    Raises:
-        WireError: A frame is not a whole number of rows.
-        SchemaMismatch: A value is not finite or out of range; names the field.
-    """
+    """Cut payload frames into rows, uncopied and checked; raises `WireError`, `SchemaMismatch`."""
     size = schema.dtype.itemsize
     rows: list[memoryview] = []
     for frame in payload:
@@ -233,11 +209,7 @@ def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
 
 
 def annotate_requests(new: Annotations) -> Iterator[tuple[Annotate, list[Frame]]]:
-    """Yield the requests, of a bounded size, that store annotations; see `ReplayClient.annotate`.
-
-    Raises:
-        AnnotationRefused: A dtype is another, or there are not as many values as sequences.
-    """
+    """Yield the requests, each of a bounded size, that store annotations."""
     sequences, values = np.asarray(new.sequences), np.asarray(new.values)
     fits = sequences.dtype == np.int64 and values.dtype == np.float32
     if not fits or sequences.ndim != 1 or values.shape != sequences.shape:

@@ -20,7 +20,7 @@ from robot_rl.errors import did_you_mean
 from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
-from robot_rl.replay.segments import Segment, Segments, lacks_rows
+from robot_rl.replay.store_files import Segment, Segments, lacks_rows
 from robot_rl.replay.windows import SCALARS, Integers, News, Ranges
 
 _INDEX_BITS = 32

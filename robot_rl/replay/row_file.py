@@ -52,11 +52,7 @@ class RowFile:
 
     @classmethod
     def create(cls, path: Path, about: Mapping[str, object], row_bytes: int) -> RowFile:
-        """Make an empty segment; one whose making was cut off before is made again.
-
-        Raises:
-            OSError: It exists, or cannot be written.
-        """
+        """Make an empty segment, or make one again whose making was cut off; raises `OSError`."""
         file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
             if os.pread(file._descriptor, len(_MAGIC), 0) == _MAGIC:
@@ -119,10 +115,6 @@ class RowFile:
         if done < len(rows):
             os.ftruncate(self._descriptor, self._size_of(before + done))
         return done
-
-    def sync(self) -> None:
-        """Wait until the rows are on the disk."""
-        os.fdatasync(self._descriptor)
 
     def view(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Map the rows that are there now, read-only, shape (rows,); it outlives this object."""

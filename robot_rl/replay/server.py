@@ -30,10 +30,10 @@ from robot_rl.replay import (
     StoreReplaced,
     messages,
 )
-from robot_rl.replay.mailbox import read_weights, write_weights
 from robot_rl.replay.records import RowBatch, SessionKey, WeightsRecord
 from robot_rl.replay.server_place import Sampling
 from robot_rl.replay.store import Fsync, StoreWriter
+from robot_rl.replay.store_files import read_weights, write_weights
 from robot_rl.run import RunDirectory
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import check_protected

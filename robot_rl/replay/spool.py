@@ -97,12 +97,7 @@ class Spool:
             raise
 
     def begin(self, opening: Open, opened: Opened) -> None:
-        """Begin another session; the spool must be empty.
-
-        Raises:
-            SpoolTooSmall: The size leaves no room for a row.
-            SpoolError: The disk has no room for it, or it cannot be written.
-        """
+        """Begin another session in the empty spool; raises `SpoolTooSmall` and `SpoolError`."""
         assert self.first == self.end
         self.left = None
         row_bytes = _row_bytes(opening)
@@ -166,7 +161,7 @@ class Spool:
     def rows_from(
         self, sequence: int, rows: int, size: int
     ) -> tuple[int, list[Frame], dict[int, bytes]]:
-        """Return up to so many rows from `sequence` on, with at most `size` bytes or only one.
+        """Take up to so many rows from `sequence` on, with at most `size` bytes or only one.
 
         Returns:
             How many, their bytes, and metadata of the episodes that begin there, by sequence.
@@ -193,16 +188,12 @@ class Spool:
         return True
 
     def close(self) -> None:
-        """Release what the spool holds; a second call does nothing.
-
-        Raises:
-            SpoolError: The rows that are left cannot be written to the disk.
-        """
+        """Release it; raises `SpoolError` if the rows that are left cannot get to the disk."""
         try:
             if self._file is not None and self.first == self.end:
                 self._file.path.unlink(missing_ok=True)
             elif self._file is not None:
-                self._file.sync()
+                os.fdatasync(self._file.fileno())
         except OSError as error:
             raise SpoolError(f"{self.place} cannot be written", got=error) from error
         finally:
@@ -294,11 +285,7 @@ def size_for(rows: int, row_bytes: int) -> int:
 
 
 def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
-    """Check that a spool of this size can hold a whole episode of T + 1 rows.
-
-    Raises:
-        SpoolTooSmall: It cannot; says how large it must be.
-    """
+    """Raise `SpoolTooSmall` where a spool of this size cannot hold an episode of T + 1 rows."""
     needed = size_for(rows, row_bytes)
     if size_bytes < needed:
         raise SpoolTooSmall(
@@ -310,11 +297,7 @@ def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
 
 
 def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
-    """Return an episode's metadata as they wait in a spool; nothing for none.
-
-    Raises:
-        RowRefused: They are not JSON, or too large.
-    """
+    """Return an episode's metadata as they wait in a spool; raises `RowRefused`."""
     if not episode:
         return b""
     try:

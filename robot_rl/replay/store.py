@@ -3,9 +3,8 @@
 A row is appended once to its session's file and never changed. What `StoreWriter.append` accepts
 survives kill -9 of every process, and with ``fsync="group"`` a power cut too.
 
-    STORE/rows/              the segments, see `robot_rl.replay.segments`
-    STORE/catalogue.sqlite   see `robot_rl.replay.catalogue`
-    STORE/weights/           see `robot_rl.replay.mailbox`
+    STORE/rows/, STORE/weights/    see `robot_rl.replay.store_files`
+    STORE/catalogue.sqlite         see `robot_rl.replay.catalogue`
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from robot_rl.replay.records import (
     TableInfo,
 )
 from robot_rl.replay.row_file import write_error
-from robot_rl.replay.segments import Segment, WrittenSegment, lock_store
+from robot_rl.replay.store_files import Segment, WrittenSegment, lock_store
 from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
@@ -51,10 +50,10 @@ MAXIMUM_TABLES = 256
 
 
 class StoreWriter:
-    """The only writer of a store.
+    """The only writer of a store, in a folder that is created where absent.
 
     Args:
-        path: Folder; created where absent.
+        path: The folder.
         fsync: ``"none"`` does not wait for the disk, ``"group"`` does.
         capacity_rows: Most rows, of all tables together; beyond it the oldest segments are evicted.
             Those of demonstrations never are, nor one in which an episode is open.
@@ -162,9 +161,7 @@ class StoreWriter:
         return session
 
     def append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
-        """Put rows, and evict the oldest segments where the store holds too much.
-
-        Rows that are there already are skipped.
+        """Put rows that are not there yet, and evict the oldest segments of a store too large.
 
         Returns:
             For each batch None, or the error for which it was refused. On a full disk some of its

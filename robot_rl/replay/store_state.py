@@ -18,7 +18,7 @@ from robot_rl.replay import FileDamaged, RowRefused, StoreError, StoreFull
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import is_blank
-from robot_rl.replay.segments import Segment, Segments, WrittenSegment, lacks_rows
+from robot_rl.replay.store_files import Segment, Segments, WrittenSegment, lacks_rows
 
 
 @dataclass
@@ -61,13 +61,6 @@ class Table:
 class StoreState:
     """Where a store stands; brought up to what its files hold.
 
-    Attributes:
-        tables: By number.
-        sessions: By table, actor and session.
-        segments: Of each session, in order.
-        changed: Episodes that the catalogue has yet to learn of, by identifier.
-        next_episode: Identifier of the next episode that begins.
-
     Raises:
         StoreError: A file is damaged, or the catalogue knows rows that are not there.
     """
@@ -76,7 +69,8 @@ class StoreState:
         self._path, self._catalogue = path, catalogue
         self.tables: dict[int, Table] = {}
         self.sessions: dict[SessionKey, Session] = {}
-        self.segments: dict[SessionKey, list[WrittenSegment]] = {}
+        self.segments: dict[SessionKey, list[WrittenSegment]] = {}  # in order
+        # Episodes that the catalogue has yet to learn of, by identifier.
         self.changed: dict[int, EpisodeRecord] = {}
         self.next_episode = catalogue.next_episode()
         for info in catalogue.tables().values():

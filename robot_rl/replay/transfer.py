@@ -29,13 +29,12 @@ from robot_rl.data.transfer import EpisodeSource, Selection, close_episode
 from robot_rl.replay import NotEnoughData, ReplayError, StoreError, catalogue
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.mailbox import weights_versions
 from robot_rl.replay.messages import Opened
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, EpisodeRecord
 from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.segments import Segments, lock_store
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_files import Segments, lock_store, weights_versions
 
 _FIRST_ACTOR = 1 << 31  # those of actors are counted from 0
 _ROOM_SECONDS = 60.0

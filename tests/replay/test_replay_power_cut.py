@@ -19,8 +19,8 @@ from robot_rl.data.schema import Row, RowSchema
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.segments import Segments
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_files import Segments
 
 SCHEMA = camera_schema()
 

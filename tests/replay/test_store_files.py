@@ -9,12 +9,11 @@ import pytest
 from store_writing import Recording, numbers, sampler_of
 
 from robot_rl.replay import SessionTaken, StoreError, StoreInUse
-from robot_rl.replay.mailbox import read_weights, write_weights
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, RowBatch, WeightsRecord
 from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.segments import Segments
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_files import Segments, read_weights, write_weights
 from robot_rl.replay.transfer import rebuild_catalogue
 
 

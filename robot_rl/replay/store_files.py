@@ -1,7 +1,9 @@
-"""Segments: the row files of a store, and the facts of the episodes that begin in each.
+"""The files of a store: segments of rows, weights, and the lock of the one writer.
 
     rows/t<table>-a<actor>-s<session>-<first sequence>.rows       see `robot_rl.replay.row_file`
     rows/… .episodes     a JSON line for each episode that begins there: its sequence and metadata
+    weights/NAME-VERSION.safetensors     the latest tensors under a name
+    weights/NAME.json                    their version, metadata and the name of that file
 
 A session goes on in a further segment at the begin of an episode, so that each episode lies whole
 in one. A segment holds demonstrations only, or none.
@@ -22,15 +24,16 @@ from typing import IO, Any
 
 import numpy.typing as npt
 
-from robot_rl.processes.files import flush_to_disk, locked
-from robot_rl.replay import NotEnoughData, StoreError, StoreInUse
-from robot_rl.replay.records import EpisodeRecord, SessionKey
-from robot_rl.replay.row_file import RowFile
+from robot_rl.processes.files import flush_to_disk, locked, replace_bytes
+from robot_rl.replay import NotEnoughData, StoreError, StoreInUse, WeightsRefused
+from robot_rl.replay.records import EpisodeRecord, SessionKey, WeightsRecord
+from robot_rl.replay.row_file import RowFile, write_error
 
 SEGMENT_BYTES = 256 << 20
 # A segment takes at most so much of the capacity: by so much less may be kept.
 _CAPACITY_PARTS = 16
-_NAME = re.compile(r"t(\d+)-a(\d+)-s(\d+)-(\d+)\.rows")
+_SEGMENT_NAME = re.compile(r"t(\d+)-a(\d+)-s(\d+)-(\d+)\.rows")
+_WEIGHTS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, order=True)
@@ -110,7 +113,7 @@ class Segments:
     def _look(self) -> None:
         found: dict[SessionKey, list[int]] = {}
         for path in (self._store / "rows").glob("*.rows"):
-            name = _NAME.fullmatch(path.name)
+            name = _SEGMENT_NAME.fullmatch(path.name)
             if name is not None:
                 table, actor, session, first = map(int, name.groups())
                 found.setdefault((table, actor, session), []).append(first)
@@ -240,3 +243,65 @@ def lock_store(path: Path) -> IO[bytes]:
             hint="stop it, or give this server another folder",
         )
     return file
+
+
+def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
+    """Keep the latest weights under a name; the same ones again are accepted.
+
+    Only the store's one writer calls this. With `flush` they are then on the disk.
+
+    Raises:
+        WeightsRefused: The stored version is as new or newer, or the name cannot be one.
+        StoreError: They do not fit, or cannot be written; the stored ones stay.
+    """
+    name, version, folder = record.name, record.version, store / "weights"
+    if not _WEIGHTS_NAME.fullmatch(name):
+        raise WeightsRefused(
+            "weights cannot have this name",
+            got=name,
+            expected="letters, digits, dot, dash and underscore",
+        )
+    stored = read_weights(store, name, tensors=False)
+    if stored is not None and stored.version >= version:
+        if stored.version == version and read_weights(store, name) == record:
+            return
+        raise WeightsRefused(
+            f"weights {name!r} are not newer than the stored ones",
+            got=version,
+            expected=f"> {stored.version}",
+        )
+    tensors = folder / f"{name}-{version}.safetensors"
+    about = {"version": version, "metadata": dict(record.metadata), "tensors": tensors.name}
+    try:
+        folder.mkdir(exist_ok=True)
+        replace_bytes(tensors, record.tensors, flush=flush)
+        replace_bytes(folder / f"{name}.json", json.dumps(about).encode(), flush=flush)
+    except OSError as error:
+        tensors.unlink(missing_ok=True)
+        raise write_error(error, store) from error
+    if stored is not None:
+        (folder / f"{name}-{stored.version}.safetensors").unlink(missing_ok=True)
+
+
+def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsRecord | None:
+    """Return the latest weights under a name, with or without the `tensors`; None without any.
+
+    Raises:
+        StoreError: They are damaged.
+    """
+    file = store / "weights" / f"{name}.json"
+    if not file.exists():
+        return None
+    try:
+        about = json.loads(file.read_bytes())
+        data = file.with_name(about["tensors"]).read_bytes() if tensors else b""
+        return WeightsRecord(name, int(about["version"]), data, about["metadata"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise StoreError(f"the stored weights {name!r} cannot be read", got=error) from error
+
+
+def weights_versions(store: Path) -> dict[str, int]:
+    """Return the version of the latest weights by name."""
+    files = (store / "weights").glob("*.json")
+    records = [read_weights(store, file.stem, tensors=False) for file in files]
+    return {record.name: record.version for record in records if record is not None}
