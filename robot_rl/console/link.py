@@ -30,7 +30,7 @@ from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorEvent, OperatorInbox
 from robot_rl.errors import RobotRLError
 from robot_rl.run import RunDirectory
 from robot_rl.wire import WireError
-from robot_rl.wire.listener import Listener
+from robot_rl.wire.endpoint import Listener
 from robot_rl.wire.messages import (
     MAXIMUM_PAYLOAD_FRAMES,
     Decoder,

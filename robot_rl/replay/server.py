@@ -36,9 +36,8 @@ from robot_rl.replay.store import Fsync, StoreWriter
 from robot_rl.replay.store_files import read_weights, write_weights
 from robot_rl.run import RunDirectory
 from robot_rl.wire import WireError
-from robot_rl.wire.endpoint import check_protected
+from robot_rl.wire.endpoint import Listener, check_protected
 from robot_rl.wire.keys import ServerKeys, is_told
-from robot_rl.wire.listener import Listener
 from robot_rl.wire.messages import (
     DEFAULT_PAYLOAD_BYTES,
     Decoder,

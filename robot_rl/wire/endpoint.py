@@ -1,10 +1,13 @@
-"""Where a server listens: checking addresses, telling others, and a client's socket for it."""
+"""Where a server listens, whom it lets in, and how a client finds it: addresses and sockets."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import math
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,27 @@ import zmq
 
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.waiting import wait_until
-from robot_rl.wire import AddressRefused, ServerUnreachable
-from robot_rl.wire.keys import ClientKeys
+from robot_rl.wire import AddressInUse, AddressRefused, ServerUnreachable
+from robot_rl.wire.keys import Admission, ClientKeys, ServerKeys
+from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES, Frame
 
 ENDPOINT_FILE = "endpoint.json"
 _HINT = "start it; that of a store with: robot-rl replay"
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>\d{1,5})")
+_UNREAD_BY_US = 128  # messages of one client
+_LINGER_MILLISECONDS = 200
+_OPTIONS = {
+    zmq.ROUTER_MANDATORY: 1,
+    zmq.RCVHWM: _UNREAD_BY_US,
+    # Who connects and then says nothing, or is no longer there, gives its descriptor back. Not
+    # by ZeroMQ's heartbeats: with them libzmq 4.3.5 aborts the process when a peer hangs up
+    # whose messages wait to be read ("Assertion failed: !_io_error", its issue 4364).
+    zmq.HANDSHAKE_IVL: 10_000,  # ms
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 60,  # s
+    zmq.TCP_KEEPALIVE_INTVL: 15,
+    zmq.TCP_KEEPALIVE_CNT: 4,
+}
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -32,13 +50,10 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Take ``tcp://host:port`` apart; port 0 means any free one.
+    """Take ``tcp://host:port`` apart; raises `AddressRefused`.
 
     Returns:
-        The host, an IPv6 address in its brackets, and the port.
-
-    Raises:
-        AddressRefused: Not such an address.
+        The host, an IPv6 address in its brackets, and the port; 0 means any free one.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match["port"]) > 65535:
@@ -53,10 +68,6 @@ def parse_address(address: str) -> tuple[str, int]:
 def check_protected(address: str, *, keys: bool) -> None:
     """Check that messages which leave this machine are authenticated and encrypted.
 
-    Args:
-        address: Where a server is to listen, or is to be reached.
-        keys: Whether there are keys for it.
-
     Raises:
         AddressRefused: Not an address, or beyond loopback and without keys.
     """
@@ -70,15 +81,6 @@ def check_protected(address: str, *, keys: bool) -> None:
         expected="tcp://127.0.0.1:PORT, or keys",
         hint="make keys once with: robot-rl keys FOLDER, and add replay.keys=FOLDER",
     )
-
-
-def local_address(bound: str) -> str:
-    """Return where a client on this machine reaches a server that listens at `bound`."""
-    host, port = parse_address(bound)
-    number = _number(host)
-    if number is None or not number.is_unspecified:
-        return bound
-    return f"tcp://{'[::1]' if number.version == 6 else '127.0.0.1'}:{port}"
 
 
 def client_socket(
@@ -101,18 +103,8 @@ def client_socket(
     return socket
 
 
-def write_endpoint(folder: Path, endpoint: Endpoint) -> None:
-    """Tell where a server listens; readers see the old file or the new one."""
-    text = msgspec.json.encode(endpoint).decode()
-    replace_text(folder / ENDPOINT_FILE, text, 0o666 if endpoint.secret is None else 0o600)
-
-
 def read_endpoint(folder: Path) -> Endpoint:
-    """Return where a server listens, or last listened before it was killed.
-
-    Raises:
-        ServerUnreachable: No server has told.
-    """
+    """Return where a server listens, or did until it was killed; raises `ServerUnreachable`."""
     file = folder / ENDPOINT_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=Endpoint)
@@ -123,25 +115,21 @@ def read_endpoint(folder: Path) -> Endpoint:
 
 
 def wait_for_endpoint(folder: Path, timeout: float) -> Endpoint:
-    """Wait until a running server has told where it listens.
+    """Wait so many seconds until a running server has told where; raises `ServerUnreachable`."""
 
-    Raises:
-        ServerUnreachable: None has within `timeout` seconds.
-    """
-    endpoint = wait_until(lambda: _running(folder), timeout)
+    def running() -> Endpoint | None:
+        try:
+            endpoint = read_endpoint(folder)
+            os.kill(endpoint.pid, 0)
+        except (ServerUnreachable, ProcessLookupError):
+            return None
+        return endpoint
+
+    endpoint = wait_until(running, timeout)
     if endpoint is None:
         raise ServerUnreachable(
             f"no server of {folder} is running", got=f"none within {timeout:g} s", hint=_HINT
         )
-    return endpoint
-
-
-def _running(folder: Path) -> Endpoint | None:
-    try:
-        endpoint = read_endpoint(folder)
-        os.kill(endpoint.pid, 0)
-    except (ServerUnreachable, ProcessLookupError):
-        return None
     return endpoint
 
 
@@ -151,3 +139,126 @@ def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     except ValueError:
         return None
+
+
+class Listener:
+    """Receives whole messages from clients and sends messages to them.
+
+    Args:
+        address: ``tcp://HOST:PORT``; port 0 takes that of the server that was killed on this
+            folder, so that its clients find it again, or else any free one.
+        folder: Where it is announced, see `announce`; None where its clients know the address.
+        keys: Whom to let in; None lets everybody on this machine in.
+        secret: What clients on this machine must say, where there are no keys.
+        frame_bytes: Largest frame that a client may send.
+        unread_messages: Most messages that wait for a client to read them.
+
+    Attributes:
+        address: Where it listens, with the port it really got.
+        admission: Who was let in and who not; None where everybody is.
+        poller: What ends a wait; a further socket can be registered.
+
+    Raises:
+        AddressRefused: Not an address of this machine, or beyond loopback without keys.
+        AddressInUse: The port is taken.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        folder: Path | None = None,
+        keys: ServerKeys | None = None,
+        secret: str | None = None,
+        frame_bytes: int = MAXIMUM_FRAME_BYTES,
+        unread_messages: int = 1000,
+    ) -> None:
+        check_protected(address, keys=keys is not None)
+        host, port = parse_address(address)
+        self._folder, self._secret = folder, secret
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in _OPTIONS.items():
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
+        self._socket.setsockopt(zmq.SNDHWM, unread_messages)
+        self._socket.setsockopt(zmq.IPV6, host.startswith("["))
+        self.poller = zmq.Poller()
+        self.poller.register(self._socket, zmq.POLLIN)
+        self.admission: Admission | None = None
+        try:
+            asked = keys or secret
+            if asked is not None:
+                self.admission = Admission(self._context, self._socket, asked)
+                self.poller.register(self.admission.socket, zmq.POLLIN)
+            self.address = self._bind(host, port)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where a client on this machine reaches it."""
+        host, port = parse_address(self.address)
+        number = _number(host)
+        if number is not None and number.is_unspecified:
+            host = "[::1]" if number.version == 6 else "127.0.0.1"
+        return Endpoint(f"tcp://{host}:{port}", os.getpid(), self._secret)
+
+    def announce(self) -> None:
+        """Say in its folder where it listens."""
+        assert self._folder is not None
+        text = msgspec.json.encode(self.endpoint).decode()
+        replace_text(self._folder / ENDPOINT_FILE, text, 0o666 if self._secret is None else 0o600)
+
+    def withdraw(self) -> None:
+        """Say it no more."""
+        assert self._folder is not None
+        (self._folder / ENDPOINT_FILE).unlink(missing_ok=True)
+
+    def poll(self, seconds: float) -> bool:
+        """Wait until something happens or time is over; return whether there may be a message."""
+        ready = dict(self.poller.poll(math.ceil(1000 * seconds)))
+        if self.admission is not None:
+            self.admission.answer()
+        return self._socket in ready
+
+    def receive(self) -> tuple[bytes, list[Frame]] | None:
+        """Return the client and the uncopied frames of one waiting message; None without."""
+        try:
+            client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return client.bytes, [frame.buffer for frame in frames]
+
+    def send(self, client: bytes, frames: list[Frame]) -> bool:
+        """Send a message; return False where the client is gone or does not read."""
+        try:
+            self._socket.send_multipart([client, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Send what waits to be sent, for a moment, and stop listening."""
+        self._socket.close(_LINGER_MILLISECONDS)
+        if self.admission is not None:
+            self.admission.close()
+        self._context.term()
+
+    def _bind(self, host: str, port: int) -> str:
+        if port == 0 and self._folder is not None:
+            with suppress(ServerUnreachable, AddressRefused, zmq.ZMQError):
+                former = parse_address(read_endpoint(self._folder).address)[1]
+                self._socket.bind(f"tcp://{host}:{former}")
+                return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        try:
+            self._socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            problem, got = f"a server cannot listen on tcp://{host}:{port}", error.strerror
+            if error.errno == errno.EADDRINUSE:
+                hint = "stop the program that uses the port, or choose another, or port 0"
+                raise AddressInUse(problem, got=got, hint=hint) from error
+            expected = "an address of this machine, or tcp://0.0.0.0:PORT for all of them"
+            raise AddressRefused(problem, got=got, expected=expected) from error
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)

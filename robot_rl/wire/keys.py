@@ -48,11 +48,7 @@ class ServerKeys:
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
-        """Read the keys of a server.
-
-        Raises:
-            KeysError: A file is absent, damaged or readable by others, or no client is admitted.
-        """
+        """Read the keys of a server; raises `KeysError`, also where no client is admitted."""
         secret = _read(folder / SERVER_SECRET, secret=True)
         files = (folder / CLIENTS).glob("*.public")
         clients = frozenset(z85.decode(_read(file)) for file in files)
@@ -74,11 +70,7 @@ class ClientKeys:
 
     @classmethod
     def load(cls, folder: Path) -> ClientKeys:
-        """Read the keys of a client.
-
-        Raises:
-            KeysError: A file is absent, damaged or readable by others.
-        """
+        """Read the keys of a client; raises `KeysError`."""
         return cls(_read(folder / SERVER_PUBLIC), _read(folder / CLIENT_SECRET, secret=True))
 
 
@@ -122,11 +114,10 @@ class Admission:
         """Answer the questions that wait."""
         for _ in range(_ANSWERED_AT_A_TIME):
             try:
-                _, request, _, address, _, mechanism, *said = self.socket.recv_multipart(
-                    zmq.NOBLOCK
-                )
+                question = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            _, request, _, address, _, mechanism, *said = question
             verdict = [b"200", b"OK"]
             if not self._admits(mechanism, said):
                 self.refused += 1
@@ -152,11 +143,7 @@ def is_told(count: int) -> bool:
 
 
 def create_keys(folder: Path) -> None:
-    """Make the key pairs of a server and of the clients on its own machine.
-
-    Raises:
-        KeysError: There are keys already, or the folder cannot be written.
-    """
+    """Make the key pairs of a server and of the clients on its machine; raises `KeysError`."""
     public, secret = zmq.curve_keypair()
     _write(folder / SERVER_SECRET, secret, 0o600)
     _write(folder / SERVER_PUBLIC, public)
@@ -165,10 +152,6 @@ def create_keys(folder: Path) -> None:
 
 def add_client(folder: Path, name: str) -> Path:
     """Make the key pair of a further client, and admit it; a running server must be restarted.
-
-    Args:
-        folder: The server's keys.
-        name: Letters, digits, ``_`` and ``-``.
 
     Returns:
         The folder to copy to the client's machine.

@@ -6,6 +6,7 @@ import asyncio
 import stat
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -34,7 +35,6 @@ from robot_rl.wire.endpoint import (
     Endpoint,
     client_socket,
     read_endpoint,
-    write_endpoint,
 )
 from robot_rl.wire.messages import MAGIC, PREFIX, WIRE_VERSION, Decoder, Refused, encode
 
@@ -187,7 +187,8 @@ def test_a_stop_that_nobody_took_is_taken_by_the_loop_that_comes_next(run, inbox
     async def use(client: LoopClient) -> None:
         if before == "killed":
             loop_folder(run, 1).mkdir(parents=True)
-            write_endpoint(loop_folder(run, 1), Endpoint("tcp://127.0.0.1:1", pid=1, secret="gone"))
+            old = Endpoint("tcp://127.0.0.1:1", pid=1, secret="gone")
+            (loop_folder(run, 1) / ENDPOINT_FILE).write_bytes(msgspec.json.encode(old))
             await asyncio.sleep(1.0)  # it looks twice a second
         for event in ("stop", "take_over"):  # only a stop never comes too late
             with pytest.raises(ConsoleError, match="no control loop answers"):

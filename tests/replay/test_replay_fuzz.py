@@ -243,7 +243,7 @@ HANG_UP_ON_A_BUSY_SERVER = """
 import socket, struct, sys, time
 from pathlib import Path
 from fuzzing import GREETING, READY
-from robot_rl.wire.listener import Listener
+from robot_rl.wire.endpoint import Listener
 listener = Listener("tcp://127.0.0.1:0", folder=Path(sys.argv[1]))
 host, port = listener.address.removeprefix("tcp://").split(":")
 with socket.create_connection((host, int(port))) as plain:
