@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES, RowSchema, SchemaMismatch
-from robot_rl.replay import RowRefused, SequenceGap, SessionTaken
+from robot_rl.replay import RowRefused
 
 TABLE_LIMIT = 2**16
 ACTOR_LIMIT = 2**32
@@ -250,30 +250,6 @@ class Session:
     ended_by: int | None = None  # source of the last row if ``is_last`` must follow it
     closed: bool = False  # the actor has begun a later session
 
-    def rows_to_skip(self, batch: RowBatch) -> int:
-        """Return how many leading rows of a batch are stored already.
-
-        Raises:
-            SessionTaken: The batch carries another owner token, or adds to a closed session.
-            SequenceGap: The batch begins after the next row.
-        """
-        if batch.owner != self.owner:
-            raise SessionTaken("the session belongs to another writer", got=batch.session)
-        skip = self.next_sequence - batch.first_sequence
-        if skip < 0:
-            raise SequenceGap(
-                "rows are missing before these",
-                got=batch.first_sequence,
-                expected=self.next_sequence,
-            )
-        if self.closed and skip < len(batch.rows):
-            raise SessionTaken(
-                "the session is closed: its actor has begun a later one",
-                got=batch.session,
-                hint="let only one process write as this actor",
-            )
-        return skip
-
     def after(
         self,
         key: SessionKey,
@@ -308,17 +284,3 @@ class Session:
             state.ended_by = row.source if row.ended else None
             state.next_sequence = at + 1
         return state, episodes
-
-
-@dataclass(frozen=True)
-class RowBatch:
-    """Packed rows that one client sends together, with its session's token.
-
-    The metadata of the episodes that begin here are given by sequence.
-    """
-
-    session: SessionKey
-    owner: str
-    first_sequence: int
-    rows: Sequence[memoryview]
-    episodes: Mapping[int, Mapping[str, object]] = field(default_factory=dict)

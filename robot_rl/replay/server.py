@@ -30,9 +30,9 @@ from robot_rl.replay import (
     StoreReplaced,
     messages,
 )
-from robot_rl.replay.records import RowBatch, SessionKey, WeightsRecord
+from robot_rl.replay.records import SessionKey, WeightsRecord
 from robot_rl.replay.server_place import Sampling
-from robot_rl.replay.store import Fsync, StoreWriter
+from robot_rl.replay.store import Fsync, RowBatch, StoreWriter
 from robot_rl.replay.store_files import read_weights, write_weights
 from robot_rl.run import RunDirectory
 from robot_rl.wire import WireError
@@ -120,7 +120,7 @@ class ReplayServer:
             self._listener.announce()
             self._opened = opened.pop_all()
         self._waiting: list[tuple[bytes, messages.GetWeights, float]] = []
-        self._pending: list[tuple[bytes, messages.Append, RowBatch]] = []
+        self._pending: list[tuple[bytes, RowBatch]] = []
         counted = "messages bad_messages internal_errors commits rows_received replies_dropped"
         self._counters = dict.fromkeys(counted.split(), 0)
         self._started = time.monotonic()
@@ -213,15 +213,9 @@ class ReplayServer:
         self._send(client, answer)
 
     def _append(self, client: bytes, message: messages.Append, payload: Payload) -> None:
-        batch = RowBatch(
-            message.place,
-            message.owner,
-            message.first,
-            messages.split_rows(payload, self._writer.schema(message.table)),
-            message.episodes,
-        )
-        self._pending.append((client, message, batch))
-        self._counters["rows_received"] += len(batch.rows)
+        rows = messages.split_rows(payload, self._writer.schema(message.table))
+        self._pending.append((client, (message, rows)))
+        self._counters["rows_received"] += len(rows)
 
     def _put_weights(self, client: bytes, message: messages.PutWeights, payload: Payload) -> None:
         tensors = b"".join(payload)
@@ -281,10 +275,10 @@ class ReplayServer:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        results = self._store([batch for _, _, batch in pending])
+        results = self._store([batch for _, batch in pending])
         self._counters["commits"] += 1
         acknowledged: dict[tuple[bytes, SessionKey], None] = {}  # in order, each once
-        for (client, message, _), error in zip(pending, results, strict=True):
+        for (client, (message, _)), error in zip(pending, results, strict=True):
             if error is None:
                 acknowledged[client, message.place] = None
             else:

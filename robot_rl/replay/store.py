@@ -33,19 +33,14 @@ from robot_rl.replay import (
     StoreFull,
 )
 from robot_rl.replay.catalogue import Catalogue
-from robot_rl.replay.records import (
-    Annotations,
-    EpisodeRecord,
-    RowBatch,
-    Session,
-    SessionKey,
-    TableInfo,
-)
+from robot_rl.replay.messages import Append
+from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error
 from robot_rl.replay.store_files import Segment, WrittenSegment, lock_store
 from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
+RowBatch = tuple[Append, Sequence[memoryview]]  # and the rows that came with it
 MAXIMUM_TABLES = 256
 
 
@@ -230,21 +225,32 @@ class StoreWriter:
         self._lock_file.close()
 
     def _append(self, batch: RowBatch) -> None:
-        key, state, before = batch.session, self._state, self.session(batch.session)
-        rows = batch.rows[before.rows_to_skip(batch) :]
+        message, rows = batch
+        key, state, before = message.place, self._state, self.session(message.place)
+        if message.owner != before.owner:
+            raise SessionTaken("the session belongs to another writer", got=key)
+        at = before.next_sequence
+        if message.first > at:
+            raise SequenceGap("rows are missing before these", got=message.first, expected=at)
+        rows = rows[at - message.first :]
         if not rows:
             return
+        if before.closed:
+            raise SessionTaken(
+                "the session is closed: its actor has begun a later one",
+                got=key,
+                hint="let only one process write as this actor",
+            )
         table = state.tables[key[0]]
         facts = [table.flags.read(row) for row in rows]
-        after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
+        after, episodes = before.after(key, facts, message.episodes, state.next_episode)
         if self._capacity is not None:
             self._check_capacity(self._capacity, next(iter(episodes.values())), len(rows))
-        at = before.next_sequence
         begins = {e.first_sequence - at: e for e in episodes.values() if e.first_sequence >= at}
         done, failure = self._put(key, rows, begins)
         if done < len(rows):  # what is there is there, and is skipped when it comes again
             facts = facts[:done]
-            after, episodes = before.after(key, facts, batch.episodes, state.next_episode)
+            after, episodes = before.after(key, facts, message.episodes, state.next_episode)
         for record in episodes.values():
             table.count(record, before.episode)
             if record.sealed or record.identifier >= state.next_episode:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data.schema import Row, RowSchema
+from robot_rl.replay.messages import Append
 from robot_rl.replay.reader import TableRows
-from robot_rl.replay.records import RowBatch
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import SampleSpec
-from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store import RowBatch, StoreWriter
 
 
 class Recording:
@@ -34,10 +34,22 @@ class Recording:
     def put(self, rows: list[Row], *, first: int | None = None) -> None:
         """Commit rows together; raise what they are refused for."""
         at = self.writer.session(self.key).next_sequence if first is None else first
-        packed = [memoryview(self.schema.pack(row)) for row in rows]
-        (error,) = self.writer.append([RowBatch(self.key, self.owner, at, packed)])
+        (error,) = self.writer.append([self.batch(rows, at)])
         if error is not None:
             raise error
+
+    def batch(self, rows: list[Row], first: int, episodes: dict | None = None) -> RowBatch:
+        """Rows from a sequence on, as a client sends them."""
+        table, actor, session = self.key
+        message = Append(
+            table=table,
+            actor=actor,
+            session=session,
+            owner=self.owner,
+            first=first,
+            episodes=episodes or {},
+        )
+        return message, [memoryview(self.schema.pack(row)) for row in rows]
 
     def steps(self) -> int:
         """Environment steps of actors in the table, as the server tells them."""

@@ -10,7 +10,6 @@ from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import ReplayError, StoreFull
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader, TableRows
-from robot_rl.replay.records import RowBatch
 from robot_rl.replay.spool import size_for
 from robot_rl.replay.store import StoreWriter
 
@@ -220,10 +219,7 @@ def test_demonstrations_without_room_do_not_keep_others_out(open_writer, schema,
     writer = open_writer(rows=10)
     recordings = [Recording(writer, schema, 0), Recording(writer, schema, 1)]
     episodes = [make_episode(12, source=0), make_episode(4)]
-    batches = [
-        RowBatch(r.key, r.owner, 0, [memoryview(schema.pack(row)) for row in rows])
-        for r, rows in zip(recordings, episodes, strict=True)
-    ]
+    batches = [r.batch(rows, 0) for r, rows in zip(recordings, episodes, strict=True)]
     refused, accepted = writer.append(batches)
     assert isinstance(refused, StoreFull)
     assert accepted is None

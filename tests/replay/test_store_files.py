@@ -10,7 +10,7 @@ from store_writing import Recording, numbers, sampler_of
 
 from robot_rl.replay import SessionTaken, StoreError, StoreInUse
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations, RowBatch, WeightsRecord
+from robot_rl.replay.records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import Segments, read_weights, write_weights
@@ -35,9 +35,8 @@ def store(tmp_path, schema, make_episode):
     first = Recording(writer, schema)
     first.put(make_episode(4, terminated=True))
     at = writer.session(first.key).next_sequence
-    rows = [memoryview(schema.pack(row)) for row in make_episode(3)]
     facts = {at: {"task": "reach", "seed": 7, "instruction": "führe"}}
-    assert writer.append([RowBatch(first.key, first.owner, at, rows, facts)]) == [None]
+    assert writer.append([first.batch(make_episode(3), at, facts)]) == [None]
     first.put(make_episode(5)[:3])
     second = Recording(writer, schema)
     second.put(make_episode(2))
