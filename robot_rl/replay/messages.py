@@ -6,7 +6,7 @@ The server answers each request with the kind that stands behind it here, or wit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -63,6 +63,12 @@ class InSession(Numbered):
     table: TableNumber
     actor: ActorNumber
     session: Natural
+
+    @classmethod
+    def of(cls, place: SessionKey, **values: Any) -> Self:
+        """Make a message about a session."""
+        table, actor, session = place
+        return cls(table=table, actor=actor, session=session, **values)
 
     @property
     def place(self) -> SessionKey:
@@ -183,11 +189,8 @@ def encode_rows(
     session: Opened, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
 ) -> list[Frame]:
     """Build an append message from the bytes of rows, and the episodes' metadata as JSON."""
-    table, actor, number = session.place
-    raw = cast("dict[int, Facts]", {at: msgspec.Raw(text) for at, text in episodes.items()})
-    message = Append(
-        table=table, actor=actor, session=number, owner=session.owner, first=first, episodes=raw
-    )
+    raw = {at: msgspec.Raw(text) for at, text in episodes.items()}
+    message = Append.of(session.place, owner=session.owner, first=first, episodes=raw)
     return encode(message, rows)
 
 
@@ -219,10 +222,7 @@ def annotate_requests(new: Annotations) -> Iterator[tuple[Annotate, list[Frame]]
             f" {values.shape}",
             expected="int64 (n,), as EpisodeRecord.sequences, and float32 (n,)",
         )
-    table, actor, session = new.session
-    message = Annotate(
-        table=table, actor=actor, session=session, name=new.name, version=int(new.version)
-    )
+    message = Annotate.of(new.session, name=new.name, version=int(new.version))
     for at in range(0, len(sequences), MAXIMUM_ANNOTATED_ROWS):
         part = slice(at, at + MAXIMUM_ANNOTATED_ROWS)
         yield message, [sequences[part].tobytes(), values[part].tobytes()]

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 
 from robot_rl.data.schema import RowSchema
@@ -199,11 +198,9 @@ class ReplayServer:
             table.identifier, message.actor, message.session, message.owner
         )
         state = self._writer.session(key)
-        answer = messages.Opened(
+        answer = messages.Opened.of(
+            key,
             request=message.request,
-            table=key[0],
-            actor=key[1],
-            session=key[2],
             owner=message.owner,
             store=self._writer.identity,
             next_sequence=state.next_sequence,
@@ -246,11 +243,13 @@ class ReplayServer:
     def _send_weights(
         self, client: bytes, question: messages.GetWeights, record: WeightsRecord | None
     ) -> None:
-        answer = messages.Weights(request=question.request)
-        if record is not None:
-            about = {"version": record.version, "metadata": dict(record.metadata)}
-            answer = msgspec.structs.replace(answer, **about)
-        self._send(client, encode(answer, [] if record is None else split(record.tensors)))
+        if record is None:
+            self._send(client, messages.Weights(request=question.request))
+            return
+        answer = messages.Weights(
+            request=question.request, version=record.version, metadata=dict(record.metadata)
+        )
+        self._send(client, encode(answer, split(record.tensors)))
 
     def _get_statistics(self, client: bytes, message: messages.GetStatistics, _: Payload) -> None:
         admission = self._listener.admission
@@ -284,12 +283,8 @@ class ReplayServer:
             else:
                 self._send(client, refusal(error, message))
         for client, place in acknowledged:
-            table, actor, session = place
-            state = self._writer.session(place)
-            answer = messages.Acknowledged(
-                table=table, actor=actor, session=session, next=state.next_sequence
-            )
-            self._send(client, answer)
+            following = self._writer.session(place).next_sequence
+            self._send(client, messages.Acknowledged.of(place, next=following))
 
     def _store(self, batches: Sequence[RowBatch]) -> Sequence[RobotRLError | None]:
         try:

@@ -46,8 +46,7 @@ _COUNTS = ("episodes", "sealed", "successes", "steps")
 class StoreEpisodes:
     """The episodes of a table that are sealed at the moment when this is made.
 
-    Episodes that begin or end later are not seen. One that the server evicts before it is read is
-    left out.
+    One that the server evicts before it is read is left out.
 
     Args:
         path: Folder of the store.
@@ -57,9 +56,9 @@ class StoreEpisodes:
     Attributes:
         schema: Columns of the rows, and the newest version of each annotation at that moment.
         metadata: What the table was created with.
-        open_episodes: Episodes that were left out as they are not sealed.
-        left_out: Episodes so far that could not be given: evicted meanwhile, or cut after their
-            first row.
+        open_episodes: How many were left out as they are not sealed.
+        left_out: How many so far could not be given: evicted meanwhile, or cut after their first
+            row.
 
     Raises:
         StoreError: No such store or table, or several tables to choose from.
@@ -95,19 +94,14 @@ class StoreEpisodes:
                 rows: npt.NDArray[Any] | None = None
                 with contextlib.suppress(NotEnoughData):
                     rows = self._read(reader, record)
-                if rows is not None and not rows["is_last"][-1]:
-                    rows = close_episode(rows, self.schema.observation_names)
+                    if not rows["is_last"][-1]:
+                        rows = close_episode(rows, self.schema.observation_names)
                 if rows is None:
                     self.left_out += 1
                     continue
                 seed, text = record.metadata.get("seed"), record.metadata.get("instruction")
-                yield Episode(
-                    rows,
-                    seed if isinstance(seed, int) else 0,
-                    text if isinstance(text, str) else "",
-                    record.success,
-                    episode_source(record),
-                )
+                seed, text = seed if isinstance(seed, int) else 0, str(text or "")
+                yield Episode(rows, seed, text, record.success, episode_source(record))
 
     def _read(self, reader: StoreReader, record: EpisodeRecord) -> npt.NDArray[Any]:
         """Copy the rows of an episode, with the columns of the schema."""
@@ -168,16 +162,13 @@ def import_episodes(
         ServerUnreachable: The server went away and did not come back in time.
         DatasetError: The source cannot be read.
     """
-    done = Imported()
-    schema = source.schema.without_annotations
-    following = 0
+    done, following, schema = Imported(), 0, source.schema.without_annotations
     opened: Opened | None = None
     for episode in source.episodes():
         if opened is None:
             token = _token(source, episode)
-            actor = _FIRST_ACTOR + int(token[:7], 16)
-            metadata = dict(source.metadata)
-            opened = client.open_session(table, schema, actor, owner=token, metadata=metadata)
+            actor, facts = _FIRST_ACTOR + int(token[:7], 16), dict(source.metadata)
+            opened = client.open_session(table, schema, actor, owner=token, metadata=facts)
         there = min(max(opened.next_sequence - following, 0), len(episode.rows))
         if there < len(episode.rows):
             rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
@@ -209,12 +200,7 @@ class PlayedDifferently(ReplayError):
 class ReplayedEpisode:
     """Appends rows to a session that goes on; those that are stored are compared instead.
 
-    Args:
-        client: With the session.
-        store: Folder of the store.
-        opened: The session.
-        schema: Of its rows.
-        records: Of the episodes that the actor has finished: ``session`` and ``length``, steps.
+    `records` are of the episodes that the actor has finished: ``session`` and ``length`` in steps.
 
     Attributes:
         finished: How many of them this session has.
@@ -254,12 +240,7 @@ class ReplayedEpisode:
             )
 
     def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
-        """As `ReplayClient.append`.
-
-        Raises:
-            PlayedDifferently: Another row is stored in its place; names the fields.
-            ReplayError: As `ReplayClient.append`.
-        """
+        """As `ReplayClient.append`; raises `PlayedDifferently` too, which names the fields."""
         sequence, self._next = self._next, self._next + 1
         stored = self._stored.pop(sequence, None)
         if stored is None:
@@ -323,8 +304,8 @@ def _table(reader: StoreReader, name: str) -> dict[str, Any]:
             rows = np.empty(0, info.schema.dtype)
         sources[SOURCE_NAMES[episode_source(record)]].update(
             episodes=1,
-            sealed=int(record.sealed),
-            successes=int(record.success),
+            sealed=record.sealed,
+            successes=record.success,
             steps=record.environment_steps,
         )
         if len(rows) < record.rows:
@@ -374,11 +355,9 @@ def rebuild_catalogue(path: Path) -> str:
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
-    made = Catalogue(path, write=True, identity=identities.pop())
-    annotations = made.take_annotations(kept) if kept.exists() else 0
-    made.close()
-    writer = StoreWriter(path)
-    totals = [f"{t['episodes']} episodes of {name}" for name, t in writer.statistics().items()]
-    writer.close()
-    tables = ", ".join(totals)
+    with contextlib.closing(Catalogue(path, write=True, identity=identities.pop())) as made:
+        annotations = made.take_annotations(kept) if kept.exists() else 0
+    with contextlib.closing(StoreWriter(path)) as writer:
+        totals = writer.statistics().items()
+    tables = ", ".join(f"{table['episodes']} episodes of {name}" for name, table in totals)
     return f"made the catalogue anew: {tables}; {annotations} annotations were kept"

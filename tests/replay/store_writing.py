@@ -40,15 +40,7 @@ class Recording:
 
     def batch(self, rows: list[Row], first: int, episodes: dict | None = None) -> RowBatch:
         """Rows from a sequence on, as a client sends them."""
-        table, actor, session = self.key
-        message = Append(
-            table=table,
-            actor=actor,
-            session=session,
-            owner=self.owner,
-            first=first,
-            episodes=episodes or {},
-        )
+        message = Append.of(self.key, owner=self.owner, first=first, episodes=episodes or {})
         return message, [memoryview(self.schema.pack(row)) for row in rows]
 
     def steps(self) -> int:
