@@ -146,12 +146,7 @@ def _every(count: int, share: float) -> npt.NDArray[np.bool_]:
 
 
 class ReplaySampler(Sampler):
-    """Draws from rows on this machine.
-
-    Args:
-        rows: Of a table, or of datasets; they are closed with the sampler.
-        spec: What to draw.
-        rng: Where all randomness comes from.
+    """Draws from the rows of a table, or of datasets, which are closed with the sampler.
 
     Raises:
         ReplayError: Unknown field, or a share out of range.
@@ -169,7 +164,7 @@ class ReplaySampler(Sampler):
             self.layout = _layout(spec, rows.dtype)
             self._spans = dict.fromkeys(DataKind, range(0))
             self._queue = np.empty(0, WINDOW)
-            self._begin_index(self._rewards_there())
+            self._begin_index()
             self.refresh(None)
             failed.pop_all()
 
@@ -185,7 +180,7 @@ class ReplaySampler(Sampler):
     def refresh(self, environment_steps: int | None = None) -> None:
         """See `Sampler`. Newer rewards are looked for; then the whole table is read again."""
         if self._rewards_there() != self._rewards_seen:
-            self._begin_index(self._rewards_there())
+            self._begin_index()
         available = self.transitions_available()
         if environment_steps is not None and environment_steps > available:
             raise NotEnoughData(
@@ -208,16 +203,16 @@ class ReplaySampler(Sampler):
         """Return how many values of the annotation that gives the rewards were written so far."""
         return 0 if self.spec.rewards is None else self._rows.annotation_count(self.spec.rewards)
 
-    def _begin_index(self, rewards: int) -> None:
+    def _begin_index(self) -> None:
         """Forget all windows; the next look reads all rows again."""
         self._rows.rewind()
-        self._rewards_seen, name = rewards, self.spec.rewards
+        self._rewards_seen, name = self._rewards_there(), self.spec.rewards
 
         def relabel(address: int, scalars: Records) -> None:
             assert name is not None
             if name != LABELS:
                 scalars["reward"] = UNKNOWN
-            if rewards:
+            if self._rewards_seen:
                 valid, _, values = self._rows.annotated(name, address, len(scalars))
                 scalars["reward"][valid] = values[valid]
                 if name == LABELS:
@@ -247,8 +242,8 @@ class ReplaySampler(Sampler):
 
     def _count(self) -> None:
         demonstrations, interventions, online = map(len, self._spans.values())
-        left = len(self._queue)
-        self.visible = Visible(self._available, demonstrations, online, interventions, left)
+        counts = demonstrations, online, interventions, len(self._queue)
+        self.visible = Visible(self._available, *counts)
 
     def _line_up(self) -> None:
         """Queue the windows of the episodes that have not been given yet."""
@@ -257,11 +252,10 @@ class ReplaySampler(Sampler):
         windows = self._index.pools[kind].windows
         start, end = self._spans[kind].start, self._spans[kind].stop
         # An episode that is not there as a whole holds those that began after it back.
-        held = [windows["episode"][end:].min()] if end < len(windows) else []
-        first_open = self._index.first_open(of_actor=not shown)
-        held += [] if first_open is None else [first_open]
+        held = self._index.first_open(of_actor=not shown)
+        held = windows["episode"][end:].min(initial=held)
         queue = windows[start:end]
-        queue = queue[queue["episode"] < min(held)] if held else queue
+        queue = queue[queue["episode"] < held]
         queue = queue[np.argsort(queue["episode"], kind="stable")]
         episode, given = self._given
         begin = int(np.searchsorted(queue["episode"], episode))

@@ -186,10 +186,6 @@ class Sampler(ABC):
     interleaved, so that every contiguous part of a batch keeps the shares. Not safe for use from
     several threads at a time.
 
-    Attributes:
-        spec: What is drawn.
-        rng: Where all randomness comes from.
-        visible: What it is drawn from.
     """
 
     def __init__(self, spec: SampleSpec, rng: np.random.Generator) -> None:
@@ -230,10 +226,7 @@ class Sampler(ABC):
         """Release the store or the connection."""
 
     def sample(self, out: Batch | None = None) -> Batch:
-        """Draw one batch.
-
-        Args:
-            out: Arrays to fill, from `allocate`; new ones by default.
+        """Draw one batch into `out`, from `allocate`, or into new arrays.
 
         Raises:
             NotEnoughData: Nothing to draw from is visible, or each episode was given.
@@ -266,10 +259,9 @@ class Sampler(ABC):
         """
         try:
             steps, store = state["environment_steps"], state["store"]
-            episode, windows = cast("list[int]", state["given"])
-            given = int(episode), int(windows)
-            if not -1 <= given[0] < 2**63 or not 0 <= given[1] < 2**63:
-                raise ValueError(f"given is {given}")
+            episode, windows = map(int, cast("list[int]", state["given"]))
+            if not -1 <= episode < 2**63 or not 0 <= windows < 2**63:
+                raise ValueError(f"given is {episode}, {windows}")
             if steps is not None and (type(steps) is not int or steps < 0):
                 raise ValueError(f"environment_steps is {steps!r}")
             self.rng.bit_generator.state = cast("dict[str, Any]", state["rng"])
@@ -282,7 +274,7 @@ class Sampler(ABC):
                 expected=store,
                 hint="put that store back, or begin a new run",
             )
-        self._given = given
+        self._given = episode, windows
         self.refresh(steps)
 
 
@@ -307,11 +299,7 @@ class Prefetcher:
         self._held: Batch | None = None
 
     def start(self, draws: int) -> None:
-        """Begin to draw so many batches.
-
-        Raises:
-            ReplayError: Batches of the last `start` have not been taken.
-        """
+        """Begin to draw so many batches, once those of the last `start` are taken."""
         if self._left or self._ready:
             raise ReplayError(
                 "the prefetcher still holds batches of the last start",

@@ -48,18 +48,13 @@ _START_THERE = (
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Where the replay server of a run is.
+    """Where the replay server of a run is."""
 
-    Attributes:
-        store: Folder of the store, for a server on this machine.
-        address: ``tcp://HOST:PORT`` of one on another machine, whose store is not read from
-            here even if there is such a folder: it would be a copy.
-        keys: Folder of this machine's keys.
-    """
-
-    store: Path
+    store: Path  # folder of the store, for a server on this machine
+    # ``tcp://HOST:PORT`` of one on another machine, whose store is not read from here even if there
+    # is such a folder: it would be a copy.
     address: str | None = None
-    keys: Path | None = None
+    keys: Path | None = None  # folder of this machine's keys
 
     @classmethod
     def of(cls, config: DictConfig, run: RunDirectory) -> Self:
@@ -69,22 +64,11 @@ class ServerPlace:
         return cls(run.store, settings.connect, keys)
 
     def client(self, **options: Any) -> ReplayClient:
-        """Make a client of the server, with further arguments of `ReplayClient`.
-
-        Raises:
-            AddressRefused: The address is none, or beyond this machine and there are no keys.
-            KeysError: The keys cannot be read.
-        """
+        """Make a client of the server, with further arguments of `ReplayClient`."""
         return ReplayClient(self.address or self.store, keys=self.keys, **options)
 
     def sampler(self, table: str, spec: SampleSpec, rng: np.random.Generator) -> Sampler:
-        """Make a sampler: from the memory map, or over the network.
-
-        Raises:
-            StoreError: No such store or table.
-            ReplayError: Unknown field, or a number out of range.
-            ServerUnreachable: The server on another machine does not answer.
-        """
+        """Make a `ReplaySampler`, or a `RemoteSampler` where the server is elsewhere."""
         if self.address is None:
             return ReplaySampler(TableRows(self.store, table), spec, rng)
         client = self.client(request_seconds=_SAMPLING_SECONDS)
@@ -98,8 +82,7 @@ class ServerPlace:
         """Wait until the server answers.
 
         Raises:
-            KeysRefused: It and this machine do not accept each other's keys.
-            ServerUnreachable: It did not come in time.
+            ServerUnreachable: It did not come in time, or refuses this machine's keys.
             Stopped: `stop` was set.
         """
         deadline = time.monotonic() + seconds
@@ -130,8 +113,7 @@ class RemoteSampler(Sampler):
         client: A client of its own; it is closed with the sampler.
         table: Name of the table.
         spec: What to draw.
-        rng: Where all randomness comes from; its bit generator must be PCG64, as that of
-            `numpy.random.default_rng` is.
+        rng: Where all randomness comes from: PCG64, as `numpy.random.default_rng` makes.
 
     Raises:
         StoreError: No such table.
@@ -190,17 +172,16 @@ def _unpack(payload: Payload, batch: Batch, names: list[str]) -> None:
     frames = iter(payload)
     for name in names:
         target = batch[name].reshape(-1).view(np.uint8).data
-        at = 0
-        while at < len(target):
+        while len(target):
             frame = next(frames, memoryview(b""))
-            if not 0 < len(frame) <= len(target) - at:
+            if not 0 < len(frame) <= len(target):
                 raise WireError(
                     "a batch has another size than was asked for",
                     got=f"{len(frame)} bytes",
-                    expected=f"{len(target) - at} bytes",
+                    expected=f"{len(target)} bytes",
                 )
-            target[at : at + len(frame)] = frame
-            at += len(frame)
+            target[: len(frame)] = frame
+            target = target[len(frame) :]
 
 
 _Kind = tuple[str, SampleSpec]  # a table, and what is drawn from it

@@ -161,9 +161,10 @@ class WindowIndex:
         self._ended: dict[int, tuple[int, int]] = {}  # by first address: rows and steps of actors'
         self._evicted = (0, 0)
 
-    def first_open(self, *, of_actor: bool) -> int | None:
-        """Return the episode that began first of those that are not complete."""
-        return min((e for e, tail in self._open.items() if tail.of_actor is of_actor), default=None)
+    def first_open(self, *, of_actor: bool) -> int:
+        """Return the episode that began first of those that are not complete; 2^63 - 1 for none."""
+        opened = (e for e, tail in self._open.items() if tail.of_actor is of_actor)
+        return min(opened, default=2**63 - 1)
 
     def add(self, news: News) -> None:
         """Take in the rows that follow in an episode.
