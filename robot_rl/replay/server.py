@@ -21,14 +21,7 @@ import zmq
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.replay import (
-    ReplayError,
-    ServerBusy,
-    StoreError,
-    StoreFull,
-    StoreReplaced,
-    messages,
-)
+from robot_rl.replay import ReplayError, ServerBusy, StoreError, StoreFull, StoreReplaced, messages
 from robot_rl.replay.records import SessionKey, WeightsRecord
 from robot_rl.replay.server_place import Sampling
 from robot_rl.replay.store import Fsync, RowBatch, StoreWriter
