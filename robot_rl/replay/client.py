@@ -156,7 +156,7 @@ class ReplayClient:
 
         Args:
             rows: All of its rows.
-            episode: Its ``task``, ``seed`` and ``instruction``.
+            episode: As in `append`.
             timeout: How long no room may come, seconds.
             stored: How many of its rows an earlier, interrupted try has put into the session.
 
@@ -166,7 +166,7 @@ class ReplayClient:
         Raises:
             SchemaMismatch: A row has a wrong field, shape, dtype or value.
             RowRefused: The rows are not one episode, or another one is open.
-            SpoolFull: No room came within `timeout` seconds.
+            SpoolFull: No room came in time.
         """
         packed = [self._pack(row) for row in rows]
         closing = [facts.is_last for _, facts in packed]
@@ -206,16 +206,12 @@ class ReplayClient:
             return self._link.problem
 
     def flush(self, timeout: float = 30.0, stop: StopEvent | None = None) -> None:
-        """Wait until every row is committed, as long as rows get through.
-
-        Args:
-            timeout: How long none may get through, seconds.
-            stop: When set, waiting ends; closing the client still tries for a while.
+        """Wait until every row is committed; `timeout` seconds may pass in which none gets through.
 
         Raises:
             StoreFull: The store has no room; the rows are still here.
             ServerUnreachable: No row got through in time; the rows are still here.
-            Stopped: `stop` was set.
+            Stopped: `stop` was set; closing the client still tries for a while.
         """
         pause = timeout if stop is None else min(_SLICE_SECONDS, timeout)
         first, deadline = self._spool.first, time.monotonic() + timeout
@@ -243,10 +239,9 @@ class ReplayClient:
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
     ) -> WeightsRecord | None:
-        """Return the latest weights under a name.
+        """Return the latest weights; None if none newer than `newer_than` come in `wait_seconds`.
 
-        None where there are none newer than `newer_than`, and none came within `wait_seconds`,
-        which are at most 60.
+        These are at most 60.
 
         Raises:
             ServerUnreachable: No answer.
@@ -272,11 +267,7 @@ class ReplayClient:
         )
 
     def statistics(self) -> dict[str, object]:
-        """Return the server's counters and the totals of its tables.
-
-        Raises:
-            ServerUnreachable: No answer.
-        """
+        """Return the server's counters and the totals of its tables."""
         return self.ask(messages.GetStatistics(), messages.Statistics)[0].statistics
 
     def ask(
@@ -319,8 +310,8 @@ class ReplayClient:
         """Wait until every row is committed, then end the background thread.
 
         Raises:
-            ReplayError: Rows were still unacknowledged after `timeout` seconds, or the thread
-                had failed. The thread has ended all the same. Rows in a file stay there.
+            ReplayError: Rows are still unacknowledged after `timeout` seconds, or the thread had
+                failed. It has ended all the same. Rows in a file stay there.
         """
         if self._closed:
             return

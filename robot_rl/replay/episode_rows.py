@@ -23,12 +23,11 @@ class EpisodeRows:
     """Whole episodes in memory, all of them demonstrations; what `TableRows` is for a store.
 
     Args:
-        arrays: Columns of shape (rows, ...), final rows included.
+        arrays: Columns of shape (rows, ...), final rows included; more may be added later.
         episode_ends: (episodes,) exclusive, cumulative; T + 1 rows per episode.
         episodes: (episodes,) bool, which episodes are given; default all.
 
     Attributes:
-        arrays: The columns; further ones may be added before they are sampled.
         indices: (steps,) int64, the rows that have an action, in the order of recording.
 
     Raises:

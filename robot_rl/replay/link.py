@@ -425,15 +425,12 @@ def _why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | N
         )
     mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and mismatch:
+        problem = "the server did not accept a client without keys"
+        hint = "replay.keys=FOLDER, with keys that robot-rl keys has made beside the server's"
         if keys:
-            return KeysRefused(
-                "this client uses keys, and the server does not",
-                hint="start the server with replay.keys=FOLDER, or this client without",
-            )
-        return KeysRefused(
-            "the server did not accept a client without keys",
-            hint="replay.keys=FOLDER, with keys that robot-rl keys has made beside the server's",
-        )
+            problem = "this client uses keys, and the server does not"
+            hint = "start the server with replay.keys=FOLDER, or this client without"
+        return KeysRefused(problem, hint=hint)
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys:
         # A server that restarts behind a tunnel looks the same for a while.
         return ServerUnreachable(

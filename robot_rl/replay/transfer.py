@@ -148,13 +148,7 @@ def import_episodes(
 
     A source is known by its first episode, its columns and its length, and has a session of its
     own in the store: one that was interrupted goes on where it stood, and one that is there is not
-    added again.
-
-    Args:
-        source: Where they come from.
-        client: Without a session.
-        table: Name of the table; created where absent.
-        on_episode: Called after each.
+    added again. The table is created where absent; `on_episode` is called after each.
 
     Raises:
         SchemaMismatch: The table has other columns; names the field.
@@ -201,10 +195,7 @@ class ReplayedEpisode:
     """Appends rows to a session that goes on; those that are stored are compared instead.
 
     `records` are of the episodes that the actor has finished: ``session`` and ``length`` in steps.
-
-    Attributes:
-        finished: How many of them this session has.
-        steps: Environment steps that are stored and played again.
+    This session has `finished` of them, and `steps` environment steps that are played again.
 
     Raises:
         PlayedDifferently: The store does not hold what was finished.

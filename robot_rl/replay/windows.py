@@ -139,13 +139,9 @@ class WindowIndex:
 
     A window with a reward that is `UNKNOWN` is none. Evicted steps stay counted, also those that
     were evicted before they were seen: numbers of steps and rows are the same whenever one looks.
-
-    Args:
-        spec: What windows are wanted.
-        relabel: Changes the scalars of consecutive rows from an address on, in place.
+    `relabel` changes the scalars of consecutive rows from an address on, in place.
 
     Attributes:
-        pools: The windows of each kind.
         online_transitions: Online steps so far, those of rows that were never seen included.
         online_rows: Rows of actors' episodes so far, likewise.
         demonstration_rows: Rows of demonstrations so far, which are never evicted.
@@ -280,7 +276,7 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
     eq. 7.1, cut at the episode's end and, for an action of the policy, at a take-over.
 
     Args:
-        scalars: Shape (rows,), dtype `SCALARS`.
+        scalars: Shape (rows,), with the fields of `SCALARS`.
         needed: Shape (rows,), the online transitions that must be visible for each row.
         spec: What windows are wanted.
 
