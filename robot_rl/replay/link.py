@@ -398,7 +398,11 @@ class Link:
             self._heard_at = time.monotonic()
         # Of a row that is not acknowledged only one message is on its way at a time, so that its
         # place in the spool, which is not copied, is not used anew before it is sent.
-        self._send(messages.encode_rows(session, self._sent, frames, episodes))
+        texts = {at: msgspec.Raw(text) for at, text in episodes.items()}
+        append = messages.Append.of(
+            session.place, owner=session.owner, first=self._sent, episodes=texts
+        )
+        self._send(encode(append, frames))
         self._sent += rows
         return True
 

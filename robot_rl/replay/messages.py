@@ -5,7 +5,7 @@ The server answers each request with the kind that stands behind it here, or wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
@@ -26,7 +26,6 @@ from robot_rl.wire.messages import (
     Numbered,
     Payload,
     Refused,
-    encode,
 )
 
 MAXIMUM_SCHEMA_BYTES = 1 << 16
@@ -177,15 +176,6 @@ class Sampled(Numbered):
 
 
 ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
-
-
-def encode_rows(
-    session: Opened, first: int, rows: Sequence[Frame], episodes: Mapping[int, bytes]
-) -> list[Frame]:
-    """Build an append message from the bytes of rows, and the episodes' metadata as JSON."""
-    raw = {at: msgspec.Raw(text) for at, text in episodes.items()}
-    message = Append.of(session.place, owner=session.owner, first=first, episodes=raw)
-    return encode(message, rows)
 
 
 def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:

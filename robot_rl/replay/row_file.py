@@ -22,13 +22,13 @@ import shutil
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.processes.files import locked
 from robot_rl.replay import FileDamaged, ReplayError, StoreError, StoreFull
 
 VERSION = 2
@@ -46,22 +46,18 @@ class RowFile:
     """An open row file, made with `create` or `open`: `about` says what its rows are."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self._descriptor, self._locked = path, descriptor, False
+        self.path, self._descriptor = path, descriptor
         self.about: dict[str, Any] = {}
         self.header_bytes = self.row_bytes = 0
 
     @classmethod
-    def create(cls, path: Path, about: Mapping[str, object], row_bytes: int) -> RowFile:
+    def create(cls, path: Path, about: Mapping[str, object], row_bytes: int) -> None:
         """Make an empty segment, or make one again whose making was cut off; raises `OSError`."""
-        file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        try:
-            if os.pread(file._descriptor, len(_MAGIC), 0) == _MAGIC:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with closing(cls(path, descriptor)) as file:
+            if os.pread(descriptor, len(_MAGIC), 0) == _MAGIC:
                 raise FileExistsError(f"{path} exists")
             file.format(about, row_bytes)
-        except BaseException:
-            file.close()
-            raise
-        return file
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> RowFile:
@@ -182,11 +178,6 @@ class RowFile:
         """Return the descriptor."""
         return self._descriptor
 
-    def lock(self) -> bool:
-        """Lock the file for this process; return whether nobody else has."""
-        self._locked = locked(self._descriptor)
-        return self._locked
-
     def damaged(self, what: str) -> FileDamaged:
         """Make the error for a file that cannot be trusted."""
         return FileDamaged(f"{self.path} is damaged, or no row file of robot_rl", got=what)
@@ -194,8 +185,8 @@ class RowFile:
     def close(self) -> None:
         """Release the file; what was mapped stays mapped as long as somebody looks at it."""
         if self._descriptor >= 0:
-            if self._locked:  # else a map, which keeps the file open, would keep the lock
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            # A map keeps the file open, and so it would keep a lock.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -24,6 +24,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from robot_rl.data.schema import RowSchema, SchemaMismatch
+from robot_rl.processes.files import locked
 from robot_rl.replay import (
     FileDamaged,
     RowRefused,
@@ -315,7 +316,7 @@ def _open_locked(path: Path) -> RowFile:
         except OSError as error:
             raise SpoolError(f"the spool {path} cannot be opened", got=error) from error
         file = RowFile(path, descriptor)
-        if not file.lock():
+        if not locked(descriptor):
             file.close()
             raise SpoolInUse(
                 f"another process uses the spool {path}", hint="stop it, or wait until it has ended"

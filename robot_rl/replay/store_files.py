@@ -19,6 +19,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,32 +109,31 @@ class Segments:
 
     def __init__(self, store: Path) -> None:
         self._store = store
-        self._firsts: dict[SessionKey, list[int]] = {}
         self._look()
 
     def _look(self) -> None:
-        found: dict[SessionKey, list[int]] = {}
+        self._found: dict[SessionKey, list[Segment]] = {}
         for path in (self._store / "rows").glob("*.rows"):
-            name = _SEGMENT_NAME.fullmatch(path.name)
-            if name is not None:
+            if name := _SEGMENT_NAME.fullmatch(path.name):
                 table, actor, session, first = map(int, name.groups())
-                found.setdefault((table, actor, session), []).append(first)
-        self._firsts = {key: sorted(firsts) for key, firsts in found.items()}
+                segment = Segment((table, actor, session), first, path)
+                self._found.setdefault(segment.key, []).append(segment)
+        for segments in self._found.values():
+            segments.sort()
 
     def __iter__(self) -> Iterator[Segment]:
-        for key in sorted(self._firsts):
-            yield from (Segment.of(self._store, key, first) for first in self._firsts[key])
+        return chain.from_iterable(self._found[key] for key in sorted(self._found))
 
     def holding(self, key: SessionKey, sequence: int) -> Segment:
         """Return the segment in which a row lies, or would lie; raises `NotEnoughData`."""
         for again in (False, True):
             if again:
                 self._look()
-            firsts = self._firsts.get(key, [])
-            at = bisect.bisect_right(firsts, sequence) - 1
+            segments = self._found.get(key, [])
+            at = bisect.bisect_right(segments, sequence, key=attrgetter("first")) - 1
             # A later segment may have been begun since the folder was listed.
-            if at >= 0 and (again or at < len(firsts) - 1):
-                return Segment.of(self._store, key, firsts[at])
+            if at >= 0 and (again or at < len(segments) - 1):
+                return segments[at]
         raise _not_there(Segment.of(self._store, key, sequence).path)
 
 
@@ -163,14 +164,13 @@ class WrittenSegment:
     row_bytes: int
     rows: int = 0
     begins: EpisodeRecord | None = None
-    _file: RowFile | None = None
-    _facts: io.FileIO | None = None
+    _opened: tuple[()] | tuple[io.FileIO, RowFile] = ()
 
     def create(self, about: Mapping[str, object], *, durable: bool) -> None:
         """Make its file, whose header says what the rows are."""
         path = self.segment.path
         path.parent.mkdir(exist_ok=True)
-        RowFile.create(path, about, self.row_bytes).close()
+        RowFile.create(path, about, self.row_bytes)
         if durable:
             flush_to_disk(path)
             flush_to_disk(path.parent)
@@ -197,29 +197,28 @@ class WrittenSegment:
         self, identity: str, rows: Sequence[memoryview], begins: EpisodeRecord | None
     ) -> int:
         """Append packed rows of an episode, which may begin with them; see `RowFile.append`."""
-        if self._file is None or self._facts is None:
-            self._file = self.segment.open(identity, write=True)
-            self._facts = io.FileIO(self.segment.episodes_path, "a")
+        if not self._opened:
+            file = self.segment.open(identity, write=True)
+            self._opened = io.FileIO(self.segment.episodes_path, "a"), file
+        episodes, file = self._opened
         if begins is not None and begins.metadata:
             facts = [begins.first_sequence, dict(begins.metadata)]
             # A line that was cut off ends with the next one's begin.
-            self._facts.write(b"\n" + json.dumps(facts).encode())
-        written = self._file.append(rows)
+            episodes.write(b"\n" + json.dumps(facts).encode())
+        written = file.append(rows)
         self.rows += written
         return written
 
     def sync(self) -> None:
         """Wait until its rows and episodes are on the disk."""
-        for opened in (self._facts, self._file):
-            if opened is not None:
-                os.fdatasync(opened.fileno())
+        for opened in self._opened:
+            os.fdatasync(opened.fileno())
 
     def close(self) -> None:
         """Close its files."""
-        for opened in (self._facts, self._file):
-            if opened is not None:
-                opened.close()
-        self._file = self._facts = None
+        for opened in self._opened:
+            opened.close()
+        self._opened = ()
 
 
 def lock_store(path: Path) -> IO[bytes]:
@@ -233,9 +232,8 @@ def lock_store(path: Path) -> IO[bytes]:
         path.mkdir(parents=True, exist_ok=True)
         file = (path / "server.lock").open("wb")
     except OSError as error:
-        raise StoreError(
-            f"the store {path} cannot be opened", got=error, hint="see that it can be written"
-        ) from error
+        problem, hint = f"the store {path} cannot be opened", "see that it can be written"
+        raise StoreError(problem, got=error, hint=hint) from error
     if not locked(file.fileno()):
         file.close()
         raise StoreInUse(
@@ -256,11 +254,8 @@ def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
     """
     name, version, folder = record.name, record.version, store / "weights"
     if not _WEIGHTS_NAME.fullmatch(name):
-        raise WeightsRefused(
-            "weights cannot have this name",
-            got=name,
-            expected="letters, digits, dot, dash and underscore",
-        )
+        expected = "letters, digits, dot, dash and underscore"
+        raise WeightsRefused("weights cannot have this name", got=name, expected=expected)
     stored = read_weights(store, name, tensors=False)
     if stored is not None and stored.version >= version:
         if stored.version == version and read_weights(store, name) == record:
