@@ -69,7 +69,7 @@ class Spool:
     Attributes:
         opening: What has opened the session, and opens it again after a break.
         opened: The session, None before the first one.
-        left: The session of an earlier process that left rows here, until another is begun.
+        left: The session, if an earlier process left rows of it here; until another is begun.
         first: Sequence of the oldest row.
         end: Sequence of the next row.
 
@@ -88,11 +88,9 @@ class Spool:
         self._size_bytes = size_bytes
         self._unmap()
         self._file = None if path is None else _open_locked(path)
-        if self._file is None:
-            return
         try:
-            if not is_blank(self._file.path):
-                self._recover()
+            if self._file is not None and not is_blank(self._file.path):
+                self._recover(self._file)
         except BaseException:
             self._release()
             raise
@@ -105,22 +103,20 @@ class Spool:
         check_size(self._size_bytes, rows=1, row_bytes=row_bytes)
         slots = (self._size_bytes - size_for(0, row_bytes)) // (row_bytes + 4)
         about = {"opening": asdict(opening), "opened": asdict(opened)}
-        room = _EPISODE.itemsize * EPISODES + 4 * slots
         self._unmap()
         if self._file is None:
-            data = memoryview(mmap.mmap(-1, slots * row_bytes + room + mmap.PAGESIZE))
-            self._take(data, room + mmap.PAGESIZE, mmap.PAGESIZE, row_bytes, slots)
+            header = mmap.PAGESIZE + _room(slots)
+            data = memoryview(mmap.mmap(-1, header + slots * row_bytes))
         else:
             try:
-                self._file.format(about, row_bytes, room, slots)
-                data = self._file.map_all()
+                self._file.format(about, row_bytes, _room(slots), slots)
+                data, header = self._file.map_all(), self._file.header_bytes
             except OSError as error:
                 smaller = "or make it smaller with replay.spool_bytes"
                 hint = f"free some space: it takes {self._size_bytes} bytes; {smaller}"
                 kinds = SpoolError, SpoolError
                 raise write_error(error, self._file.path, "the spool", kinds, hint) from error
-            header = self._file.header_bytes
-            self._take(data, header, header - room, row_bytes, slots)
+        self._take(data, header, row_bytes, slots)
         self.opening, self.opened = opening, opened
         self.first = self.end = opened.next_sequence
         self._counters[_FIRST] = self._counters[_END] = self._counters[_BASE] = self.first
@@ -203,35 +199,30 @@ class Spool:
     def _slot(self, sequence: int) -> int:
         return (sequence - int(self._counters[_BASE])) % self._slots
 
-    def _take(self, data: memoryview, rows: int, room: int, row_bytes: int, slots: int) -> None:
-        """Use mapped memory, in which the rows and the room before them begin at these places."""
+    def _take(self, data: memoryview, rows: int, row_bytes: int, slots: int) -> None:
+        """Use mapped memory, in which the rows begin at this place, and the room ends."""
+        room, entries = rows - _room(slots), rows - _room(slots) + _room(0)
         self._counters = np.frombuffer(data[COUNTERS], "<u8")
-        entries = room + _EPISODE.itemsize * EPISODES
         self._entries = np.frombuffer(data[room:entries], _EPISODE)
         self._checksums = np.frombuffer(data[entries : entries + 4 * slots], "<u4")
         self._rows = data[rows : rows + slots * row_bytes]
         self.row_bytes, self._slots = row_bytes, slots
         self._facts: dict[int, bytes] = {}
 
-    def _recover(self) -> None:
+    def _recover(self, file: RowFile) -> None:
         """Find the rows that were not acknowledged, all of which must be as they were written."""
-        assert self._file is not None
         try:
-            self._file.read_header()
-        except FileDamaged as error:
-            raise self._damaged(str(error)) from error
-        try:
-            opening = msgspec.convert(self._file.about["opening"], Open)
-            opened = msgspec.convert(self._file.about["opened"], Opened)
+            file.read_header()
+            opening = msgspec.convert(file.about["opening"], Open)
+            opened = msgspec.convert(file.about["opened"], Opened)
             row_bytes = _row_bytes(opening)
-        except (KeyError, msgspec.ValidationError, SchemaMismatch) as error:
+        except (FileDamaged, KeyError, msgspec.ValidationError, SchemaMismatch) as error:
             raise self._damaged(error) from error
-        size, header = os.fstat(self._file.fileno()).st_size, self._file.header_bytes
+        size, header = os.fstat(file.fileno()).st_size, file.header_bytes
         slots, rest = divmod(size - header, row_bytes)
-        room = _EPISODE.itemsize * EPISODES + 4 * slots
-        if slots < 1 or rest or room + COUNTERS.stop > header:
+        if slots < 1 or rest or _room(slots) + COUNTERS.stop > header:
             raise self._damaged(f"{size} bytes: another length than it was made with")
-        self._take(self._file.map_all(), header, header - room, row_bytes, slots)
+        self._take(file.map_all(), header, row_bytes, slots)
         self.first, self.end = int(self._counters[_FIRST]), int(self._counters[_END])
         if not self._counters[_BASE] <= self.first <= self.end <= self.first + slots:
             raise self._damaged(f"rows {self.first} to {self.end}")
@@ -275,14 +266,17 @@ class Spool:
             self._file = None
 
 
+def _room(slots: int) -> int:
+    return _EPISODE.itemsize * EPISODES + 4 * slots
+
+
 def _row_bytes(opening: Open) -> int:
     return RowSchema.from_json(opening.schema).dtype.itemsize
 
 
 def size_for(rows: int, row_bytes: int) -> int:
     """Return the size of a spool with room for so many rows of one episode."""
-    fixed = _DESCRIPTION_BYTES + mmap.PAGESIZE + _EPISODE.itemsize * EPISODES
-    return fixed + rows * (row_bytes + 4)
+    return _DESCRIPTION_BYTES + mmap.PAGESIZE + _room(rows) + rows * row_bytes
 
 
 def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:

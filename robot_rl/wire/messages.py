@@ -65,11 +65,7 @@ class Message(
 
 
 class Numbered(Message, kw_only=True):
-    """A question or its answer.
-
-    Attributes:
-        request: The number that the sender gave this request, None where it gave none.
-    """
+    """A question or its answer, with the number that the sender gave this question."""
 
     request: Natural | None = None
 
@@ -116,11 +112,7 @@ class Decoder:
 
 
 def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
-    """Build the frames of a message.
-
-    Raises:
-        WireError: It is larger than the format allows, or an entry cannot be sent as JSON.
-    """
+    """Build the frames of a message; raises `WireError` if it is too large, or not JSON."""
     try:
         text = msgspec.json.encode(message, enc_hook=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -143,11 +135,7 @@ def refusal(error: RobotRLError, about: Message | None = None) -> Refused:
 
 
 def json_text(content: Mapping[str, object], limit: int = MAXIMUM_HEADER_BYTES) -> bytes:
-    """Return facts of a caller's own as JSON that a message may carry.
-
-    Raises:
-        WireError: They are not JSON, nested too deeply, or larger than `limit`.
-    """
+    """Return a caller's own facts as JSON of at most `limit` bytes; raises `WireError`."""
     try:
         text = json.dumps(dict(content), allow_nan=False, ensure_ascii=False).encode()
         _check_depth(msgspec.json.decode(text), MAXIMUM_HEADER_DEPTH - 2)
