@@ -181,10 +181,10 @@ class TableRows:
         self.evicted: Counter[str] = Counter()
         self._mapped: list[_Mapped | None] = []
         self._numbers: dict[Segment, int] = {}
-        self._open: dict[int, int] = {}  # open episodes and how many of their rows were given
+        self._given: dict[int, int] = {}  # of open episodes: how many of their rows were given
         self._next_episode = 0
         self._seen_version: int | None = None
-        self._unseen: list[EpisodeRecord] = []
+        self._unseen: list[EpisodeRecord] = []  # of which rows may come
 
     def look(self) -> list[News]:
         """Return what has come since the last look, in the order in which episodes began."""
@@ -216,8 +216,7 @@ class TableRows:
 
     def rewind(self) -> None:
         """Let the next look begin again at the first episode."""
-        self._next_episode, self._seen_version = 0, None
-        self._open = {}
+        self._next_episode, self._seen_version, self._given = 0, None, {}
 
     def take(self, addresses: Integers, out: Mapping[str, Array]) -> None:
         """Copy fields of the rows at (n,) addresses to arrays, each (n, *shape) and contiguous."""
@@ -277,10 +276,10 @@ class TableRows:
         self._seen_version = version
         for item in news:
             self._next_episode = max(self._next_episode, item.episode + 1)
+            self._given[item.episode] = self._given.get(item.episode, 0) + len(item.scalars)
             if item.complete:
-                self._open.pop(item.episode, None)
-            else:
-                self._open[item.episode] = self._open.get(item.episode, 0) + len(item.scalars)
+                del self._given[item.episode]
+        self._unseen = [record for record in self._unseen if record.identifier in self._given]
         return news
 
     def _read_catalogue(self) -> None:
@@ -292,17 +291,15 @@ class TableRows:
                     place = (mapped.segment.key, first, first + 1)
                     mapped.gone = not self._catalogue.episodes_of_session(*place)
             self.evicted = self._catalogue.evicted(self._table)
-            known = (self._catalogue.episode(identifier) for identifier in sorted(self._open))
+            known = (self._catalogue.episode(identifier) for identifier in sorted(self._given))
             there = [record for record in known if record is not None]
             self._unseen = [*there, *self._catalogue.episodes(self._table, self._next_episode)]
-        self._open = {record.identifier: self._open[record.identifier] for record in there}
+        self._given = {record.identifier: self._given[record.identifier] for record in there}
 
     def _news(self) -> Iterator[News]:
         for record in self._unseen:
-            new = record.identifier >= self._next_episode
-            if not new and record.identifier not in self._open:
-                continue
-            given = self._open.get(record.identifier, 0)
+            new = record.identifier not in self._given
+            given = self._given.get(record.identifier, 0)
             number, mapped = self._map(record)
             start = record.first_sequence - mapped.segment.first + given
             rows, complete = mapped.rows[start:], True
