@@ -69,13 +69,10 @@ class NewestValues(NamedTuple):
 
 
 class Catalogue:
-    """The open catalogue of a store.
+    """The open catalogue of a store, which has the `identity` of all its copies.
 
-    Args:
-        store: Folder of the store.
-        write: Whether to create it where absent, and to write it. Else it is only read.
-        durable: Whether what was written is on the disk when a call returns.
-        identity: Name of the store and its copies, where its catalogue is made anew.
+    With `write` it is created where absent, else it is only read. With `durable` what was written
+    is on the disk when a call returns.
 
     Raises:
         StoreError: There is no store, it is damaged, or of another version. So do all calls where

@@ -70,14 +70,8 @@ class Request:
 class Link:
     """Sends rows and requests to the server, which may go away and come back, and takes answers.
 
-    It takes the arguments of `ReplayClient`.
-
-    Attributes:
-        condition: Guards what callers and thread share; notified on every change that a caller may
-            wait for.
-        failure: What ended the thread.
-        problem: Why rows are not getting through at the moment.
-        closing: Whether the thread is to end.
+    It takes the arguments of `ReplayClient`. The `condition` guards what callers and thread share,
+    and is notified of every change that a caller may wait for.
     """
 
     def __init__(
@@ -92,8 +86,8 @@ class Link:
         self._batch_rows, self._resend_seconds = batch_rows, resend_seconds
         self.condition = threading.Condition()
         self.spool = spool
-        self.failure: RobotRLError | None = None
-        self.problem: RobotRLError | None = None
+        self.failure: RobotRLError | None = None  # what ended the thread
+        self.problem: RobotRLError | None = None  # why rows are not getting through at the moment
         self.closing = False
         self._requests: dict[int, Request] = {}
         self._numbers = itertools.count(RESYNC + 1)

@@ -50,31 +50,25 @@ class TableInfo:
 class EpisodeRecord(msgspec.Struct, frozen=True):
     """One episode: rows ``first_sequence ... first_sequence + rows - 1`` of one session.
 
-    Attributes:
-        identifier: Increases in the order in which episodes began.
-        rows: Rows so far; T + 1 once sealed, or fewer if cut short.
-        steps: Environment steps by source: demonstration, policy, intervention. A step that ended
-            the episode counts once the row with ``is_last`` is there.
-        sealed: Whether it is complete: its row with ``is_last`` is there, or it was cut short.
-        cut: Whether its actor began a later session before the row with ``is_last`` came. The last
-            row then serves as the final observation, and what it says of an action is not used;
-            but where that row is terminated the episode is whole, without a final observation.
-        source: Source of its first row: ``demo``, ``policy`` or ``intervention``.
-        success: Whether any of its rows says so.
-        metadata: What the actor said of it: ``task``, ``seed``, ``instruction``.
+    It is `cut` if its actor began a later session before the row with ``is_last`` came. The last
+    row then serves as the final observation, and what it says of an action is not used; but where
+    that row is terminated the episode is whole, without a final observation.
     """
 
-    identifier: int
+    identifier: int  # increases in the order in which episodes began
     table: int
     actor: int
     session: int
     first_sequence: int
-    rows: int = 0
+    rows: int = 0  # so far; T + 1 once sealed, or fewer if cut short
+    # Environment steps by source: demonstration, policy, intervention. A step that ended the
+    # episode counts once the row with ``is_last`` is there.
     steps: tuple[int, ...] = (0, 0, 0)
-    sealed: bool = False
+    sealed: bool = False  # complete: its row with ``is_last`` is there, or it was cut short
     cut: bool = False
-    source: str = SOURCE_NAMES[SOURCE_DEMONSTRATION]
-    success: bool = False
+    source: str = SOURCE_NAMES[SOURCE_DEMONSTRATION]  # of its first row
+    success: bool = False  # any of its rows says so
+    # What the actor said of it: ``task``, ``seed``, ``instruction``.
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
@@ -171,13 +165,10 @@ MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
 
 
 class RowFlags:
-    """The bytes of a packed row that give an episode its shape.
+    """The bytes of a packed row that give an episode its shape; `end` is where they end.
 
     Raises:
         SchemaMismatch: A field is no plain number, too large, or a flag is absent.
-
-    Attributes:
-        end: Where they end.
     """
 
     def __init__(self, schema: RowSchema) -> None:
@@ -259,11 +250,8 @@ class Session:
     ) -> tuple[Session, dict[int, EpisodeRecord]]:
         """Work out where the session `key` stands after further rows; raises `RowRefused`.
 
-        Args:
-            key: Table, actor and session.
-            rows: What the rows say of themselves.
-            metadata: Of the episodes that begin here, by sequence.
-            next_episode: Identifier of the next episode that begins.
+        Of the episodes that begin here the metadata are given by sequence, and the identifier of
+        the first.
 
         Returns:
             The session then, and the episodes that are touched, by identifier.

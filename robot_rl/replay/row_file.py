@@ -133,12 +133,8 @@ class RowFile:
     ) -> None:
         """Make the file anew; it counts once it has its magic, which is written last.
 
-        Args:
-            about: What the rows are, JSON-able.
-            row_bytes: Bytes of one row.
-            room: Bytes to leave free between description and rows.
-            rows: For how many rows the disk is to give its room at once. A disk that fills up later
-                would end a process that writes to the map, by SIGBUS.
+        Between description and rows there are `room` bytes. For so many rows the disk gives its
+        room at once: one that fills up later would end who writes to the map, by SIGBUS.
 
         Raises:
             OSError: The disk has no room for it, or it cannot be written.

@@ -59,12 +59,8 @@ class Spool:
 
     One thread pushes; another reads and acknowledges. Callers share a lock over all calls, but
     what `rows_from` returned may be read without it until those rows are acknowledged. The file is
-    removed when it is closed with no row in it.
-
-    Args:
-        path: The file; made with its folder where absent. None keeps the rows in memory: they
-            then end with the process.
-        size_bytes: Its size. One with rows keeps the size that it has.
+    made with its folder where absent, and removed when it is closed with no row in it. Without a
+    path the rows are kept in memory, and end with the process.
 
     Attributes:
         opening: What has opened the session, and opens it again after a break.

@@ -47,14 +47,8 @@ MAXIMUM_TABLES = 256
 class StoreWriter:
     """The only writer of a store, in a folder that is created where absent.
 
-    Args:
-        path: The folder.
-        fsync: ``"none"`` does not wait for the disk, ``"group"`` does.
-        capacity_rows: Most rows, of all tables together; beyond it the oldest segments are evicted.
-            Those of demonstrations never are, nor one in which an episode is open.
-
-    Attributes:
-        identity: Name of this store and its copies, made up when it was created.
+    With fsync ``"group"`` it waits for the disk. Beyond `capacity_rows`, of all tables together,
+    the oldest segments are evicted, but never demonstrations or an open episode.
 
     Raises:
         ReplayError: The capacity is out of range.

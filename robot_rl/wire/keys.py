@@ -85,10 +85,6 @@ class Admission:
         socket: The server's socket, not yet bound.
         asked: With keys, whom they name is admitted. With a secret, who says it: a password, for
             clients on this machine, which is not encrypted.
-
-    Attributes:
-        socket: Readable when `answer` has something to do.
-        refused: Clients that were not let in so far.
     """
 
     def __init__(
@@ -98,8 +94,8 @@ class Admission:
         asked: ServerKeys | str,
     ) -> None:
         self._asked = asked
-        self.refused = 0
-        self.socket = context.socket(zmq.REP)
+        self.refused = 0  # clients so far
+        self.socket = context.socket(zmq.REP)  # readable when `answer` has something to do
         self.socket.bind(_HANDLER)
         if isinstance(asked, ServerKeys):
             socket.curve_server = True
