@@ -170,7 +170,7 @@ class ReplayClient:
         """
         packed = [self._pack(row) for row in rows]
         closing = [facts.is_last for _, facts in packed]
-        whole = any(closing) and closing.index(True) == len(rows) - 1
+        whole = sum(closing) == 1 and closing[-1]
         if not whole or self._in_episode != (stored > 0):
             raise RowRefused(
                 "these rows are not one whole episode",
@@ -181,8 +181,7 @@ class ReplayClient:
         sequence = 0
         for parts, facts in packed[stored:]:
             self._wait_for(partial(self._spool.has_room, 1, begins=bool(metadata)), timeout)
-            sequence = self._push(parts, facts, metadata)
-            metadata = b""
+            sequence, metadata = self._push(parts, facts, metadata), b""
         return sequence - len(rows) + 1
 
     def has_room(self, rows: int) -> bool:
