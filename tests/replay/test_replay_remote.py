@@ -395,7 +395,7 @@ def test_a_batch_that_nobody_had_thought_of_costs_the_others_nothing(
     store = StoreWriter.append
 
     def stumble(writer, batches):
-        if any(batch.session[1] == 66 for batch in batches):
+        if any(message.actor == 66 for message, _ in batches):
             raise ZeroDivisionError("a defect")
         return store(writer, batches)
 
