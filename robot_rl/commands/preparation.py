@@ -170,7 +170,7 @@ def _success(robot: GymRobot, first: _Episode) -> str:
         return f"success: rewards that sum to {robot.success_return:g} or more"
     if robot.success_from is None:
         return "success: termination with a positive reward, for want of robot.success_return=SUM"
-    step = "any step" if robot.any_step else "the last step (robot.success=any: any step)"
+    step = "any step" if robot.success == "any" else "the last step (robot.success=any: any step)"
     ends = "ends the episode" if first.terminated else "ends no episode: each lasts to its limit"
     seen = f"it {ends}" if first.success else "random actions never reached it"
     return f"success: info[{robot.success_from!r}] at {step}; {seen}"

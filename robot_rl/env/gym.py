@@ -1,7 +1,6 @@
 """Any Gymnasium environment by its id, behind the same seam as a robot.
 
-`GymRobot` steps the environment, `GymTask` judges by what it returned: its own reward, its own
-termination and truncation, and the success that its info reports.
+`GymRobot` steps the environment; `GymTask` judges by the reward, ends and success that it reports.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import importlib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -28,20 +27,12 @@ from robot_rl.env.robot import Action
 from robot_rl.env.sim import choose_backend
 from robot_rl.env.task import Outcome, Task, refuse_resume
 from robot_rl.errors import RobotRLError
-from robot_rl.safety import rotations
 
-# What environments call success in their info; the first that is there counts.
-SUCCESS_KEYS = ("success", "is_success", "succeed")
-# At which step of an episode its success counts.
-SUCCESS_AT = ("last", "any")
+_SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first that is there counts
 # Where the observation of an environment with goals holds what is reached, and what is wanted.
 ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
-_UNKNOWN_RATE_HZ = 10.0
 _MEND = "mend the environment, or wrap it and register what you made"
-_SEEDS = 2**31
-_GOAL_REWARD = "compute_reward"
-_RENDER_MODE, _FILMED = "render_mode", "rgb_array"
-_NOTHING_YET = Outcome(0.0, terminated=False, truncated=False, success=False)
+_GOAL_REWARD, _RENDER_MODE, _FILMED = "compute_reward", "render_mode", "rgb_array"
 
 Goals = npt.NDArray[Any]
 GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
@@ -51,53 +42,24 @@ class GymError(RobotRLError):
     """A Gymnasium environment that cannot be made, or does what nothing can be learned from."""
 
 
+@dataclass(eq=False)
 class GymTask:
-    """The task of a Gymnasium environment: all of it is the environment's own.
+    """The task of a Gymnasium environment: all of it is the environment's own."""
 
-    Args:
-        name: Name of the task, recorded with every episode.
-        instruction: What the robot is to do, in words.
-        time_limit_steps: Steps after which an episode is truncated; None: the environment's own
-            `max_episode_steps`.
-    """
-
-    observation_fields: tuple[Field, ...] = ()
-
-    def __init__(self, name: str, instruction: str, time_limit_steps: int | None) -> None:
-        self.name = name
-        self.instruction = instruction
-        self.time_limit_steps = time_limit_steps or 0
-        self._robot: GymRobot | None = None
-
-    def attach(self, robot: GymRobot) -> None:
-        """Take the robot whose environment this is the task of, and its time limit.
-
-        Raises:
-            GymError: Neither the configuration nor the environment has a limit.
-        """
-        self._robot = robot
-        self.time_limit_steps = self.time_limit_steps or robot.time_limit_steps
-        if not self.time_limit_steps:
-            raise GymError(
-                f"the environment {robot.id!r} has no time limit",
-                expected="a number of steps",
-                hint="register it with max_episode_steps, or set task.environment.time_limit_steps",
-            )
-
-    @property
-    def robot(self) -> GymRobot:
-        """The robot that steps the environment."""
-        if self._robot is None:
-            hint = "run it with robot=gym"
-            raise GymError(f"the task {self.name!r} has no environment", hint=hint)
-        return self._robot
+    name: str  # recorded with every episode
+    instruction: str  # what the robot is to do, in words
+    # Steps after which an episode is truncated; None: the environment's own `max_episode_steps`,
+    # which its robot puts here.
+    time_limit_steps: Any
+    observation_fields: tuple[Field, ...] = field(default=(), init=False)
+    robot: GymRobot = field(init=False)  # the one that steps the environment, which sets this
 
     def reset(self, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """Nothing to draw: the environment places its robot itself, wherever this pose is."""
-        return np.concatenate([np.zeros(3), rotations.about_z(0.0)])
+        return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
 
     def resume(self, rng: np.random.Generator) -> None:
-        """See `Task`: Gymnasium environments begin with a reset."""
+        """Refused: Gymnasium environments begin with a reset."""
         refuse_resume(self.name)
 
     def observe(self) -> Observation:
@@ -109,6 +71,7 @@ class GymTask:
         return self.robot.last_outcome
 
 
+@dataclass(eq=False)
 class GymRobot:
     """Steps a Gymnasium environment as if it were a robot.
 
@@ -118,76 +81,68 @@ class GymRobot:
     actions in [-1, 1] are scaled to its bounds. Where it offers the render mode "rgb_array", it is
     made with that, so that it can be filmed.
 
-    Args:
-        task: A `GymTask`.
-        id: Id of the environment; with `module:id`, or `namespace/id` and a module of that name,
-            the module is imported first, so that it can register its environments.
-        arguments: Keyword arguments of the environment.
-        action_scale: Share of the action space's range about its middle that is used, for each
-            of its columns; a column with 0 stays in the middle and is no column of the action.
-            None uses all of the range. For environments whose actions are in metres.
-        success_key: Name in the info that reports success; None: the first of `SUCCESS_KEYS` that
-            is there. An environment that reports none has succeeded when it terminates with a
-            positive reward.
-        success: Which steps of an episode make it a success: its "last" one, as at the goals of
-            gymnasium-robotics, where the object has to stay; or "any", as in Meta-World, after
-            which all later steps count as successful too.
-        success_return: Sum of rewards from which an episode is a success at its end, in place of
-            what the info says; None: that is not asked.
-
     Attributes:
         control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
             its `dt`, or "render_fps" in its metadata; 10 where it says nothing.
         success_from: Key that the newest info has reported success with; None while there is none.
-
-    Raises:
-        GymError: See there.
     """
 
+    task: Task  # a `GymTask`
+    # Id of the environment. Of `module:id`, or `namespace/id` and a module of that name, the module
+    # is imported first, so that it can register its environments.
+    id: str
+    arguments: Mapping[str, Any]  # keyword arguments of the environment
+    # Share of the action space's range about its middle that is used, for each of its columns; one
+    # with 0 stays in the middle and is no column of the action. None: all of the range.
+    action_scale: Sequence[float] | None
+    # Name in the info that reports success; None: success, is_success or succeed. An environment
+    # that reports none has succeeded when it terminates with a positive reward.
+    success_key: str | None
+    # Which steps make an episode a success: its "last" one, as in gymnasium-robotics, where the
+    # object has to stay; or "any", as in Meta-World, and all steps after it.
+    success: str = "last"
+    # Sum of rewards from which an episode is a success at its end, whatever the info says; or None.
+    success_return: float | None = None
     simulated = True
     clamped = False  # actions in [-1, 1] are within its bounds
     opens_grippers = True
 
-    def __init__(
-        self,
-        task: Task,
-        id: str,
-        arguments: Mapping[str, Any],
-        action_scale: Sequence[float] | None,
-        success_key: str | None,
-        success: str = SUCCESS_AT[0],
-        success_return: float | None = None,
-    ) -> None:
-        if success not in SUCCESS_AT:
-            expected = " or ".join(SUCCESS_AT)
-            raise GymError("robot.success is unknown", got=success, expected=expected)
+    def __post_init__(self) -> None:
+        id, task = self.id, self.task
+        if self.success not in ("last", "any"):
+            raise GymError("robot.success is unknown", got=self.success, expected="last or any")
         if not isinstance(task, GymTask):
             raise GymError(
                 f"a Gymnasium environment cannot do the task {task.name!r}",
                 got=type(task).__name__,
                 hint="leave task=... out, or give task=gym",
             )
-        self.id = id
-        self._success_key, self.success_return = success_key, success_return
-        self._task, self._return = task, 0.0
-        self.any_step, self._reached = success == "any", False
         self.success_from: str | None = None
-        self._env = _make(id, arguments)
+        self._env = _make(id, self.arguments)
         self._spaces = _spaces(self._env)
         self._columns = _columns(id, self._spaces[0])
         self._low, self._high = _bounds(id, self._spaces[1])
         self.control_rate_hz, self.rate_source = _own_rate(self._env)
-        self._scale = _scale(action_scale, self._low.size)
+        count, given = self._low.size, self.action_scale
+        self._scale = np.ones(count) if given is None else np.asarray(given, np.float64)
+        fits = self._scale.shape == (count,) and ((self._scale >= 0.0) & (self._scale <= 1.0)).all()
+        if not (fits and self._scale.any()):
+            raise GymError(
+                "robot.action_scale does not fit the action space",
+                got=given,
+                expected=f"{count} numbers in [0, 1], not all 0",
+            )
         self._used = np.flatnonzero(self._scale)
         self.action_names = tuple(f"action_{index}" for index in self._used)
         self.observation_fields = tuple(column for _, column in self._columns)
-        self.last_observation: Any = None
-        self.last_outcome = _NOTHING_YET
-        self._action = np.zeros(self._low.size)
-        self._seed = self._steps = 0
-        spec = self._env.spec  # with the environment's own time limit, or 0
-        self.time_limit_steps = (spec and spec.max_episode_steps) or 0
-        task.attach(self)
+        self._action = np.zeros(count)
+        task.robot, spec = self, self._env.spec
+        task.time_limit_steps = task.time_limit_steps or (spec and spec.max_episode_steps) or 0
+        if not task.time_limit_steps:
+            raise GymError(
+                f"the environment {id!r} has no time limit",
+                hint="register it with max_episode_steps, or set task.environment.time_limit_steps",
+            )
 
     @property
     def action_range(self) -> npt.NDArray[np.float64]:
@@ -197,18 +152,15 @@ class GymRobot:
 
     @property
     def goal_reward(self) -> GoalReward | None:
-        """The environment's own reward for any goal; None where it knows none.
-
-        It maps goals (n, g) that were reached, and those that were wanted, to rewards (n,).
-        """
+        """Its own rewards (n,) by goals (n, g) reached, and wanted; None where it knows none."""
         fields = {field.name for field in self.observation_fields}
         if not {ACHIEVED, DESIRED} <= fields or not self._env.has_wrapper_attr(_GOAL_REWARD):
             return None
         function = self._env.get_wrapper_attr(_GOAL_REWARD)
 
         def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
-            pairs = zip(achieved, desired, strict=True)
             try:
+                pairs = zip(achieved, desired, strict=True)
                 return np.array([float(function(a, d, {})) for a, d in pairs])
             except Exception as error:  # whatever its own code does
                 raise GymError(
@@ -221,9 +173,15 @@ class GymRobot:
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Reset the environment with a seed from `rng`; it starts where it likes."""
-        self._seed, self._steps = int(rng.integers(_SEEDS)), 0
-        with _seeded_global_generator(self._seed):
-            self.last_observation, _ = self._env.reset(seed=self._seed)
+        self._seed, self._steps, self._return = int(rng.integers(2**31)), 0, 0.0
+        self.last_outcome = Outcome(0.0, terminated=False, truncated=False, success=False)
+        # Some, such as gym_hil, draw from NumPy's global generator; else nobody could repeat them.
+        state = np.random.get_state()
+        np.random.seed(self._seed)
+        try:
+            self.last_observation: Any = self._env.reset(seed=self._seed)[0]
+        finally:
+            np.random.set_state(state)
         if _spaces(self._env) != self._spaces:
             raise GymError(
                 f"the spaces of {self.id} change from one episode to the next",
@@ -231,8 +189,6 @@ class GymRobot:
                 expected=self._spaces,
                 hint=_MEND,
             )
-        self._reached, self._return = False, 0.0
-        self.last_outcome = _NOTHING_YET
 
     def resume(self, rng: np.random.Generator) -> None:
         """Nothing moves between steps."""
@@ -243,34 +199,25 @@ class GymRobot:
         return action
 
     def advance(self, period: float) -> None:
-        """Step the environment once; how long that is, it knows itself.
-
-        Raises:
-            GymError: Its reward is no finite number.
-        """
+        """Step the environment once; how long that is, it knows itself."""
         share = 0.5 * (1.0 + self._scale * self._action)
         wanted = self._low + share * (self._high - self._low)
         space = self._env.action_space
         action = wanted.reshape(space.shape).astype(space.dtype)
-        seen, given, terminated, truncated, info = self._env.step(action)
+        self.last_observation, given, terminated, truncated, info = self._env.step(action)
         self._steps += 1
-        self.last_observation = seen
         reward = _finite_reward(self._now, given)
         self._return += reward
         if self.success_return is not None:
-            ended = terminated or truncated or self._steps >= self._task.time_limit_steps
+            ended = terminated or truncated or self._steps >= self.task.time_limit_steps
             now = bool(ended) and self._return >= self.success_return
         else:
             now = self._success(info, bool(terminated), reward)
-        self._reached = now or (self.any_step and self._reached)
-        self.last_outcome = Outcome(reward, bool(terminated), bool(truncated), self._reached)
+        reached = now or (self.success == "any" and self.last_outcome.success)
+        self.last_outcome = Outcome(reward, bool(terminated), bool(truncated), reached)
 
     def observe(self) -> Observation:
-        """What the environment returned last.
-
-        Raises:
-            GymError: It is not what the observation space declares, or not finite.
-        """
+        """What the environment returned last."""
         last = self.last_observation
         return {column.name: _read(self._now, last, path, column) for path, column in self._columns}
 
@@ -280,11 +227,7 @@ class GymRobot:
         return f"{self.id}, in step {self._steps} after reset(seed={self._seed}),"
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size.
-
-        Raises:
-            GymError: It draws nothing, or cannot do so on this machine.
-        """
+        """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size."""
         if self._env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",
@@ -293,15 +236,14 @@ class GymRobot:
             )
         try:
             drawn: Any = self._env.render()
-        except Exception as error:  # each environment has a renderer of its own
+        except Exception as error:  # whatever its own renderer does
             raise GymError(
                 f"the environment {self.id} cannot be drawn",
                 got=repr(error),
                 hint="robot-rl doctor looks at rendering",
             ) from error
         frame = np.asarray(drawn[0] if isinstance(drawn, list | tuple) else drawn)  # several views
-        is_rgb = frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
-        if not is_rgb or min(frame.shape) < 2:
+        if frame.dtype != np.uint8 or frame.shape[2:] != (3,) or min(frame.shape) < 2:
             raise GymError(
                 f"the environment {self.id} draws no RGB picture",
                 got=f"{frame.dtype} {frame.shape}",
@@ -318,14 +260,13 @@ class GymRobot:
         self._env.close()
 
     def _success(self, info: Mapping[str, Any], terminated: bool, reward: float) -> bool:
-        keys = (self._success_key,) if self._success_key else SUCCESS_KEYS
-        for key in keys:
+        for key in (self.success_key,) if self.success_key else _SUCCESS_KEYS:
             if key in info:
                 self.success_from = key
                 return bool(info[key])
-        if self._success_key:
+        if self.success_key:
             raise GymError(
-                f"the info of {self.id} has no {self._success_key!r}",
+                f"the info of {self.id} has no {self.success_key!r}",
                 got=sorted(info),
                 hint="set robot.success_key to one of them, or to null",
             )
@@ -333,49 +274,37 @@ class GymRobot:
 
 
 def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Make the environment, with one error for all that can be missing."""
     choose_backend()  # some make a renderer even where no image is asked for
-    namespace, slash, _ = id.partition("/")
-    module, _, _ = id.rpartition(":")
+    module, namespace = id.rpartition(":")[0], id.partition("/")[0]
     try:
         registry.make_importable(module or namespace)
-        if slash and not module and id not in gymnasium.registry:
+        if not module and namespace != id not in gymnasium.registry:
             importlib.import_module(namespace)
-        given = {**_drawing(id), **arguments}
-        return gymnasium.make(id, disable_env_checker=True, **given)
-    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:  # or of a display
-        raise GymError(
-            f"the environment {id!r} cannot be imported",
-            got=error,
-            hint="install its package (gym_hil and gymnasium_robotics: pip install robot_rl[gym]),"
-            " or add --config-dir FOLDER where it is a file of your own in that folder",
-        ) from error
-    except gymnasium.error.Error as error:
-        raise GymError(
-            f"there is no environment {id!r}",
-            got=error,
-            expected="an id that Gymnasium knows, or module:id, where importing the module adds it",
-        ) from error
+        return gymnasium.make(id, disable_env_checker=True, **{**_drawing(id), **arguments})
     except RobotRLError:
         raise
     except Exception as error:  # whatever its own code does
-        if "gymnasium.Env" in str(error):  # in other words in each version, but always with these
-            raise GymError(
-                f"the environment {id!r} is no gymnasium.Env, or wraps what is none",
-                got=error,
-                hint="inherit from gymnasium.Env, and in wrappers from gymnasium.Wrapper",
-            ) from error
-        if isinstance(error, TypeError) and "argument" in str(error):
-            raise GymError(
-                f"the environment {id!r} does not take these arguments",
-                got=f"{dict(arguments)}: {error}",
-                hint="correct robot.arguments",
-            ) from error
-        raise GymError(
-            f"the environment {id!r} cannot be made",
-            got=repr(error),
-            hint=f"make it work first: gymnasium.make({id!r})",
-        ) from error
+        problem, hint = _explained(id, error)
+        raise GymError(problem, got=f"{dict(arguments)}: {error!r}", hint=hint) from error
+
+
+def _explained(id: str, error: Exception) -> tuple[str, str]:
+    """Why an environment cannot be made, and what to do."""
+    named = f"the environment {id!r}"
+    if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):  # or of a display
+        return f"{named} cannot be imported", (
+            "install its package (gym_hil and gymnasium_robotics: pip install robot_rl[gym]),"
+            " or add --config-dir FOLDER where it is a file of your own in that folder"
+        )
+    if isinstance(error, gymnasium.error.Error):
+        hint = "give an id that Gymnasium knows, or module:id, where importing the module adds it"
+        return f"there is no environment {id!r}", hint
+    if "gymnasium.Env" in str(error):  # in other words in each version, but always with these
+        hint = "inherit from gymnasium.Env, and in wrappers from gymnasium.Wrapper"
+        return f"{named} is no gymnasium.Env, or wraps what is none", hint
+    if isinstance(error, TypeError) and "argument" in str(error):
+        return f"{named} does not take these arguments", "correct robot.arguments"
+    return f"{named} cannot be made", f"make it work first: gymnasium.make({id!r})"
 
 
 def _drawing(id: str) -> dict[str, str]:
@@ -395,7 +324,6 @@ def _drawing(id: str) -> dict[str, str]:
 
 
 def _spaces(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
-    """Its observation and action space, None where it has none."""
     return getattr(env, "observation_space", None), getattr(env, "action_space", None)
 
 
@@ -403,12 +331,10 @@ def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
     """Steps per second [Hz], and what of the environment says so."""
     # A wrapper that repeats actions can have its own dt.
     step = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
-    rate = (env.metadata or {}).get("render_fps")
-    if isinstance(step, Real) and 0.0 < float(step) < math.inf:
-        return round(1.0 / float(step), 6), "dt"
-    if isinstance(rate, Real) and 0.0 < float(rate) < math.inf:
-        return float(rate), "render_fps"
-    return _UNKNOWN_RATE_HZ, None
+    for source, told in (("dt", step), ("render_fps", (env.metadata or {}).get("render_fps"))):
+        if isinstance(told, Real) and 0.0 < float(told) < math.inf:
+            return (round(1.0 / float(told), 6) if source == "dt" else float(told)), source
+    return 10.0, None
 
 
 def _finite_reward(now: str, given: Any) -> float:
@@ -445,8 +371,7 @@ def _columns(
 ) -> list[tuple[tuple[str, ...], Field]]:
     """Where each column is in the observation, and what it is."""
     if isinstance(space, spaces.Dict):
-        parts = space.spaces.items()
-        return [column for key, part in parts for column in _columns(id, part, (*path, key))]
+        return [c for key, part in space.spaces.items() for c in _columns(id, part, (*path, key))]
     name = "_".join(path) or "observation"
     shape = getattr(space, "shape", None)
     if isinstance(space, spaces.Box) and shape is not None:
@@ -462,40 +387,13 @@ def _columns(
     )
 
 
-def _bounds(
-    id: str, space: spaces.Space[Any]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _bounds(id: str, space: spaces.Space[Any]) -> npt.NDArray[np.float64]:
+    """The lowest and highest actions (2, c)."""
     if isinstance(space, spaces.Box) and space.is_bounded():
-        return space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
+        return np.stack([space.low.ravel(), space.high.ravel()]).astype(np.float64)
     raise GymError(
         f"the action space of {id} is not supported",
         got=space,
         expected="a Box with finite bounds",
         hint="wrap the environment, for example with gymnasium.wrappers.RescaleAction",
     )
-
-
-def _scale(scale: Sequence[float] | None, count: int) -> npt.NDArray[np.float64]:
-    values = np.ones(count) if scale is None else np.asarray(scale, np.float64)
-    fits = values.shape == (count,) and ((values >= 0.0) & (values <= 1.0)).all()
-    if not (fits and values.any()):
-        raise GymError(
-            "robot.action_scale does not fit the action space",
-            got=scale,
-            expected=f"{count} numbers in [0, 1], not all 0",
-        )
-    return values
-
-
-@contextmanager
-def _seeded_global_generator(seed: int) -> Iterator[None]:
-    """Let an environment that draws from NumPy's global generator follow the episode's seed too.
-
-    gym_hil places its cube so; without this, no evaluation of it could be repeated.
-    """
-    state = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(state)
