@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,10 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.files import locked, new_folder
 from robot_rl.processes.signals import deferred_signals
 
-_FORMAT: Final = "robot_rl episodes"
-_CHUNK_BYTES: Final = 1 << 20
-_CHUNK_ROWS: Final = 1024
-_META_CHUNK: Final = 4096
-ENDS: Final = "meta/episode_ends"
-META: Final[tuple[tuple[str, str], ...]] = (
+_FORMAT = "robot_rl episodes"
+_CHUNK_BYTES, _CHUNK_ROWS, _META_CHUNK = 1 << 20, 1024, 4096
+ENDS = "meta/episode_ends"
+META = (
     (ENDS, "int64"),
     ("meta/seed", "int64"),
     ("meta/success", "bool"),
@@ -37,7 +35,7 @@ META: Final[tuple[tuple[str, str], ...]] = (
     ("meta/task", "string"),
     ("meta/instruction", "string"),
 )
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DatasetError(RobotRLError):
@@ -87,25 +85,21 @@ def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
 def _fill(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
     attributes = {"format": _FORMAT, "schema": schema.to_json(), "metadata": metadata}
     group = zarr.create_group(LocalStore(path), attributes=attributes)
-    for name, dtype in META:
-        _create_array(group, name, dtype, (), _META_CHUNK)
+    arrays: list[tuple[str, str, tuple[int, ...], int]]
+    arrays = [(name, dtype, (), _META_CHUNK) for name, dtype in META]
     for column in schema.fields:
         row_bytes = max(1, np.dtype(column.dtype).itemsize * int(np.prod(column.shape)))
         rows = min(max(1, _CHUNK_BYTES // row_bytes), _CHUNK_ROWS)
-        _create_array(group, f"data/{column.name}", column.dtype, column.shape, rows)
-
-
-def _create_array(
-    group: zarr.Group, name: str, dtype: str, shape: tuple[int, ...], chunk_rows: int
-) -> None:
-    group.create_array(
-        name,
-        shape=(0, *shape),
-        chunks=(chunk_rows, *(max(1, n) for n in shape)),
-        dtype=dtype,
-        compressors=ZstdCodec(level=1, checksum=True),
-        fill_value="" if dtype == "string" else 0,
-    )
+        arrays.append((f"data/{column.name}", column.dtype, column.shape, rows))
+    for name, dtype, shape, rows in arrays:
+        group.create_array(
+            name,
+            shape=(0, *shape),
+            chunks=(rows, *(max(1, n) for n in shape)),
+            dtype=dtype,
+            compressors=ZstdCodec(level=1, checksum=True),
+            fill_value="" if dtype == "string" else 0,
+        )
 
 
 def open_array(
@@ -171,12 +165,6 @@ def lock(path: Path) -> int:
         f"another writer has {path} open",
         hint="wait until that recording ends, or record to another path",
     )
-
-
-def remove_leftovers(path: Path) -> None:
-    """Delete the temporary files of killed appends; only the holder of the lock may."""
-    for leftover in path.rglob("*.partial"):
-        leftover.unlink(missing_ok=True)
 
 
 def is_empty_directory(path: Path) -> bool:

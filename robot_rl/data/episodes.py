@@ -87,8 +87,7 @@ class EpisodeWriter:
     Args:
         path: Directory of the dataset.
         schema: Columns of the rows.
-        metadata: JSON values kept with a dataset that is created now (robot or simulation,
-            operator, ...); an existing dataset keeps its own.
+        metadata: JSON values kept with a dataset that is created now; another keeps its own.
 
     Raises:
         SchemaMismatch: The existing dataset has another task, rate, version or field.
@@ -108,10 +107,10 @@ class EpisodeWriter:
         stored = files.read_attributes(self.path)[0]
         schema.compare(stored, what=f"the dataset {self.path}")
         self._lock: int | None = files.lock(self.path)
-        files.remove_leftovers(self.path)
-        self._columns: dict[str, zarr.Array[Any]] | None = None
-        self._ends: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._open_columns()
+        for leftover in self.path.rglob("*.partial"):  # of killed appends: nobody else writes now
+            leftover.unlink(missing_ok=True)
+        self._ends: npt.NDArray[np.int64]
+        self._columns: dict[str, zarr.Array[Any]] | None = self._open_columns()
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -143,8 +142,9 @@ class EpisodeWriter:
             StorageFull: No space is left. Make room and append the same rows again.
             DatasetWriteFailed: The episode could not be written for another reason.
         """
-        episode = Episode(self._records(rows), seed, instruction, success, source)
-        return self.extend([episode])
+        packed = b"".join(self.schema.pack(row) for row in rows)
+        records = self.schema.unpack(packed) if rows else np.empty(0, self.schema.dtype)
+        return self.extend([Episode(records, seed, instruction, success, source)])
 
     def extend(self, episodes: Sequence[Episode]) -> int:
         """Add finished episodes at once, which is many times quicker than one at a time.
@@ -165,11 +165,15 @@ class EpisodeWriter:
         for episode in episodes:
             self._validate(episode)
         records = np.concatenate([episode.rows for episode in episodes])
-        description = self._description(episodes)
-        if self._columns is None:
-            self._open_columns()
-        columns = self._columns
-        assert columns is not None
+        text = np.dtypes.StringDType()
+        description = {
+            "meta/seed": np.array([e.seed for e in episodes], np.int64),
+            "meta/success": np.array([e.success for e in episodes], np.bool_),
+            "meta/source": np.array([e.source for e in episodes], np.uint8),
+            "meta/task": np.array([self.schema.task] * len(episodes), text),
+            "meta/instruction": np.array([e.instruction for e in episodes], text),
+        }
+        columns = self._columns or self._open_columns()
         first, start = len(self._ends), int(self._ends[-1]) if len(self._ends) else 0
         ends = start + np.cumsum([len(episode.rows) for episode in episodes], dtype=np.int64)
         with deferred_signals():  # whole episodes or none
@@ -196,7 +200,7 @@ class EpisodeWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _open_columns(self) -> None:
+    def _open_columns(self) -> dict[str, zarr.Array[Any]]:
         store = LocalStore(self.path)
         names = [name for name, _ in META] + [f"data/{f.name}" for f in self.schema.fields]
         # A chunk of zeros becomes a file too: an absent file is then always a loss, and reported.
@@ -204,7 +208,7 @@ class EpisodeWriter:
         with zarr.config.set({"array.write_empty_chunks": True}):
             columns = {name: files.open_array(store, name, self.path, mode="r+") for name in names}
         self._ends = files.committed_ends(columns[ENDS], self.path)
-        self._columns = columns
+        return columns
 
     def _put(
         self, columns: dict[str, zarr.Array[Any]], name: str, start: int, values: Array
@@ -216,11 +220,6 @@ class EpisodeWriter:
         with files.read_errors(self.path, name), files.write_errors(self.path):
             array.resize((stop, *values.shape[1:]))
             array[start:stop] = values
-
-    def _records(self, rows: Sequence[Row]) -> Rows:
-        if not rows:
-            return np.empty(0, self.schema.dtype)
-        return self.schema.unpack(b"".join(self.schema.pack(row) for row in rows))
 
     def _validate(self, episode: Episode) -> None:
         rows, last = episode.rows, np.flatnonzero(episode.rows["is_last"])
@@ -244,16 +243,6 @@ class EpisodeWriter:
             raise InvalidEpisode(
                 "unknown source code", got=episode.source, expected=dict(enumerate(SOURCE_NAMES))
             )
-
-    def _description(self, episodes: Sequence[Episode]) -> dict[str, Array]:
-        text = np.dtypes.StringDType()
-        return {
-            "meta/seed": np.array([e.seed for e in episodes], np.int64),
-            "meta/success": np.array([e.success for e in episodes], np.bool_),
-            "meta/source": np.array([e.source for e in episodes], np.uint8),
-            "meta/task": np.array([self.schema.task] * len(episodes), text),
-            "meta/instruction": np.array([e.instruction for e in episodes], text),
-        }
 
 
 class EpisodeDataset:
@@ -324,8 +313,7 @@ class EpisodeDataset:
         """Read one column of all episodes in view, shape (rows_total, ...).
 
         Raises:
-            DatasetError: The schema has no such field; the message lists the fields.
-            DatasetDamaged: Rows are missing or fail their checksum.
+            DatasetError: The schema has no such field, or rows are damaged.
         """
         names = [f.name for f in self.stored_schema.fields]
         if field not in names:
@@ -346,11 +334,7 @@ class EpisodeDataset:
         return self._columns(index, self.schema)
 
     def whole(self, index: int) -> Episode:
-        """Read one episode with its annotations: rows of `stored_schema`'s dtype.
-
-        Raises:
-            IndexError, DatasetDamaged: As `episode`.
-        """
+        """As `episode`, with its annotations: rows of `stored_schema`'s dtype."""
         columns = self._columns(index, self.stored_schema)
         rows = np.empty(len(columns["is_last"]), self.stored_schema.dtype)
         for name, column in columns.items():

@@ -225,14 +225,6 @@ class RowSchema:
         self.check(values)
         return [*parts, b"".join(small)]
 
-    def check_packed(self, packed: Packed) -> None:
-        """Check the values of one or more packed rows, as `pack` does.
-
-        Raises:
-            SchemaMismatch: The length is not a whole number of rows, or as `pack`.
-        """
-        self.check(self.unpack(packed))
-
     def unpack(self, buffer: Packed) -> npt.NDArray[Any]:
         """View the bytes of n rows as a structured array of shape (n,), without a copy.
 

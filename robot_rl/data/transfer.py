@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,11 +77,7 @@ OpenSink = Callable[[Path, RowSchema, Mapping[str, Any]], AbstractContextManager
 
 
 class DatasetEpisodes:
-    """The episodes of an episode dataset.
-
-    Args:
-        path: Directory of the dataset.
-        selection: Which episodes.
+    """The chosen episodes of the episode dataset in a directory; see `EpisodeSource`.
 
     Raises:
         DatasetError: There is no dataset, or it is damaged.
@@ -102,23 +98,16 @@ class DatasetEpisodes:
         return len(self._indices)
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield the episodes.
+        """Yield them.
 
         Raises:
             DatasetDamaged: Rows are missing or fail their checksum.
         """
-        for index in self._indices:
-            yield self._dataset.whole(index)
+        return map(self._dataset.whole, self._indices)
 
 
 class DatasetSink:
-    """Writes an episode dataset in large blocks, see `robot_rl.data.episodes`.
-
-    Args:
-        path: A directory that is empty or does not exist.
-        schema: Columns of the rows.
-        metadata: JSON values kept with the dataset.
-    """
+    """Writes an episode dataset (`robot_rl.data.episodes`) in large blocks; see `OpenSink`."""
 
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
         self._writer = EpisodeWriter(path, schema, metadata)
@@ -140,8 +129,7 @@ class DatasetSink:
             self._flush()
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._rows = self._bytes = 0
+        waiting, self._waiting, self._rows, self._bytes = self._waiting, [], 0, 0
         if waiting:
             self._writer.extend(waiting)
 
@@ -173,46 +161,32 @@ def write_episodes(
         NothingToWrite: The source gave no episode.
         DatasetError: An episode could not be read or written.
     """
-    written = 0
-    with (
-        new_directory(out) as directory,
-        open_sink(directory, source.schema, source.metadata) as sink,
-    ):
-        for episode in source.episodes():
-            sink.add(episode)
-            on_episode(episode)
-            written += 1
-        if written == 0:
-            raise NothingToWrite(
-                "there is no episode to write",
-                got=f"{len(source)} that are whole and were asked for",
-                expected="at least one",
-                hint="robot-rl inspect says what there is",
-            )
-
-
-@contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
-    """Give a temporary directory that is renamed to `path` when the context ends without an error.
-
-    Raises:
-        DatasetExists: There is something at `path`.
-        DatasetError: Its parent directory does not exist.
-    """
     taken = DatasetExists(
-        f"there is something at {path} already",
+        f"there is something at {out} already",
         expected="a path where nothing is; nothing is overwritten",
         hint="name another one, or move it away first",
     )
-    if os.path.lexists(path):
+    if os.path.lexists(out):
         raise taken
-    parent = path.absolute().parent
+    parent = out.absolute().parent
     if not parent.is_dir():
         raise DatasetError(f"the directory {parent} does not exist", hint="make it first")
-    partial = parent / f".{path.name}.{secrets.token_hex(4)}.partial"
-    with new_folder(path, partial):
-        yield partial
-        if os.path.lexists(path):  # made by somebody else since
+    partial = parent / f".{out.name}.{secrets.token_hex(4)}.partial"
+    written = 0
+    with new_folder(out, partial):
+        with open_sink(partial, source.schema, source.metadata) as sink:
+            for episode in source.episodes():
+                sink.add(episode)
+                on_episode(episode)
+                written += 1
+            if written == 0:
+                raise NothingToWrite(
+                    "there is no episode to write",
+                    got=f"{len(source)} that are whole and were asked for",
+                    expected="at least one",
+                    hint="robot-rl inspect says what there is",
+                )
+        if os.path.lexists(out):  # made by somebody else since
             raise taken
 
 

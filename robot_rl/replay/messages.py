@@ -190,7 +190,7 @@ def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
                 expected=f"rows of {size} bytes",
                 hint="the client packs another schema than it opened the session with",
             )
-        schema.check_packed(frame)
+        schema.check(schema.unpack(frame))
         rows += [frame[at : at + size] for at in range(0, len(frame), size)]
     return rows
 

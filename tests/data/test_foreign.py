@@ -16,8 +16,7 @@ from robot_rl.commands.preparation import try_environment
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.foreign import open_foreign
-from robot_rl.data.foreign.actions import converted
-from robot_rl.data.foreign.mapped import MappedEpisodes
+from robot_rl.data.foreign.mapped import MappedEpisodes, converted
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.errors import RobotRLError

@@ -6,15 +6,27 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
 from robot_rl.data.foreign import ALL, ForeignDataset
-from robot_rl.data.foreign.actions import converted
-from robot_rl.data.foreign.mapping import ANY, NEVER, SUCCESS, TERMINATED, parts, read_mapping
+from robot_rl.data.foreign.mapping import (
+    ABSOLUTE,
+    ANY,
+    CONVENTIONS,
+    ENVIRONMENT,
+    NEVER,
+    RATES,
+    SUCCESS,
+    TERMINATED,
+    parts,
+    read_mapping,
+)
 from robot_rl.data.schema import (
     LAST_COMMAND,
     SOURCE_DEMONSTRATION,
@@ -24,11 +36,18 @@ from robot_rl.data.schema import (
     row_schema,
 )
 from robot_rl.data.transfer import close_episode
-from robot_rl.env.robot import GRIPPER_OPEN, gripper_columns
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, GRIPPER_OPEN, gripper_columns
 
 # Beyond the bounds by rounding; and the share of steps beyond them from which on the bounds, or
 # the convention, cannot be right.
 _ROUNDING, _MOST_BEYOND = 1e-4, 0.05
+_POSITION, _ROTATION = ARM_ACTIONS[:3], ARM_ACTIONS[3:]
+# How a rotation may be written; Euler angles turn about the fixed axes x, y, z one by one.
+_TURNS = {
+    _ROTATION: Rotation.from_rotvec,
+    ("roll", "pitch", "yaw"): partial(Rotation.from_euler, "xyz"),
+    ("qx", "qy", "qz", "qw"): Rotation.from_quat,
+}
 
 
 class MappedEpisodes:
@@ -240,3 +259,64 @@ class MappedEpisodes:
             got=told,
             expected=f"two numbers that differ, or two for each of {', '.join(self._names)}",
         )
+
+
+def converted(
+    values: Array, names: Sequence[str | None], convention: str, period: float
+) -> dict[str, Array]:
+    """Actions of others as ours, but for their scale: an arm's as steps of its target.
+
+    Of absolute poses the first is left out: what it is relative to, nobody recorded.
+
+    Args:
+        values: (T, c), a column for each name.
+        names: What they are called; None leaves a column out.
+        convention: One of `CONVENTIONS`; the mapping file says what they are.
+        period: Of the control loop [s].
+
+    Returns:
+        Our columns, (T,) each, or (T - 1,) of absolute poses, in m and rad where they are an arm's.
+
+    Raises:
+        SchemaMismatch: The convention has no such names.
+    """
+    kept = [name for name in names if name is not None]
+    if len(names) != values.shape[1] or not 0 < len(kept) == len(set(kept)):
+        raise SchemaMismatch(
+            "the action needs one name for each of its columns, all different",
+            got=f"{len(names)}: {names}",
+            expected=values.shape[1],
+        )
+    columns = {
+        f"action_{i}" if convention == ENVIRONMENT else name: values[:, i]
+        for i, name in enumerate(names)
+        if name is not None
+    }
+    return _steps(columns, convention, period) if convention in CONVENTIONS[2:] else columns
+
+
+def _steps(columns: dict[str, Array], convention: str, period: float) -> dict[str, Array]:
+    absolute, factor = convention == ABSOLUTE, period if convention == RATES else 1.0
+    found: dict[str, Array] = {}
+    for name, column in columns.items():
+        arm, slash, part = name.rpartition("/")
+        parts = next((parts for parts in _TURNS if part in parts), ())
+        turn = [f"{arm}{slash}{part}" for part in parts]
+        if part in _POSITION:
+            found[name] = np.diff(column) if absolute else column * factor
+        elif part == GRIPPER_ACTION:  # in every convention it is told where to be
+            found[name] = column[1:] if absolute else column
+        elif not parts or not {*turn} <= {*columns} or (len(parts) == 4 and convention == RATES):
+            raise SchemaMismatch(
+                f"an arm's action by the convention {convention!r} has no {name!r} alone",
+                expected=f"{', '.join(_POSITION)}, {GRIPPER_ACTION}, and for a rotation all of"
+                f" {' or of '.join(', '.join(parts) for parts in _TURNS)} (of no rates)",
+                hint="rename it in action_names, or correct action_convention",
+            )
+        else:
+            poses = np.stack([columns[part] for part in turn], axis=1)
+            turns = _TURNS[parts](poses if len(parts) == 4 else poses * factor)
+            vectors = (turns[1:] * turns[:-1].inv() if absolute else turns).as_rotvec()
+            axes = (f"{arm}{slash}{axis}" for axis in _ROTATION)
+            found |= dict(zip(axes, vectors.T, strict=True))
+    return found

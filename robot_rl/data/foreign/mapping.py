@@ -17,11 +17,13 @@ import numpy as np
 import yaml
 
 from robot_rl.data.foreign import ALL, ForeignDataset
-from robot_rl.data.foreign.actions import CONVENTIONS
 from robot_rl.data.schema import Array, SchemaMismatch
 from robot_rl.errors import did_you_mean
 
 BLANK = "???"
+# What the numbers of an action are; the text below explains them.
+ENVIRONMENT, RATES, ABSOLUTE = "environment", "rates", "absolute"
+CONVENTIONS = (ENVIRONMENT, "joint", "delta", RATES, ABSOLUTE)
 SUCCESS, NEVER, TERMINATED, ANY = "success", "never", "terminated", "any "
 # Columns that mean what they are called, in the formats that are read.
 _CALLED = {
