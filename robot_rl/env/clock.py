@@ -8,26 +8,16 @@ from typing import Any
 
 from robot_rl.errors import RobotRLError
 
-# A tick that is later than this share of a period is missed: the next one is a period after it.
-_MISSED = 0.5
-
 
 class ClockError(RobotRLError):
     """A clock that does not exist, or a rate that no clock can keep."""
 
 
 class SteppedClock:
-    """Simulated time: nothing sleeps, every tick is on time, and runs are reproducible.
-
-    Args:
-        control_rate_hz: Ticks per second of simulated time.
-
-    Attributes:
-        period: Control period [s].
-    """
+    """Simulated time: nothing sleeps, every tick is on time, and runs are reproducible."""
 
     def __init__(self, control_rate_hz: float) -> None:
-        self.period = 1.0 / control_rate_hz
+        self.period = 1.0 / control_rate_hz  # of the control loop [s]
         self._ticks = 0
 
     def start(self) -> None:
@@ -53,18 +43,11 @@ class RealtimeClock:
 
     A tick that is late by half a period or more is not made up for: the next one is a whole
     period after it, because two commands in quick succession would move a robot twice as fast.
-
-    Args:
-        control_rate_hz: Ticks per second.
-
-    Attributes:
-        period: Control period [s].
     """
 
     def __init__(self, control_rate_hz: float) -> None:
-        self.period = 1.0 / control_rate_hz
-        self._due = time.monotonic()
-        self._next = self._due
+        self.period = 1.0 / control_rate_hz  # of the control loop [s]
+        self._due = self._next = time.monotonic()
 
     def start(self) -> None:
         """Begin an episode: the next tick is one period from now."""
@@ -79,7 +62,7 @@ class RealtimeClock:
         now = time.monotonic()
         self._due = self._next
         lateness = max(0.0, now - self._due)
-        self._next = (self._due if lateness < _MISSED * self.period else now) + self.period
+        self._next = (self._due if lateness < 0.5 * self.period else now) + self.period
         return lateness
 
     def since_tick(self) -> float:

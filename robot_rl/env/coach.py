@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import Action
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
+from robot_rl.env.robot_env import Begun, EpisodeEnv, Options, RobotEnvWrapper, Stepped
 
 # The policy changes while it learns, so only so many of the last episodes count, helped ones too:
 # where all are helped nothing is known of it any more, and it is tried again.
@@ -37,16 +36,15 @@ class Coach(RobotEnvWrapper):
 
     def __init__(
         self,
-        env: RobotEnv | RobotEnvWrapper,
+        env: EpisodeEnv,
         inbox: OperatorInbox,
         episodes: Iterable[Mapping[str, Any]] = (),
         note: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(env)
         self._inbox, self._note = inbox, note
-        self._past: deque[tuple[int, bool]] = deque(maxlen=_MEMORY)  # steps alone, success
-        for episode in episodes:
-            self._past.append((int(episode.get("alone_steps", 0)), bool(episode["success"])))
+        past = ((int(e.get("alone_steps", 0)), bool(e["success"])) for e in episodes)
+        self._past = deque(past, maxlen=_MEMORY)  # steps alone, success
         self._begin()
 
     def _begin(self) -> None:
@@ -63,16 +61,14 @@ class Coach(RobotEnvWrapper):
         """
         return {"advices": self._advices, "alone_steps": self._alone_steps}
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode, without advice."""
         if self._steps:
             self._past.append((self._alone_steps, self._success))
         self._begin()
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> Stepped:
         """Step, and say what the operator had better do next."""
         observation, reward, terminated, truncated, info = super().step(action)
         self._steps += 1

@@ -50,11 +50,7 @@ class _WithoutPolicy:
 
 
 class ExpertController(_WithoutPolicy):
-    """Lets a scripted expert decide in the one environment whose true state it sees.
-
-    Args:
-        expert: The expert; it knows the goal without an instruction.
-    """
+    """Lets a scripted expert decide in the one environment whose true state it sees."""
 
     def __init__(self, expert: Expert) -> None:
         self._expert = expert
@@ -73,11 +69,7 @@ class ExpertController(_WithoutPolicy):
 
 
 class IdleController(_WithoutPolicy):
-    """Keeps arms where they are and grippers as told last: all that happens a person does.
-
-    Args:
-        action_names: Columns of the action.
-    """
+    """Keeps arms where they are and grippers as told last: all that happens a person does."""
 
     def __init__(self, action_names: Sequence[str]) -> None:
         self._names = tuple(action_names)
@@ -89,11 +81,7 @@ class IdleController(_WithoutPolicy):
 
 
 class ControllerWrapper(Generic[_Wrapped]):
-    """Lets another controller decide; what is different, a subclass says.
-
-    Args:
-        controller: The other; see `robot_rl.env.rollout.Controller`.
-    """
+    """Lets another controller decide; what is different, a subclass says."""
 
     def __init__(self, controller: _Wrapped) -> None:
         self._controller = controller

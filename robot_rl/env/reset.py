@@ -30,14 +30,12 @@ from robot_rl.run import RunDirectory, load_policy
 _SEED_STREAM = 7
 
 
-class _Reset(RobotEnvWrapper):
+class HumanReset(RobotEnvWrapper):
+    """Waits before every episode until a person has put the scene back and says `start`."""
+
     def __init__(self, env: Intervention) -> None:
         super().__init__(env)
         self._operated = env
-
-
-class HumanReset(_Reset):
-    """Waits before every episode until a person has put the scene back and says `start`."""
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode.
@@ -54,7 +52,7 @@ class HumanReset(_Reset):
         return super().reset(seed=seed, options=options)
 
 
-class NoReset(_Reset):
+class NoReset(RobotEnvWrapper):
     """Begins every episode but the first where the last one ended.
 
     One whose goal is then reached already begins with the robot's own reset instead.
@@ -69,7 +67,7 @@ class NoReset(_Reset):
         return observation, info
 
 
-class BackwardReset(_Reset):
+class BackwardReset(RobotEnvWrapper):
     """Lets a behaviour undo each episode: a backward task that ends where the forward one starts.
 
     The backward task begins when an episode ends, whether it succeeded or not, and at its own
@@ -97,10 +95,8 @@ class BackwardReset(_Reset):
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(env)
-        self._task = task
-        self._controller = controller
-        self._attempts = attempts
-        self._stopped = stopped
+        self._operated, self._task, self._controller = env, task, controller
+        self._attempts, self._stopped = attempts, stopped
         self._observation: Observation | None = None
         self._steps = 0
 

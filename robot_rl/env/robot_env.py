@@ -55,7 +55,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             task.name, fields, robot.action_names, 1.0 / clock.period
         )
         # Gymnasium types the values of a Dict space as Any.
-        columns: Any = {f.name: _space_of(f) for f in fields}
+        columns: Any = {f.name: _space(f) for f in fields}
         self.action_space = spaces.Box(-1.0, 1.0, (len(robot.action_names),), np.float32)
         columns[LAST_COMMAND] = self.action_space
         self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(columns))
@@ -66,14 +66,13 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self._closed = False
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
-        """Begin an episode; the seed alone decides the scene and the start pose.
+        """Begin an episode.
 
         Args:
-            seed: See above.
+            seed: It alone decides the scene and the start pose.
             options: `IN_PLACE` begins it with robot and scene as they are: nothing is put back,
                 and the seed decides only what is drawn anew, such as errors of what is seen.
-                Where it would be over before its first step, since the goal is reached already,
-                they are put back all the same.
+                Where the goal is reached already, they are put back all the same.
 
         Returns:
             The first observation, and an info with ``success``, ``stamp_observation`` [ns] and
@@ -83,7 +82,11 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             RobotRLError: In place: the task can only begin from a scene that was put back.
         """
         super().reset(seed=seed)
-        in_place = options == IN_PLACE and self._begins_in_place()
+        in_place = options == IN_PLACE
+        if in_place:
+            self.task.resume(self.np_random)
+            self.robot.resume(self.np_random)
+            in_place = not self.task.outcome().terminated  # else there is nothing left to do
         if not in_place:
             super().reset(seed=seed)  # what was drawn for a begin in place does not count
             self.robot.reset(self.task.reset(self.np_random), self.np_random)
@@ -163,12 +166,6 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             for p in positions
         ]
 
-    def _begins_in_place(self) -> bool:
-        """Begin with robot and scene as they are; returns whether there is anything left to do."""
-        self.task.resume(self.np_random)
-        self.robot.resume(self.np_random)
-        return not self.task.outcome().terminated
-
 
 class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
     """A Gymnasium wrapper that shows the parts of the `RobotEnv` within.
@@ -197,7 +194,7 @@ class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action
 EpisodeEnv = RobotEnv | RobotEnvWrapper
 
 
-def _space_of(field: Field) -> spaces.Box:
+def _space(field: Field) -> spaces.Box:
     dtype = np.dtype(field.dtype)
     if dtype.kind == "u":
         return spaces.Box(0, int(np.iinfo(dtype).max), field.shape, dtype.type)

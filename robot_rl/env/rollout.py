@@ -111,7 +111,7 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
     return int(drawn) | _TRAINING_SEED_BIT
 
 
-class Seeds:
+class Seeds(Iterator[int]):
     """Seeds of episodes, in their order; an episode that says nothing can be run again."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
@@ -119,9 +119,6 @@ class Seeds:
 
     def __len__(self) -> int:
         return len(self._left)
-
-    def __iter__(self) -> Seeds:
-        return self
 
     def __next__(self) -> int:
         if not self._left:
@@ -137,34 +134,25 @@ class Seeds:
         self._left.clear()
 
 
+@dataclass
 class _Slot:
     """One environment and the episode that runs in it."""
 
-    def __init__(self, index: int, env: EpisodeEnv) -> None:
-        self.index = index
-        self.env = env
-        self.observation: Observation = {}
-        self.stamp = 0
-        self.result = EpisodeResult(seed=0)
-        self.active = False
-        self.intervened = False
+    index: int
+    env: EpisodeEnv
+    observation: Observation = field(default_factory=dict)
+    stamp: int = 0
+    result: EpisodeResult = field(default_factory=lambda: EpisodeResult(0))
+    active: bool = False
+    intervened: bool = False
 
-    def begin(self, seed: int) -> None:
-        self.observation, info = self.env.reset(seed=seed)
-        self.stamp = int(info["stamp_observation"])
-        facts = dict(info.get("facts", {}))
-        self.result = EpisodeResult(seed, facts=facts, instruction=self.env.task.instruction)
-        self.active = True
-        self.intervened = False
-
-    def begin_when_ready(
-        self, seed: int, stop: Callable[[], bool], note: Callable[[str], None]
-    ) -> bool:
+    def begin(self, seed: int, stop: Callable[[], bool], note: Callable[[str], None]) -> bool:
         """Begin an episode as soon as the robot can; returns whether it has before `stop`."""
         told, remind_at = "", 0.0
         while True:
             try:
-                self.begin(seed)
+                self.observation, info = self.env.reset(seed=seed)
+                break
             except RobotInterrupted as problem:
                 if stop():
                     return False
@@ -173,10 +161,13 @@ class _Slot:
                     note(f"waiting for the robot: {problem}")
                     told, remind_at = str(problem), now + _REMIND_SECONDS
                 time.sleep(_RETRY_SECONDS)
-            else:
-                if told:
-                    note("the robot is ready, going on")
-                return True
+        if told:
+            note("the robot is ready, going on")
+        self.stamp = int(info["stamp_observation"])
+        facts = dict(info.get("facts", {}))
+        self.result = EpisodeResult(seed, facts=facts, instruction=self.env.task.instruction)
+        self.active, self.intervened = True, False
+        return True
 
 
 @dataclass
@@ -203,12 +194,11 @@ class _Rollout:
         if result.steps == 0:
             result.policy_version = int(decision.version[slot.index])
         try:
-            observation, given, terminated, truncated, info = slot.env.step(
-                decision.action[slot.index]
-            )
+            stepped = slot.env.step(decision.action[slot.index])
         except RobotInterrupted as problem:
             result.interrupted = problem
             return True
+        observation, given, terminated, truncated, info = stepped
         reward = float(given)
         truncated = truncated or (stopped and not terminated)
         if self.recorder is not None:
@@ -283,17 +273,17 @@ def rollout(
 
     def begin_next(slot: _Slot) -> None:
         seed = next(seeds, None)
-        if seed is not None and slot.begin_when_ready(seed, stop, note):
+        if seed is not None and slot.begin(seed, stop, note):
             words = [slot.result.instruction]
             controller.reset([slot.index], seeds=[seed], instructions=words)
 
-    for slot in run.slots:
+    for slot in slots:
         begin_next(slot)
-    while any(slot.active for slot in run.slots):
-        active = np.array([slot.active for slot in run.slots])
+    while any(slot.active for slot in slots):
+        active = np.array([slot.active for slot in slots])
         decision = controller.act(run.stacked(), active)
         stopped = stopped or stop()
-        for slot in run.slots:
+        for slot in slots:
             if slot.active and run.step(slot, decision, stopped):
                 run.finish(slot, decision)
                 slot.active = False

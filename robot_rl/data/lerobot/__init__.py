@@ -40,8 +40,8 @@ Reading and writing need the packages of the extra `lerobot`; importing this mod
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -82,11 +82,7 @@ LARGEST_DENOMINATOR = 1001
 
 
 def require_packages() -> None:
-    """Check that what reads and writes LeRobot datasets is installed.
-
-    Raises:
-        MissingExtra: It is not; names the package and the extra.
-    """
+    """Raise `MissingExtra` where what reads and writes LeRobot datasets is not installed."""
     for package in ("pyarrow", "av"):
         require(package, "lerobot")
 
@@ -157,12 +153,10 @@ class Feature:
         return {"dtype": self.dtype, "shape": list(self.shape), "names": names}
 
 
+_INDICES = ("frame_index", "episode_index", "index", "task_index")
 INDEX_FEATURES = (
     Feature("timestamp", "float32", (1,)),
-    *(
-        Feature(name, "int64", (1,))
-        for name in ("frame_index", "episode_index", "index", "task_index")
-    ),
+    *(Feature(name, "int64", (1,)) for name in _INDICES),
 )
 
 
@@ -192,13 +186,13 @@ def features_of(schema: RowSchema) -> tuple[Feature, ...]:
     if state:
         features.append(_vector(STATE, tuple(state)))
     features = [*features, Feature(DONE, "bool", (1,)), *INDEX_FEATURES]
-    for first, second in itertools.pairwise(sorted(feature.key for feature in features)):
-        if first == second:
-            raise SchemaMismatch(
-                "two fields have one name in a LeRobot dataset",
-                got=first,
-                expected="names that differ when each slash is a dot",
-            )
+    key, count = Counter(feature.key for feature in features).most_common(1)[0]
+    if count > 1:
+        raise SchemaMismatch(
+            "two fields have one name in a LeRobot dataset",
+            got=key,
+            expected="names that differ when each slash is a dot",
+        )
     return tuple(sorted(features, key=lambda feature: feature.key))
 
 

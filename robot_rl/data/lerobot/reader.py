@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -37,7 +37,7 @@ class LeRobotFrames:
         records: What is known of each episode, in order.
 
     Raises:
-        DatasetDamaged: A file cannot be read.
+        DatasetDamaged: A file is missing, cut, or not as `meta/` says; then, or from `episodes`.
     """
 
     path: Path  # directory of the dataset
@@ -61,22 +61,16 @@ class LeRobotFrames:
                 hint=_COPY,
             )
         for number, record in enumerate(self.records):
-            _check_record(self.path, number, record)
-
-    @property
-    def steps(self) -> int:
-        """Number of frames."""
-        return sum(r["dataset_to_index"] - r["dataset_from_index"] for r in self.records)
+            misplaced = record["episode_index"] != number
+            frames = range(record["dataset_from_index"] or 0, record["dataset_to_index"] or 0)
+            if None in record.values() or misplaced or not frames:
+                raise _bad_record(self.path, number, record)
 
     def episodes(self) -> Iterator[tuple[dict[str, Any], dict[Feature, Array]]]:
-        """Yield the record of each episode, and the values (frames, ...) of each feature.
-
-        Raises:
-            DatasetDamaged: A file of frames or pictures is missing, cut or of another shape.
-        """
+        """Yield the record of each episode, and the values (frames, ...) of each feature."""
         data, table, first = Path(), pa.table({}), 0
         with ExitStack() as opened:
-            videos = {f: opened.enter_context(_Video(self.rate)) for f in self._videos}
+            videos = {f: opened.enter_context(closing(_Video(self.rate))) for f in self._videos}
             for record in self.records:
                 path = self._file("data_path", "data", record)
                 if path != data:
@@ -122,14 +116,8 @@ class LeRobotFrames:
             return self.path / name.format(chunk_index=chunk, file_index=file, video_key=key, **old)
 
     def _read_records(self) -> list[dict[str, Any]]:
-        names = [
-            "episode_index",
-            "dataset_from_index",
-            "dataset_to_index",
-            "data/chunk_index",
-            "data/file_index",
-            *self.told,
-        ]
+        places = ("dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index")
+        names = ["episode_index", *places, *self.told]
         for feature in self._videos:
             prefix = f"videos/{feature.key}"
             names += [f"{prefix}/{n}" for n in ("chunk_index", "file_index", "from_timestamp")]
@@ -158,10 +146,11 @@ class LeRobotFrames:
 
 
 class LeRobotEpisodes:
-    """The episodes of a LeRobot dataset, ended as `close_episode` says.
+    """The episodes of the LeRobot dataset in a directory, ended as `close_episode` says.
 
-    Args:
-        path: Directory of the dataset.
+    Attributes:
+        steps: Number of frames.
+        successes: Number of episodes that reached their goal.
 
     Raises:
         NotADataset: There is none, or one that `robot-rl export` did not write.
@@ -184,18 +173,15 @@ class LeRobotEpisodes:
         told = [f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")]
         features, rate = features_of(self.schema), frame_rate(self.schema)
         self._frames = LeRobotFrames(path, information, features, rate, told)
-        self.steps = self._frames.steps
-        for number, record in enumerate(self._frames.records):
+        records = self._frames.records
+        self.steps = sum(r["dataset_to_index"] - r["dataset_from_index"] for r in records)
+        self.successes = sum(bool(record["robot_rl/success"]) for record in records)
+        for number, record in enumerate(records):
             if not 0 <= record["robot_rl/source"] < len(SOURCE_NAMES):
                 raise _bad_record(path, number, record)
 
     def __len__(self) -> int:
         return len(self._frames.records)
-
-    @property
-    def successes(self) -> int:
-        """Number of episodes that reached their goal."""
-        return sum(bool(record["robot_rl/success"]) for record in self._frames.records)
 
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes that have a step left.
@@ -221,16 +207,10 @@ class LeRobotEpisodes:
 
 
 def read_information(path: Path, versions: Sequence[str]) -> dict[str, Any]:
-    """Read `meta/info.json`.
-
-    Args:
-        path: Directory of the dataset.
-        versions: Those of the layout that are read.
+    """Read `meta/info.json` of the dataset in a directory, if it has one of these versions.
 
     Raises:
-        NotADataset: There is none.
-        DatasetError: The layout has another version.
-        DatasetDamaged: It cannot be read.
+        DatasetError: There is none, it cannot be read, or the layout has another version.
     """
     information = _read_json(path, layout.INFO_PATH)
     version = information.get("codebase_version")
@@ -242,16 +222,6 @@ def read_information(path: Path, versions: Sequence[str]) -> dict[str, Any]:
             hint="convert it with the LeRobot version that wrote it, or export again",
         )
     return information
-
-
-def _check_record(path: Path, number: int, record: dict[str, Any]) -> None:
-    whole = all(value is not None for value in record.values())
-    if (
-        not whole
-        or record["episode_index"] != number
-        or record["dataset_to_index"] <= record["dataset_from_index"]
-    ):
-        raise _bad_record(path, number, record)
 
 
 def _bad_record(path: Path, number: int, record: dict[str, Any]) -> DatasetDamaged:
@@ -270,16 +240,7 @@ class _Video:
         self._pictures: Iterator[av.VideoFrame] = iter(())
 
     def read(self, path: Path, start: float, out: Array) -> None:
-        """Fill `out` with the next pictures.
-
-        Args:
-            path: The file.
-            start: Time of the first picture in it [s].
-            out: (frames, height, width, 3) uint8 RGB.
-
-        Raises:
-            DatasetDamaged: The file is missing, cut, of another rate or size.
-        """
+        """Fill `out` (frames, height, width, 3) with the pictures of a file from `start` [s] on."""
         first, found = round(start * self._rate), 0
         with _read_errors(path):
             if path != self._path:
@@ -305,7 +266,7 @@ class _Video:
             )
 
     def _open(self, path: Path, shape: tuple[int, ...]) -> None:
-        self.__exit__()
+        self.close()
         self._container, self._path = av.open(str(path)), path
         stream: VideoStream = self._container.streams.video[0]
         rate, size = stream.average_rate, (stream.height, stream.width)
@@ -319,10 +280,7 @@ class _Video:
             )
         self._pictures = self._container.decode(stream)
 
-    def __enter__(self) -> _Video:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self._container is not None:
             self._container.close()
 

@@ -147,7 +147,7 @@ class LeRobotSink:
         return path
 
     def _write_file(self) -> None:
-        """Complete the file of every kind that is open; the next episode begins another."""
+        """Complete the open file of every kind; the next episode begins another."""
         _write_table(self._target(layout.DATA_PATH), pa.concat_tables(self._tables))
         _write_table(self._target(layout.EPISODES_PATH), pa.Table.from_pylist(self._records))
         for video in self._videos.values():
@@ -159,13 +159,8 @@ class LeRobotSink:
         if self._records:
             self._write_file()
         totals = {key: _combined(parts) for key, parts in self._statistics.items()}
-        self._write_json(
-            layout.STATISTICS_PATH,
-            {
-                key: {name: value.tolist() for name, value in found.items()}
-                for key, found in totals.items()
-            },
-        )
+        content = {key: {n: v.tolist() for n, v in found.items()} for key, found in totals.items()}
+        self._write_json(layout.STATISTICS_PATH, content)
         _write_table(self._path / layout.TASKS_PATH, _tasks_table(list(self._tasks)))
         own = {"schema": json.loads(self._schema.to_json()), "metadata": self._metadata}
         self._write_json(layout.OWN_PATH, own)
@@ -211,11 +206,7 @@ class LeRobotSink:
 
 
 class VideoFile:
-    """The MP4 file of one camera that episodes are written to now.
-
-    Args:
-        rate: Pictures per second.
-    """
+    """The MP4 file of one camera that episodes are written to now, at `rate` pictures a second."""
 
     def __init__(self, rate: Fraction) -> None:
         self._rate = rate
@@ -223,14 +214,10 @@ class VideoFile:
         self._frames = 0
 
     def add(self, path: Path, pictures: Array) -> tuple[float, float]:
-        """Append the pictures of an episode.
+        """Append the pictures of an episode, uint8 (frames, height, width, 3) RGB.
 
-        Args:
-            path: The file; the same one until `close`.
-            pictures: (frames, height, width, 3) uint8 RGB.
-
-        Returns:
-            The times in it of the first picture and of the end of the last [s].
+        The file is the same one until `close`. Returns the times in it of the first picture and of
+        the end of the last [s].
 
         Raises:
             DatasetWriteFailed: They cannot be encoded or written.
@@ -238,7 +225,14 @@ class VideoFile:
         start = self._frames
         with _video_errors(path):
             if self._open is None:
-                self._open = (path, *_open_video(path, self._rate, pictures.shape))
+                # The index in front lets a reader that streams it begin before all is there.
+                options = {"movflags": "faststart"}
+                container = av.open(str(path), "w", container_options=options)
+                stream = container.add_stream(_CODEC, rate=self._rate, options=dict(_OPTIONS))
+                assert isinstance(stream, VideoStream)
+                stream.height, stream.width = pictures.shape[1:3]
+                stream.pix_fmt = _pixel_format(stream.width, stream.height)
+                self._open = (path, container, stream)
             _, container, stream = self._open
             for picture in pictures:
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
@@ -281,14 +275,13 @@ def statistics_of(values: Array) -> Statistics:
         values = values[chosen, ::spacing, ::spacing].reshape(-1, 3) / 255
         shape = (3, 1, 1)
     numbers = values.astype(np.float64)
+    quantiles = np.quantile(numbers, list(_QUANTILES.values()), axis=0)
     found = {
         "min": values.min(axis=0),
         "max": values.max(axis=0),
         "mean": numbers.mean(axis=0),
         "std": numbers.std(axis=0),
-        **dict(
-            zip(_QUANTILES, np.quantile(numbers, list(_QUANTILES.values()), axis=0), strict=True)
-        ),
+        **dict(zip(_QUANTILES, quantiles, strict=True)),
     }
     shaped = {name: value.reshape(shape) for name, value in found.items()}
     return {**shaped, "count": np.array([count])}
@@ -309,18 +302,6 @@ def _combined(episodes: Sequence[Statistics]) -> Statistics:
         **{name: (shares * parts[name]).sum(axis=0) for name in _QUANTILES},
         "count": parts["count"].sum(axis=0),
     }
-
-
-def _open_video(
-    path: Path, rate: Fraction, shape: tuple[int, ...]
-) -> tuple[OutputContainer, VideoStream]:
-    # The index in front lets a reader that streams the file begin before all of it is there.
-    container = av.open(str(path), "w", container_options={"movflags": "faststart"})
-    stream = container.add_stream(_CODEC, rate=rate, options=dict(_OPTIONS))
-    assert isinstance(stream, VideoStream)
-    stream.height, stream.width = shape[1:3]
-    stream.pix_fmt = _pixel_format(stream.width, stream.height)
-    return container, stream
 
 
 def _pixel_format(width: int, height: int) -> str:
