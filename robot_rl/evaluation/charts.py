@@ -62,35 +62,37 @@ class Series:
     y: Numbers
 
 
-@dataclass(frozen=True)
-class Learning:
-    """What the learning curve shows."""
+def learning_curve(
+    evaluations: Sequence[EvaluationResult],
+    training: Series,
+    confirmed: int | None,
+    cloned: EvaluationResult | None,
+    final: EvaluationResult | None,
+) -> str:
+    """Draw success against environment steps.
 
-    evaluations: Sequence[EvaluationResult]  # periodic ones of the learned policy
-    cloned: EvaluationResult | None  # the last evaluation of the cloned policy, if there is one
-    training: Series  # success of the training episodes, rolling, against environment steps
-    confirmed: int | None  # steps at which the threshold was reached and confirmed, or None
-    # The last evaluation of the learned policy, shown if it is final.
-    final: EvaluationResult | None
-
-
-def learning_curve(data: Learning) -> str:
-    """Draw success against environment steps."""
+    Args:
+        evaluations: Periodic ones of the learned policy.
+        training: Success of the training episodes, rolling.
+        confirmed: Steps at which the threshold was reached and confirmed, or None.
+        cloned: The last evaluation of the cloned policy, if there is one.
+        final: The last evaluation of the learned policy, shown if it is final.
+    """
     with _figure("Success rate against environment steps", 9.6, 3.7) as (axes, svg):
-        line, curve, final = data.training, data.evaluations, data.final
-        axes.plot(line.x, line.y, color=GREY, linewidth=1.0, alpha=0.7, label=line.label)
-        steps = [e.environment_steps for e in curve]
-        lows, highs = [e.confidence_low for e in curve], [e.confidence_high for e in curve]
-        rates = [e.success_rate for e in curve]
+        style: dict[str, Any] = {"color": GREY, "linewidth": 1.0, "alpha": 0.7}
+        axes.plot(training.x, training.y, label=training.label, **style)
+        steps = [e.environment_steps for e in evaluations]
+        lows = [e.confidence_low for e in evaluations]
+        highs = [e.confidence_high for e in evaluations]
+        rates = [e.success_rate for e in evaluations]
         axes.fill_between(steps, lows, highs, color=BLUE, alpha=0.16, linewidth=0)
         axes.plot(steps, rates, color=BLUE, marker="o", markersize=4, label="evaluation")
-        if data.cloned is not None:
-            rate = data.cloned.success_rate
-            axes.axhline(rate, color=ORANGE, linestyle="--", label="cloned policy")
+        if cloned is not None:
+            axes.axhline(cloned.success_rate, color=ORANGE, linestyle="--", label="cloned policy")
         dotted: dict[str, Any] = {"color": GREEN, "linestyle": ":", "linewidth": 1.3}
         axes.axhline(THRESHOLD, **dotted, label=f"{THRESHOLD:.0%}")
-        if data.confirmed is not None:
-            axes.axvline(data.confirmed, **dotted)
+        if confirmed is not None:
+            axes.axvline(confirmed, **dotted)
         if final is not None and final.seed_set == "final":
             rate, low, high = final.success_rate, final.confidence_low, final.confidence_high
             point: dict[str, Any] = {"color": "#102A43", "marker": "D", "linestyle": "none"}
@@ -128,8 +130,8 @@ def rolling_mean(values: Sequence[float], window: int) -> list[float]:
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(stop - window, 0)
-    means: npt.NDArray[np.float64] = (sums[stop] - sums[start]) / (stop - start)
-    return [float(mean) for mean in means]
+    means: list[float] = ((sums[stop] - sums[start]) / (stop - start)).tolist()
+    return means
 
 
 @dataclass

@@ -28,11 +28,7 @@ from robot_rl.evaluation.scenes import PicturedScenes
 from robot_rl.evaluation.statistics import EvaluationResult, Labels
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.rewards.source import TaskReward
-from robot_rl.rewards.wrapper import (
-    RewardWrapper,
-    make_source,
-    make_watched_env,
-)
+from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]
@@ -60,14 +56,13 @@ class Evaluator:
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        """Make the environments; see the class for the arguments.
+        """Make the environments.
 
         Raises:
             ConfigError: See `check_counts`.
         """
         check_counts(config)
-        self._config = config
-        self._note = note
+        self._config, self._note = config, note
         stepped = on_stepped_clock(config)
         attended = stepped.clock == "realtime"
         self._attended = AttendedRobot(config, run, note) if attended else None
@@ -174,11 +169,7 @@ class Evaluator:
             raise Stopped
 
     def check_fit(self, behaviour: Behaviour) -> None:
-        """Check that a policy was made for the task, rate and observation of the environments.
-
-        Raises:
-            PolicyError: It was not.
-        """
+        """Raise `PolicyError` where a policy was made for another task, rate or observation."""
         check_fit(behaviour, self._envs[0].schema)
 
     @property
@@ -244,8 +235,8 @@ def check_proof(config: DictConfig) -> None:
     check_least(config, {"proof.scenes": 1, "proof.seed": 0})
     check_value("proof.score", config.proof.score, SCORES)
     for name, low in (("confidence", 0.5), ("claim", 0.0)):
-        if not low < config.proof[name] < 1.0:
-            got, wanted = config.proof[name], f"more than {low:g}, less than 1"
+        if not low < (got := config.proof[name]) < 1.0:
+            wanted = f"more than {low:g}, less than 1"
             raise ConfigError(f"proof.{name} is out of range", got=got, expected=wanted)
     if config.proof.episodes is not None and not isinstance(config.proof.episodes, int):
         wanted = "a number of episodes, or null"
@@ -267,9 +258,6 @@ class AttendedRobot:
         config: The configuration.
         run: Where those pictures are, and whose console shows the robot.
         note: Told which scene is to be put back, and of labels that do not count.
-
-    Attributes:
-        env: The environment.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
@@ -321,9 +309,8 @@ class AttendedRobot:
 
 def _without_simulation(config: DictConfig) -> DictConfig:
     """The configuration without what trains in simulation only: its operator and the way back."""
-    replaced: dict[str, object] = {"operator": {"simulated": None}}
+    alone = config.copy()
+    OmegaConf.update(alone, "operator.simulated", None)
     if "backward" in config.reset:
-        replaced["reset"] = {"wrapper": None}
-    merged = OmegaConf.merge(config, replaced)
-    assert isinstance(merged, DictConfig)
-    return merged
+        OmegaConf.update(alone, "reset.wrapper", None)
+    return alone

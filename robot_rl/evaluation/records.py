@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,7 @@ class RunRecords:
         """
         mine = [e for e in self.evaluations if e.cloned == cloned]
         mine = [e for e in mine if cloned or e.gradient_updates]
-        finals = [e for e in mine if e.seed_set == "final"]
-        chosen = finals or mine
+        chosen = [e for e in mine if e.seed_set == "final"] or mine
         return chosen[-1] if chosen else None
 
     def periodic(self) -> list[EvaluationResult]:
@@ -59,10 +59,6 @@ class RunRecords:
 
 def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[float, float]]:
     """Share of steps that an operator took, over the last `window` episodes at each one's end.
-
-    Args:
-        episodes: Records of training episodes.
-        window: Number of episodes; fewer at the beginning.
 
     Returns:
         Environment steps and share in [0, 1]; empty where nobody ever intervened.
@@ -85,37 +81,25 @@ def read_json_lines(path: Path) -> tuple[list[Record], int]:
     A process that is killed leaves a cut line, and a resumed one goes on behind it, so that
     unreadable lines are no error here; but they are counted, for the caller to report.
 
-    Args:
-        path: The file; a missing one reads as empty.
-
     Returns:
-        The objects in order, and the number of lines that could not be read.
+        The objects in order, none of a missing file, and the number of unreadable lines.
     """
     if not path.exists():
         return [], 0
     records: list[Record] = []
-    unreadable = 0
-    for line in path.read_bytes().splitlines():
-        if not line.strip():
-            continue
-        try:
+    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+    for line in lines:
+        with suppress(ValueError):  # no JSON, or bytes that are no UTF-8
             content = json.loads(line)
-        except ValueError:  # no JSON, or bytes that are no UTF-8
-            unreadable += 1
-            continue
-        if isinstance(content, dict):
-            records.append(content)
-        else:
-            unreadable += 1
-    return records, unreadable
+            if isinstance(content, dict):
+                records.append(content)
+    return records, len(lines) - len(records)
 
 
 def without_superseded(records: Sequence[Record], key: str) -> list[Record]:
     """Drop what a resumed run did again: records that later ones with a lower `key` replace.
 
-    Args:
-        records: Records in the order of writing; those without the key are dropped.
-        key: Name of a number that grows during a run, and falls back when it is resumed.
+    The key is a number that grows during a run; records without it are dropped too.
     """
     kept: list[Record] = []
     lowest = float("inf")

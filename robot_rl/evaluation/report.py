@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from robot_rl.evaluation import charts
-from robot_rl.evaluation.charts import Learning, Series
+from robot_rl.evaluation.charts import Series
 from robot_rl.evaluation.records import (
     CLIPS,
     VIDEOS,
@@ -46,13 +46,9 @@ _NOT_METRICS = {"environment_steps", "gradient_updates"}
 
 
 def write_report(run_directory: str | Path) -> Path:
-    """Write `report.html` into a run directory, replacing an older one as a whole.
+    """Write `report.html` of a finished, running or interrupted run into its directory.
 
-    Args:
-        run_directory: Directory of a finished, running or interrupted run.
-
-    Returns:
-        Path of the report.
+    Returns its path; an older one is replaced as a whole.
 
     Raises:
         ReportError: There is no such directory, or it holds no record of a run.
@@ -63,15 +59,10 @@ def write_report(run_directory: str | Path) -> Path:
 
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Render a template and write it, replacing an older page as a whole.
+    """Render a template and write it to `path`, replacing an older page as a whole.
 
-    Args:
-        path: The page.
-        template: Name of its file, which is here and extends `page.html.jinja`.
-        content: What it shows; `title` and `subtitle` among it.
-
-    Returns:
-        The path.
+    The template is a file beside this one that extends `page.html.jinja`; `title` and `subtitle`
+    are among what it shows.
     """
     environment = Environment(
         loader=FileSystemLoader(str(resources.files(__package__))),
@@ -90,7 +81,6 @@ def _content(run: RunRecords) -> dict[str, Any]:
     chosen = {**(run.config.get("choices") or {}), **run.summary}
     task, algorithm = (chosen.get(word) or f"unknown {word}" for word in ("task", "algorithm"))
     seed = run.summary.get("seed", run.config.get("seed", "unknown"))
-    learning = _learning(run)
     return {
         "title": f"{task} · {algorithm}",
         "subtitle": f"Run {run.directory.name}, seed {seed}" + _domain(run),
@@ -100,7 +90,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "decision": run.summary.get("decision"),
         "figures": _figures(run),
         "rolling": _ROLLING_EPISODES,
-        "learning_curve": Markup(charts.learning_curve(learning)) if learning else None,
+        "learning_curve": _learning_curve(run),
         "clips": _clips(run.directory / VIDEOS),
         "charts": _charts(run),
         "evaluations": run.evaluations,
@@ -111,7 +101,7 @@ def _content(run: RunRecords) -> dict[str, Any]:
 
 def _domain(run: RunRecords) -> str:
     """In which domain the run was made and evaluated."""
-    told = {e.domain: None for e in run.evaluations if e.domain}
+    told = dict.fromkeys(e.domain for e in run.evaluations if e.domain)
     return f", domain {' and '.join(told)}" if told else ""
 
 
@@ -158,7 +148,7 @@ def _success(result: EvaluationResult | None) -> dict[str, str]:
     low, high = 100 * result.confidence_low, 100 * result.confidence_high
     seeds = "" if result.seed_set == "final" else " (periodic)"
     return {
-        "rate": _percent(result.success_rate),
+        "rate": f"{100 * result.success_rate:.1f} %".replace(".0 %", " %"),
         "count": f"{result.count} episodes{seeds}",
         "interval": f"95 % interval {low:.1f} to {high:.1f} %",
     }
@@ -170,12 +160,13 @@ def _figures(run: RunRecords) -> list[dict[str, str]]:
     confirmed = _confirmed([e for e in run.periodic() if not e.cloned])
     written = [*run.episodes, *run.learner, *(e.to_json() for e in run.evaluations)]
     memory = summary.get("peak_memory_bytes")
+    seconds = final.mean_seconds_to_success if final else None
     figures = [
         ("Steps to 97 %", "not reached" if confirmed is None else _count(confirmed)),
         ("Environment steps", _count(_largest(written, "environment_steps"))),
         ("Gradient updates", _count(_largest(written, "gradient_updates"))),
         ("Demonstrations", _count(summary.get("demonstrations"))),
-        ("Mean time to success", _seconds(final.mean_seconds_to_success if final else None)),
+        ("Mean time to success", _ABSENT if seconds is None else f"{seconds:.1f} s"),
         ("Longest run of successes", _count(final.longest_success_run if final else None)),
         ("Wall time", _duration(summary.get("wall_seconds"))),
         ("Peak memory", _ABSENT if memory is None else f"{memory / 2**30:.2f} GiB"),
@@ -193,8 +184,8 @@ def _confirmed(results: Sequence[EvaluationResult]) -> int | None:
     )
 
 
-def _learning(run: RunRecords) -> Learning | None:
-    """What the learning curve shows, None while there is nothing."""
+def _learning_curve(run: RunRecords) -> Markup | None:
+    """Draw it; None while there is nothing."""
     curve = [e for e in run.periodic() if not e.cloned]
     steps, won = _columns(run.episodes, "environment_steps", "success")
     if not curve and not steps:
@@ -203,13 +194,8 @@ def _learning(run: RunRecords) -> Learning | None:
     full = max(0, min(_ROLLING_EPISODES, len(won)) - 1)
     rolling = charts.rolling_mean(won, _ROLLING_EPISODES)
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
-    return Learning(
-        evaluations=curve,
-        cloned=run.final(cloned=True),
-        training=training,
-        confirmed=_confirmed(curve),
-        final=run.final(cloned=False),
-    )
+    cloned, final = run.final(cloned=True), run.final(cloned=False)
+    return Markup(charts.learning_curve(curve, training, _confirmed(curve), cloned, final))
 
 
 def _charts(run: RunRecords) -> list[dict[str, Any]]:
@@ -273,16 +259,8 @@ def _facts(run: RunRecords) -> list[tuple[str, str]]:
     return [*facts, ("Packages", ", ".join(f"{n} {metadata.version(n)}" for n in _PACKAGES))]
 
 
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.1f} %".replace(".0 %", " %")
-
-
 def _count(value: Any) -> str:
     return f"{value:,}" if _is_number(value) else _ABSENT
-
-
-def _seconds(value: float | None) -> str:
-    return _ABSENT if value is None else f"{value:.1f} s"
 
 
 def _duration(seconds: float | None) -> str:

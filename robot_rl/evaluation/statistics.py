@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,30 +23,22 @@ _PRIOR = 2.0
 
 def longest_run(successes: Iterable[bool]) -> int:
     """Length of the longest run of successes in a row."""
-    longest = current = 0
-    for success in successes:
-        current = current + 1 if success else 0
-        longest = max(longest, current)
-    return longest
+    runs = itertools.groupby(successes)
+    return max((len(list(run)) for success, run in runs if success), default=0)
 
 
 def first_confirmed(
     steps: Sequence[int], rates: Sequence[float], threshold: float = 0.97
 ) -> int | None:
-    """Environment steps of the first of two consecutive evaluations at or above `threshold`.
+    """Environment steps of the first of two evaluations in a row at or above `threshold`, or None.
 
     Args:
         steps: Environment steps of each evaluation, in order of time.
         rates: Success rate of each evaluation, in [0, 1].
         threshold: Rate that both have to reach.
-
-    Returns:
-        The steps of the first of the two, or None where no two in a row reached it.
     """
-    for step, rate, following in zip(steps, rates, rates[1:], strict=False):
-        if rate >= threshold and following >= threshold:
-            return int(step)
-    return None
+    pairs = zip(steps, itertools.pairwise(rates), strict=False)
+    return next((int(step) for step, pair in pairs if min(pair) >= threshold), None)
 
 
 @dataclass(frozen=True)
@@ -162,12 +155,7 @@ def _chance_of_ever(more: int, fewer: int, most: int) -> float:
     How unfair it looks is its likelihood ratio against a coin of unknown bias (the prior is a
     symmetric beta distribution): a martingale, whose maximum Ville's inequality bounds. As the
     number of throws is bounded, the chance is counted instead, over all walks; so none of the level
-    is wasted, and one may stop at any throw.
-
-    Args:
-        more: Throws with the side that came up more often, >= `fewer`.
-        fewer: With the other.
-        most: Most throws, >= more + fewer.
+    is wasted, and one may stop at any throw. The sides came up `more` and `fewer` times.
     """
     from scipy.special import gammaln  # late: only evaluation and reports pay for its import
 
@@ -268,10 +256,7 @@ class EvaluationResult:
 
     @classmethod
     def of_episodes(
-        cls,
-        successes: npt.ArrayLike,
-        seconds: npt.ArrayLike,
-        **facts: Any,
+        cls, successes: npt.ArrayLike, seconds: npt.ArrayLike, **facts: Any
     ) -> EvaluationResult:
         """Summarise finished episodes; what is not said here is said in the class.
 

@@ -17,7 +17,8 @@ from av.video.stream import VideoStream
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
-from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.robot import Action
+from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import Controller, rollout
 from robot_rl.evaluation.records import CLIPS
 from robot_rl.processes.files import replace_text
@@ -49,27 +50,25 @@ class Clip:
     seconds: float  # length of the episode on the environment's clock
 
 
-class _FilmedEnv:
-    """Takes a picture at every observation of an environment's episodes."""
+class _FilmedEnv(RobotEnvWrapper):
+    """Takes a picture at every observation of its newest episode."""
 
     def __init__(self, env: RobotEnv, robot: Filmable) -> None:
-        self._env, self._robot = env, robot
+        super().__init__(env)
+        self._filmed = robot
         self.pictures: list[Picture] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    def reset(self, **options: Any) -> tuple[Any, Any]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Reset, and begin a new film."""
-        outcome = self._env.reset(**options)
-        self.pictures = [self._robot.picture()]
-        return outcome
+        begun = super().reset(seed=seed, options=options)
+        self.pictures = [self._filmed.picture()]
+        return begun
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Action) -> Any:
         """Step and take a picture."""
-        outcome = self._env.step(action)
-        self.pictures.append(self._robot.picture())
-        return outcome
+        stepped = super().step(action)
+        self.pictures.append(self._filmed.picture())
+        return stepped
 
 
 def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path) -> Iterator[Clip]:
@@ -84,7 +83,7 @@ def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path
     if not isinstance(env.robot, Filmable):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    filmed: Any = _FilmedEnv(env, env.robot)
+    filmed = _FilmedEnv(env, env.robot)
     runner: Controller = PolicyRunner(behaviour.exploring("mean"))
     rate = Fraction(1 / env.clock.period).limit_denominator(1000)
     for result in rollout([filmed], runner, iter(seeds)):
@@ -94,13 +93,7 @@ def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path
 
 
 def write_video(path: Path, pictures: Iterable[Picture], rate: Fraction) -> None:
-    """Write an MP4 file (H.264).
-
-    Args:
-        path: The file; an older one is replaced.
-        pictures: uint8 (height, width, 3) RGB, all of one even size.
-        rate: Pictures per second.
-    """
+    """Write pictures of one even size as an MP4 file (H.264), so many a second."""
     shown = list(pictures)
     shown += shown[-1:] * round(_STILL_SECONDS * rate)
     with av.open(str(path), "w", format="mp4") as container:
@@ -114,13 +107,9 @@ def write_video(path: Path, pictures: Iterable[Picture], rate: Fraction) -> None
 
 
 def chosen_seeds(first: int, failures: Iterable[int], episodes: int, count: int) -> list[int]:
-    """Seeds worth watching: the first failures, then the first successes of an evaluation.
+    """So many seeds worth watching: the first failures, then successes of an evaluation.
 
-    Args:
-        first: Seed of its first episode.
-        failures: Numbers of its failed episodes, from 0.
-        episodes: How many it had.
-        count: How many to choose.
+    It had so many episodes from the seed `first` on; those of the numbers `failures` have failed.
     """
     failed = list(failures)[: max(1, count - 1)]
     others = (number for number in range(episodes) if number not in set(failed))

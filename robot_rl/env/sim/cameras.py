@@ -13,7 +13,6 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env.sim.world import World
 from robot_rl.errors import RobotRLError
 
-_MILLIMETRES = 1000.0
 _FARTHEST = 65.535  # m, the largest depth that uint16 millimetres hold
 
 
@@ -49,10 +48,6 @@ class SimCamera:
     ``images/<name>_depth`` uint16 (height, width, 1) in millimetres, 0 where nothing is within
     65 m, as a depth camera gives it.
 
-    Args:
-        world: What it looks at.
-        options: See `CameraOptions`.
-
     Raises:
         CameraError: No such camera in the model, a size beyond the model's off-screen buffer,
             or no library for rendering.
@@ -81,7 +76,15 @@ class SimCamera:
 
     def shoot(self) -> None:
         """Take the frame that is now on its way."""
-        self._frames.append((float(self._world.data.time), self._frame()))
+        name = self._options.name
+        image = self._renderer.color(name)
+        if self._options.noise:
+            noisy = image + self._rng.normal(0.0, self._options.noise, image.shape)
+            image = noisy.round().clip(0, 255).astype(np.uint8)
+        frame: Observation = {f"images/{name}": image}
+        if self._options.depth:
+            frame[f"images/{name}_depth"] = self._renderer.depth(name)
+        self._frames.append((float(self._world.data.time), frame))
 
     def observe(self, latency: int) -> Observation:
         """The frame of `latency` physics steps ago; the episode's first one until then."""
@@ -97,25 +100,9 @@ class SimCamera:
         """Release the renderer."""
         self._renderer.close()
 
-    def _frame(self) -> Observation:
-        name = self._options.name
-        image = self._renderer.color(name)
-        if self._options.noise:
-            noisy = image + self._rng.normal(0.0, self._options.noise, image.shape)
-            image = noisy.round().clip(0, 255).astype(np.uint8)
-        frame: Observation = {f"images/{name}": image}
-        if self._options.depth:
-            frame[f"images/{name}_depth"] = self._renderer.depth(name)
-        return frame
-
 
 class SceneRenderer:
-    """Renders a world off-screen, without the markers that only people need.
-
-    Args:
-        world: What is rendered.
-        width: Pixels.
-        height: Pixels.
+    """Renders a world off-screen (height, width), without the markers that only people need.
 
     Raises:
         CameraError: A size beyond the model's off-screen buffer, or no library for rendering.
@@ -137,24 +124,23 @@ class SceneRenderer:
 
     def color(self, camera: str) -> npt.NDArray[np.uint8]:
         """What a camera sees: uint8 (height, width, 3) RGB."""
-        self._update()
-        self._renderer.update_scene(self._data, camera, self._options)
+        self._look_through(camera)
         return np.array(self._renderer.render())
 
     def depth(self, camera: str) -> npt.NDArray[np.uint16]:
         """Distance along the camera's axis: uint16 (height, width, 1) in millimetres."""
-        self._update()
         self._renderer.enable_depth_rendering()
-        self._renderer.update_scene(self._data, camera, self._options)
+        self._look_through(camera)
         metres = self._renderer.render()
         self._renderer.disable_depth_rendering()
         near = np.where(metres > _FARTHEST, 0.0, metres)
-        return np.asarray((near * _MILLIMETRES).round().astype(np.uint16)[..., None])
+        return np.asarray((near * 1000.0).round().astype(np.uint16)[..., None])
 
-    def _update(self) -> None:
-        """Work out where everything is: joints may have been set since the last step."""
+    def _look_through(self, camera: str) -> None:
+        # Joints may have been set since the last step.
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
+        self._renderer.update_scene(self._data, camera, self._options)
 
     def close(self) -> None:
         """Release the off-screen buffer."""

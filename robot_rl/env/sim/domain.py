@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,6 @@ from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 
-# What each newton of noise on a force is on a torque: forces at the fingertips have this lever [m].
-_LEVER = 0.1
 _SIGNED = ("calibration_position", "calibration_yaw")
 _POSITIVE = ("friction", "stiffness")
 
@@ -72,35 +70,20 @@ class Domain:
     def draw(self, rng: np.random.Generator) -> Conditions:
         """Draw an episode's conditions: how far into each range depends on the generator alone."""
 
-        def drawn(limits: Sequence[float]) -> float:
-            return float(limits[0] + (limits[1] - limits[0]) * rng.random())
+        def drawn(name: str) -> Any:
+            low, high = getattr(self, name) or (0.0, 0.0)
+            return low + (high - low) * rng.random(3 if name == "calibration_position" else None)
 
-        friction = drawn(self.friction or (0.0, 0.0))
-        return Conditions(
-            action_delay=drawn(self.action_delay),
-            camera_latency=drawn(self.camera_latency),
-            position_noise=drawn(self.position_noise),
-            angle_noise=drawn(self.angle_noise),
-            force_noise=drawn(self.force_noise),
-            calibration_position=np.array([drawn(self.calibration_position) for _ in range(3)]),
-            calibration_yaw=drawn(self.calibration_yaw),
-            friction=friction if self.friction else None,
-            stiffness=drawn(self.stiffness),
-            light=drawn(self.light),
-        )
+        friction = drawn("friction")
+        others = {name: drawn(name) for name in Conditions._fields if name != "friction"}
+        return Conditions(friction=friction if self.friction else None, **others)
 
 
 class Sensors:
-    """What sensors make of the truth under an episode's conditions.
-
-    Args:
-        conditions: Of the episode.
-        rng: Of the noise.
-    """
+    """What sensors make of the truth under an episode's conditions; `rng` gives the noise."""
 
     def __init__(self, conditions: Conditions, rng: np.random.Generator) -> None:
-        self._conditions = conditions
-        self._rng = rng
+        self._conditions, self._rng = conditions, rng
         self._noise: dict[str, Vector] = {}
 
     def measure_anew(self) -> None:
@@ -123,7 +106,8 @@ class Sensors:
         """The measured force and torque (6,)."""
         if not self._conditions.force_noise:
             return wrench
-        scale = self._conditions.force_noise * np.array([1.0, 1.0, 1.0, _LEVER, _LEVER, _LEVER])
+        # Forces at the fingertips have a lever of 0.1 m.
+        scale = self._conditions.force_noise * np.array([1.0, 1.0, 1.0, 0.1, 0.1, 0.1])
         return np.asarray(wrench + scale * self._drawn("wrench", 1)[0])
 
     def _noisy(self, name: str, poses: Vector) -> Vector:
@@ -143,7 +127,6 @@ class Sensors:
 
 
 def _checked(name: str, given: Sequence[float]) -> tuple[float, float]:
-    """The range of a key, as two numbers."""
     least = -math.inf if name in _SIGNED else 0.0
     try:
         low, high = map(float, given)

@@ -23,8 +23,6 @@ FINGER_STROKE = 0.08
 
 
 class _Command(NamedTuple):
-    """What the arm and the gripper are to do."""
-
     target: npt.NDArray[np.float64]
     opening: float
     due: int = 0  # physics steps until it takes effect
@@ -74,8 +72,7 @@ class SimRobot:
         self.action_names = sim_task.action_names
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._has_gripper = GRIPPER_ACTION in self.action_names
-        self._finger_opening = sim_task.finger_opening
-        self._opening = sim_task.finger_opening
+        self._opening = self._finger_opening = sim_task.finger_opening
         self._domain = domain
         self._delay = self._latency = 0  # of actions and of pictures [physics steps]
         self._pending: deque[_Command] = deque()

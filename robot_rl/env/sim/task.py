@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -22,8 +24,7 @@ Vector = npt.NDArray[np.float64]
 # Fingers that come closer than this have nothing between them [m].
 _EMPTY = 0.01
 # How much higher or lower than meant an object may be held, and how much narrower or wider [m].
-_OFF_GRASP = 0.03
-_OFF_WIDTH = 0.006
+_OFF_GRASP, _OFF_WIDTH = 0.03, 0.006
 
 
 @dataclass(kw_only=True, eq=False)
@@ -119,12 +120,7 @@ class SimTask(ABC):
 
 
 def put_in_world(task: Task, model: str, gripper: GripperMotor) -> SimTask:
-    """Build the world of a simulated task, and attach the task to it.
-
-    Args:
-        task: The task.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        gripper: What moves the fingers where the task's action has a gripper column.
+    """Build the world of a simulated task, and attach the task to it; see `SimRobot`.
 
     Raises:
         RobotRLError: The task is not a simulated one.
@@ -149,6 +145,13 @@ def observed(**shapes: tuple[int, ...]) -> tuple[Field, ...]:
     return tuple(Field(f"state/{name}", "float32", shape) for name, shape in shapes.items())
 
 
+def box(size: Sequence[float], *, friction: float | None = None, **of_geom: Any) -> dict[str, Any]:
+    """Arguments of a geom that is a box, `size` (3,) [m] long, wide and high."""
+    if friction is not None:  # sliding; MuJoCo's own against turning and rolling
+        of_geom["friction"] = [friction, 0.005, 0.0001]
+    return {"type": mujoco.mjtGeom.mjGEOM_BOX, "size": [side / 2 for side in size], **of_geom}
+
+
 def downward(position: Vector) -> Vector:
     """The TCP pose (7,) at a position (3,) at which the tool points down."""
     return np.concatenate([position, rotations.DOWNWARD])
@@ -170,10 +173,7 @@ class Imperfections:
 
 @dataclass(kw_only=True, eq=False)
 class ScriptedExpert:
-    """Demonstrates a task from the true state, imperfectly.
-
-    This one goes straight to where it believes the goal is; a subclass says where else to.
-    """
+    """Goes straight to where it believes the goal is, imperfectly; a subclass says where else."""
 
     task: SimTask  # attached to its world
     imperfections: Imperfections
@@ -229,8 +229,11 @@ class ScriptedExpert:
     def motion(self, waypoint: Vector) -> Vector:
         """The motion (6,) towards a TCP pose (7,), at the episode's pace, in action units."""
         whole = self.motion_between(self.task.world.tcp_pose(), waypoint)
-        parts = [_shortened(part, self.speed) for part in (whole[:3], whole[3:])]
-        return np.concatenate(parts)
+        for part in (whole[:3], whole[3:]):
+            norm = float(np.sqrt(part @ part))
+            if norm > self.speed:
+                part *= self.speed / norm
+        return whole
 
     def motion_between(self, start: Vector, end: Vector) -> Vector:
         """The motion (6,) from one TCP pose (7,) to another, in action units, however large."""
@@ -238,10 +241,7 @@ class ScriptedExpert:
         return np.concatenate([way[:3] / self.translation_step, way[3:] / self.rotation_step])
 
     def destination(self) -> Vector | None:
-        """Where the TCP should come by whatever way: a pose (7,); None where the way counts.
-
-        Call it after `act`.
-        """
+        """After `act`: the pose (7,) to come to by whatever way; None where the way counts."""
         return None
 
     def is_beyond_help(self) -> bool:
@@ -252,11 +252,6 @@ class ScriptedExpert:
         """Notice being stuck, look again, and come closer to the truth."""
         self.error = self.error * self.imperfections.correction
         self.yaw_error *= self.imperfections.correction
-
-
-def _shortened(vector: Vector, length: float) -> Vector:
-    norm = float(np.sqrt(vector @ vector))
-    return vector if norm <= length else vector * (length / norm)
 
 
 @dataclass
@@ -298,10 +293,7 @@ class TopGrasp:
     def see(self, expert: ScriptedExpert, grasp: Vector, width: float) -> None:
         """Look at what the fingers have, which somebody else may have closed or opened.
 
-        Args:
-            expert: Who looks.
-            grasp: The pose (7,) at which the object is in the fingers, base frame.
-            width: Of the object [m].
+        The object, so wide [m], is in the fingers where the TCP is at `grasp` (7,), base frame.
         """
         world = expert.task.world
         beside = float(np.linalg.norm(grasp[:3] - world.tcp_pose()[:3])) > _OFF_GRASP

@@ -27,7 +27,6 @@ ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
 # Names of the joints, and of the geoms, of the two fingers.
 FINGERS = ("finger_left", "finger_right")
 GRIPPER_ACTUATOR = "gripper"
-_TOOL_ROOT = "hand"
 _WXYZ, _XYZW = [3, 0, 1, 2], [1, 2, 3, 0]
 # The contact wrench is averaged over this many instants of a period.
 _WRENCH_SAMPLES = 5
@@ -41,7 +40,7 @@ _DAMPING = 1e-4  # of inverse kinematics
 
 
 class Chain(NamedTuple):
-    """The joints that move a site, by their places in a model."""
+    """The n joints that move a site, by their places in a model."""
 
     site: int  # its id
     qpos: npt.NDArray[np.int32]  # places of the joints' positions (n,)
@@ -111,16 +110,9 @@ class World:
         model_path: The arm's MJCF; it must name a site ``tcp``, a mocap body ``target``, joints
             ``joint1`` to ``joint7`` and a body ``hand`` that carries the tool.
         build: Adds the task's bodies to the model before it is compiled.
-
-    Attributes:
-        sensors: What is measured of the true state, in the present conditions.
     """
 
-    def __init__(
-        self,
-        model_path: Path,
-        build: Callable[[mujoco.MjSpec], None],
-    ) -> None:
+    def __init__(self, model_path: Path, build: Callable[[mujoco.MjSpec], None]) -> None:
         spec = mujoco.MjSpec.from_file(str(model_path))
         without_task = list(spec.geoms)
         build(spec)
@@ -140,18 +132,16 @@ class World:
         self._own_damping = self.model.actuator_biasprm[self._impedance, 2].copy()
         self._damping = self._own_damping
         self._lamps = [light.copy() for light in self._brightness()]
-        self._tool_bodies = _subtree(self.model, self.model.body(_TOOL_ROOT).id)
+        self._tool_bodies = [self.model.body("hand").id]  # and what it carries
+        for body in range(self._tool_bodies[0] + 1, self.model.nbody):
+            if self.model.body_parentid[body] in self._tool_bodies:
+                self._tool_bodies.append(body)
         self._wrench = np.zeros(6)
         rng = np.random.default_rng(0)
-        self.sensors = Sensors(IDEAL.draw(rng), rng)
+        self.sensors = Sensors(IDEAL.draw(rng), rng)  # in the present conditions
 
     def meet(self, conditions: Conditions, rng: np.random.Generator) -> None:
-        """Let the world be as an episode's conditions say, but for what comes late in it.
-
-        Args:
-            conditions: See `Conditions`.
-            rng: Of the sensors' noise.
-        """
+        """Let the world be as an episode's conditions say, but for what comes late in it."""
         self.sensors = Sensors(conditions, rng)
         if conditions.friction is not None:
             self.model.geom_friction[self._task_geoms, 0] = conditions.friction
@@ -203,9 +193,8 @@ class World:
 
     def set_braking(self, braking: bool) -> None:
         """Brake the arm, or let it move again."""
-        self.model.actuator_biasprm[self._impedance, 2] = self._damping * (
-            _BRAKE if braking else 1.0
-        )
+        factor = _BRAKE if braking else 1.0
+        self.model.actuator_biasprm[self._impedance, 2] = self._damping * factor
 
     def set_target(self, pose: Vector) -> None:
         """Set the equilibrium pose (7,) of the impedance controller."""
@@ -253,7 +242,10 @@ class World:
         """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (7,)."""
         mujoco.mj_resetData(self.model, self.data)
         self.set_braking(False)
-        self.data.qpos[self._qpos] = self.solve_inverse_kinematics(pose, joint_guess)
+        low, high = self.model.jnt_range[: len(ARM_JOINTS)].T
+        chain = Chain(self._tcp, self._qpos, self._dofs, low, high)
+        joints = solve_inverse_kinematics(self.model, self.data, chain, pose, joint_guess, 1e-5)
+        self.data.qpos[self._qpos] = joints
         self.model.qpos_spring[self._qpos] = self.data.qpos[self._qpos]
         self.set_target(pose)
         mujoco.mj_forward(self.model, self.data)
@@ -264,12 +256,7 @@ class World:
         return round(duration * self.physics_rate_hz)
 
     def step(self, duration: float, events: Iterable[Event] = ()) -> None:
-        """Let `duration` seconds pass, and meanwhile do what belongs into them.
-
-        Args:
-            duration: At least one physics step [s].
-            events: After how many physics steps, and what.
-        """
+        """Let `duration` seconds pass, or one physics step, and meanwhile let the events happen."""
         steps = max(1, self.steps(duration))
         samples = min(_WRENCH_SAMPLES, steps)
         total = np.zeros(6)
@@ -291,18 +278,6 @@ class World:
         # mj_step leaves poses of the state before its last integration; observe the newest.
         mujoco.mj_forward(self.model, self.data)
 
-    def solve_inverse_kinematics(
-        self, pose: Vector, joint_guess: Vector, tolerance: float = 1e-5
-    ) -> Vector:
-        """Joint angles (7,) that put the TCP at `pose` (7,), by damped least squares.
-
-        Raises:
-            RobotRLError: The pose cannot be reached from the guess.
-        """
-        low, high = self.model.jnt_range[: len(ARM_JOINTS)].T
-        chain = Chain(self._tcp, self._qpos, self._dofs, low, high)
-        return solve_inverse_kinematics(self.model, self.data, chain, pose, joint_guess, tolerance)
-
     def _brightness(self) -> list[Vector]:
         """What of the model is brightness: views of its numbers."""
         lamp = self.model.vis.headlight
@@ -315,14 +290,6 @@ class World:
         arm = self.data.subtree_com[root] - self.data.site_xpos[self._tcp]
         force = external[3:]
         return np.concatenate([force, external[:3] + np.cross(arm, force)])
-
-
-def _subtree(model: mujoco.MjModel, root: int) -> list[int]:
-    inside = {root}
-    for body in range(root + 1, model.nbody):
-        if int(model.body_parentid[body]) in inside:
-            inside.add(body)
-    return sorted(inside)
 
 
 @dataclass(frozen=True)
@@ -354,9 +321,6 @@ class SceneState:
     of all fixed bodies that a task may have placed (k, 7), in the units and order of MuJoCo: it is
     only for copies that were compiled from the same model, which `fingerprint` tells.
 
-    Args:
-        world: The world.
-
     Attributes:
         size: Length of the vector.
         fingerprint: The same for worlds that were compiled from the same model.
@@ -365,13 +329,11 @@ class SceneState:
     def __init__(self, world: World) -> None:
         self._world = world
         model = world.model
-        bodies = range(1, model.nbody)
+        with_joint, mocap = model.body_jntnum, model.body_mocapid
         self._fixed = [
             body
-            for body in bodies
-            if model.body_parentid[body] == 0
-            and model.body_jntnum[body] == 0
-            and model.body_mocapid[body] < 0
+            for body in range(1, model.nbody)
+            if model.body_parentid[body] == 0 and with_joint[body] == 0 and mocap[body] < 0
         ]
         self.size = model.nq + 7 + 7 * len(self._fixed)
         content = model.names + model.geom_size.tobytes() + model.geom_rgba.tobytes()

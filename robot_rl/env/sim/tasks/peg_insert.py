@@ -11,7 +11,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector, downward, observed
+from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector, box, downward, observed
 from robot_rl.safety import rotations
 
 PEG_WIDTH = 0.02
@@ -133,15 +133,9 @@ class PegInsert(SimTask):
 
 def peg_geom(friction: float) -> dict[str, Any]:
     """The peg's geom, whose frame is at the peg's centre, but for what it collides with."""
-    return {
-        "name": "peg",
-        "type": mujoco.mjtGeom.mjGEOM_BOX,
-        "size": [PEG_WIDTH / 2, PEG_WIDTH / 2, PEG_LENGTH / 2],
-        "mass": 0.1,
-        "rgba": [0.85, 0.45, 0.1, 1],
-        "friction": [friction, 0.005, 0.0001],
-        **_CONTACT,
-    }
+    size = [PEG_WIDTH, PEG_WIDTH, PEG_LENGTH]
+    peg = box(size, friction=friction, mass=0.1, rgba=[0.85, 0.45, 0.1, 1])
+    return {"name": "peg", **peg, **_CONTACT}
 
 
 def add_socket(
@@ -149,42 +143,26 @@ def add_socket(
 ) -> None:
     """Add a block with a square hole to the table: four walls and a floor.
 
-    Args:
-        spec: The model.
-        name: Name of the body; those of its geoms begin with it.
-        centre: Position (3,) of the centre of its upper face, base frame [m].
-        clearance: Width of the hole minus width of the peg [m].
-        friction: Sliding friction of its walls.
+    Its upper face has its centre (3,) in the base frame, the hole is wider than the peg by
+    `clearance` [m], and the walls have that sliding friction.
     """
     socket = spec.worldbody.add_body(name=name, pos=centre)
-    block: dict[str, Any] = {"type": mujoco.mjtGeom.mjGEOM_BOX, "contype": 2, "conaffinity": 1}
-    wall = (SOCKET_WIDTH - PEG_WIDTH - clearance) / 4
-    reach = SOCKET_WIDTH / 2 - wall
-    inner = SOCKET_WIDTH / 2 - 2 * wall
-    boxes = {
-        "front": ([reach, 0], [wall, SOCKET_WIDTH / 2]),
-        "back": ([-reach, 0], [wall, SOCKET_WIDTH / 2]),
+    wall = (SOCKET_WIDTH - PEG_WIDTH - clearance) / 2
+    reach, inner = (SOCKET_WIDTH - wall) / 2, SOCKET_WIDTH - 2 * wall
+    walls = {
+        "front": ([reach, 0], [wall, SOCKET_WIDTH]),
+        "back": ([-reach, 0], [wall, SOCKET_WIDTH]),
         "left": ([0, reach], [inner, wall]),
         "right": ([0, -reach], [inner, wall]),
     }
-    for side, (centre_xy, half_xy) in boxes.items():
-        socket.add_geom(
-            name=f"{name}_{side}",
-            pos=[*centre_xy, -HOLE_DEPTH / 2],
-            size=[*half_xy, HOLE_DEPTH / 2],
-            rgba=[0.3, 0.45, 0.65, 1],
-            friction=[friction, 0.005, 0.0001],
-            **block,
-            **_CONTACT,
-        )
-    floor = (SOCKET_HEIGHT - HOLE_DEPTH) / 2
-    socket.add_geom(
-        name=f"{name}_floor",
-        pos=[0, 0, -HOLE_DEPTH - floor],
-        size=[SOCKET_WIDTH / 2, SOCKET_WIDTH / 2, floor],
-        rgba=[0.2, 0.3, 0.45, 1],
-        **block,
-    )
+    for side, (xy, size) in walls.items():
+        solid = box([*size, HOLE_DEPTH], friction=friction, rgba=[0.3, 0.45, 0.65, 1], **_CONTACT)
+        place = [*xy, -HOLE_DEPTH / 2]
+        socket.add_geom(name=f"{name}_{side}", pos=place, contype=2, conaffinity=1, **solid)
+    floor = SOCKET_HEIGHT - HOLE_DEPTH
+    solid = box([SOCKET_WIDTH, SOCKET_WIDTH, floor], rgba=[0.2, 0.3, 0.45, 1])
+    place = [0, 0, -HOLE_DEPTH - floor / 2]
+    socket.add_geom(name=f"{name}_floor", pos=place, contype=2, conaffinity=1, **solid)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -14,6 +14,7 @@ from robot_rl.env.sim.task import (
     SimTask,
     TopGrasp,
     Vector,
+    box,
     downward,
     observed,
 )
@@ -58,16 +59,8 @@ class PickCube(SimTask):
         spec.option.noslip_iterations = 3
         cube = spec.worldbody.add_body(name="cube", pos=[0.0, 0.0, CUBE_WIDTH / 2])
         cube.add_freejoint(name="cube")
-        cube.add_geom(
-            name="cube",
-            type=mujoco.mjtGeom.mjGEOM_BOX,
-            size=[CUBE_WIDTH / 2] * 3,
-            mass=self.mass,
-            rgba=[0.8, 0.2, 0.2, 1],
-            contype=3,
-            conaffinity=3,
-            friction=[0.6, 0.005, 0.0001],
-        )
+        solid = box([CUBE_WIDTH] * 3, friction=0.6, mass=self.mass, rgba=[0.8, 0.2, 0.2, 1])
+        cube.add_geom(name="cube", contype=3, conaffinity=3, **solid)
         cube.add_site(name="cube")
 
     def reset(self, rng: np.random.Generator) -> Vector:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector, downward, observed
+from robot_rl.env.sim.task import ScriptedExpert, SimTask, Vector, box, downward, observed
 from robot_rl.safety import rotations
 
 BAR = (0.03, 0.12)
@@ -82,25 +82,15 @@ class PushT(SimTask):
         marker = spec.worldbody.add_body(name="target_marker", pos=[GOAL[0], GOAL[1], 0.0])
         area = BAR[0] * BAR[1] + STEM[0] * STEM[1]
         for part, x, size in (("bar", _BAR_X, BAR), ("stem", _STEM_X, STEM)):
-            block.add_geom(
-                name=part,
-                type=mujoco.mjtGeom.mjGEOM_BOX,
-                pos=[x, 0, 0],
-                size=[size[0] / 2, size[1] / 2, HEIGHT / 2],
+            solid = box(
+                [*size, HEIGHT],
+                friction=self.friction,
                 mass=self.mass * size[0] * size[1] / area,
                 rgba=[0.3, 0.45, 0.65, 1],
-                contype=3,
-                conaffinity=3,
-                friction=[self.friction, 0.005, 0.0001],
             )
-            marker.add_geom(
-                type=mujoco.mjtGeom.mjGEOM_BOX,
-                pos=[x, 0, 0],
-                size=[size[0] / 2, size[1] / 2, 0.0005],
-                rgba=[0.2, 0.7, 0.3, 1],
-                contype=0,
-                conaffinity=0,
-            )
+            block.add_geom(name=part, pos=[x, 0, 0], contype=3, conaffinity=3, **solid)
+            flat = box([*size, 0.001], rgba=[0.2, 0.7, 0.3, 1], contype=0, conaffinity=0)
+            marker.add_geom(pos=[x, 0, 0], **flat)
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw the T's start pose, the error it is seen with, and the pusher's start."""
