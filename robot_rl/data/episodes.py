@@ -80,14 +80,11 @@ class Episode:
 
 
 class EpisodeWriter:
-    """Appends whole episodes to a dataset, creating it where there is none.
+    """Appends whole episodes to a dataset, creating it in a directory where there is none.
 
     One writer at a time: the directory is locked until `close`, or until the process dies.
-
-    Args:
-        path: Directory of the dataset.
-        schema: Columns of the rows.
-        metadata: JSON values kept with a dataset that is created now; another keeps its own.
+    `metadata`, JSON values, is kept with a dataset that is created now; an existing one keeps its
+    own.
 
     Raises:
         SchemaMismatch: The existing dataset has another task, rate, version or field.
@@ -147,13 +144,10 @@ class EpisodeWriter:
         return self.extend([Episode(records, seed, instruction, success, source)])
 
     def extend(self, episodes: Sequence[Episode]) -> int:
-        """Add finished episodes at once, which is many times quicker than one at a time.
+        """Add finished episodes at once, which is quicker; returns the index of the first.
 
         For a dataset that is moved into place when it is complete: to be killed in here may damage
         it, as the ends of several episodes are not committed together.
-
-        Returns:
-            Index of the first.
 
         Raises:
             DatasetError: As `append`.
@@ -255,13 +249,8 @@ class EpisodeDataset:
         stored_schema: These and the annotations that a store's export has added.
         metadata: What the dataset was created with.
         episode_ends: (n,) int64, exclusive and cumulative; T + 1 rows per episode.
-        seeds: (n,) int64.
-        successes: (n,) bool.
-        sources: (n,) uint8 SOURCE codes.
+        seeds, successes, sources: (n,) int64, bool, and uint8 SOURCE codes.
         instructions: n texts.
-
-    Args:
-        path: Directory of the dataset.
 
     Raises:
         NotADataset: The path is missing or holds something else.

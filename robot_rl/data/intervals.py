@@ -19,7 +19,7 @@ class StatisticsError(RobotRLError):
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact confidence interval of a success probability.
+    """Exact confidence interval of a success probability: its lower and upper bound.
 
     The interval of Clopper and Pearson (Biometrika 26, 1934) holds its level for every true
     probability p. Its bounds solve P(X >= successes | p) = a/2 and P(X <= successes | p) = a/2
@@ -29,9 +29,6 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
         successes: Successful episodes, 0 <= successes <= trials.
         trials: All episodes; with none, nothing is known and the interval is (0, 1).
         confidence: Level in (0, 1).
-
-    Returns:
-        Lower and upper bound.
 
     Raises:
         StatisticsError: The counts or the level are impossible.
@@ -51,19 +48,8 @@ def anytime_interval(successes: int, trials: int, confidence: float = 0.95) -> t
 
     It holds those p under which what was seen is likely enough: (trials + 1) P(X = successes | p)
     > 1 - confidence for binomial X. By Ville's inequality a true p is ever left out with
-    probability 1 - confidence at the most (Robbins, Ann. Math. Statist. 41, 1970).
-
-    Args:
-        successes: As of `clopper_pearson`, whose interval is narrower, and holds for a number of
-            trials that was fixed before.
-        trials: See there.
-        confidence: See there.
-
-    Returns:
-        Lower and upper bound.
-
-    Raises:
-        StatisticsError: The counts or the level are impossible.
+    probability 1 - confidence at the most (Robbins, Ann. Math. Statist. 41, 1970). All else is as
+    of `clopper_pearson`, which is narrower, and holds for a number of trials that was fixed before.
     """
     _check(successes, trials, confidence)
     from scipy.optimize import brentq
@@ -116,18 +102,12 @@ def failures_allowed(trials: int, claim: float, confidence: float = 0.95) -> int
     """Most failures with which so many trials prove a success probability of at least `claim`.
 
     The claim is proved where, were it false, so few failures had a probability of 1 - confidence at
-    the most: where the lower bound of a one-sided interval of Clopper and Pearson reaches it.
-
-    Args:
-        trials: A number that is fixed before the first of them.
-        claim: In (0, 1).
-        confidence: Level in (0, 1).
-
-    Returns:
-        The failures; -1 where even none would prove too little.
+    the most: where the lower bound of a one-sided interval of Clopper and Pearson reaches it. The
+    number of trials is fixed before the first of them. -1 where even no failure would prove too
+    little.
 
     Raises:
-        StatisticsError: The claim or the level is impossible.
+        StatisticsError: The claim or the level is not in (0, 1).
     """
     _check(0, 0, claim)
     _check(0, trials, confidence)

@@ -26,11 +26,7 @@ class WrongFeatures(RobotRLError):
 
 
 def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
-    """Check that a policy was made for an environment, or for rows, of this schema.
-
-    Raises:
-        PolicyError: Names the field that differs, with got and expected.
-    """
+    """Raise `PolicyError` where a policy was made for another environment, or rows, than these."""
     widths = {f.name: int(np.prod(f.shape)) for f in schema.fields}
     behaviour.expect(
         task=schema.task,
@@ -66,11 +62,7 @@ def feature_columns(
 
 
 def check_features(batch: Mapping[str, Array], behaviour: Behaviour) -> None:
-    """Check that a batch's features, if it has any, are all of the behaviour's image encoder.
-
-    Raises:
-        WrongFeatures: Some are not.
-    """
+    """Raise `WrongFeatures` where a batch has features of another image encoder."""
     if ENCODER_ID not in batch:
         return
     others: Any = batch[ENCODER_ID] != behaviour.encoder_id

@@ -33,12 +33,9 @@ _FIXED = {field.name for field in SCALAR_FIELDS} | {*ACTION_FIELDS} - {LAST_COMM
 
 
 class RowBuilder:
-    """Makes the rows of one source of data.
+    """Makes the rows of one source of data, a `SOURCE_…` code.
 
-    Args:
-        schema: The columns.
-        source: One of the `SOURCE_…` codes. Steps of a policy in which somebody intervened are
-            `SOURCE_INTERVENTION`.
+    Steps of a policy in which somebody intervened are `SOURCE_INTERVENTION`.
     """
 
     def __init__(self, schema: RowSchema, source: int) -> None:
@@ -65,10 +62,9 @@ class RowBuilder:
             stamp_observation: When [ns].
             episode_step: Steps since the reset.
             decision: What was decided for all slots.
-            slot: The slot that this row is of.
+            slot: The one that this row is of.
             outcome: Reward, terminated, truncated.
-            info: The environment's info after the action; `intervened` where somebody acted in
-                place of the decision.
+            info: The environment's after the action; `intervened` where somebody acted instead.
         """
         reward, terminated, truncated = outcome
         # Who drives a demonstration overrides nobody: their action is the one that was wanted.

@@ -176,11 +176,7 @@ class RowSchema:
         return [f.name for f, dtype in self._columns if dtype.kind == "f"]
 
     def check(self, values: Mapping[str, Array] | Array) -> None:
-        """Check the values of all columns, of one or more rows.
-
-        Raises:
-            SchemaMismatch: As `pack`.
-        """
+        """Check the values of all columns, of one or more rows; raises as `pack`."""
         floats = [values[name].reshape(-1) for name in self._floats]
         actions = [values[name].reshape(-1) for name in ACTION_FIELDS if name in self._floats]
         finite = np.isfinite(np.concatenate([_ZERO, *floats])).all()
@@ -199,11 +195,7 @@ class RowSchema:
         return b"".join(self.pack_parts(row))
 
     def pack_parts(self, row: Mapping[str, Any]) -> list[Packed]:
-        """Do what `pack` does without copying large arrays: the parts are views of them.
-
-        Raises:
-            SchemaMismatch: As `pack`.
-        """
+        """Do what `pack` does without copying large arrays: the parts are views of them."""
         if len(row) != len(self.fields):
             raise _wrong_names(self.fields, row)
         values: dict[str, Array] = {}
@@ -289,11 +281,7 @@ class RowSchema:
         return schema
 
     def compare(self, other: RowSchema, *, what: str = "the data") -> None:
-        """Check that rows of `other` can be used where this schema is expected.
-
-        Args:
-            other: The schema that was met.
-            what: What carries `other`, for the message.
+        """Check that rows of `other`, which `what` has, can be used where this schema is expected.
 
         Raises:
             SchemaMismatch: Names the first field that differs, expected and got.

@@ -48,12 +48,7 @@ class Selection:
 
 
 class EpisodeSource(Protocol):
-    """Gives whole episodes of one schema.
-
-    Attributes:
-        schema: Columns of the rows.
-        metadata: JSON values that describe the recording.
-    """
+    """Gives whole episodes of one schema; `metadata`, JSON values, describes the recording."""
 
     schema: RowSchema
     metadata: Mapping[str, Any]
@@ -115,12 +110,7 @@ class DatasetSink:
         self._rows = self._bytes = 0
 
     def add(self, episode: Episode) -> None:
-        """Write one episode, together with those that come after it.
-
-        Raises:
-            SchemaMismatch: A value is not finite or out of range.
-            DatasetError: One of them is not valid, or could not be written.
-        """
+        """Write one episode, together with those that come after it."""
         self._writer.schema.check(episode.rows)
         self._waiting.append(episode)
         self._rows += len(episode.rows)
@@ -191,17 +181,13 @@ def write_episodes(
 
 
 def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None:
-    """Make a whole episode of rows whose final observation was not recorded.
+    """Make a whole episode of rows (n,), n >= 1, whose final observation was not recorded.
 
     A last step that terminated is kept: nothing bootstraps from what follows it. Its final row
     repeats the last observation and has `stamp_observation` 0, which no observation after an
     action has. Any other last step is given up, as what its action led to is not known: its
     observation becomes the final one, and the step before it is truncated. No value is ever
     bootstrapped from a made-up observation.
-
-    Args:
-        rows: (n,) structured, n >= 1, none with `is_last`.
-        observation_names: The columns that are observations.
 
     Returns:
         The rows, ending with one that has `is_last`; None where no step is left.

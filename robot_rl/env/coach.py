@@ -24,12 +24,12 @@ class Coach(RobotEnvWrapper):
     as it has now: since the episode began, or since the operator handed back. It compares with
     those that nobody helped or cut short, as nobody knows how the others would have ended.
 
-    What it says is in the inbox, for a simulated operator, and in the info of a step as ``advice``,
+    What it says is the `advice` of the inbox, for a simulated operator, and in the info of a step,
     empty where it says nothing.
 
     Args:
         env: The environment, with the wrapper that judges success.
-        inbox: Its `advice` is set at each step.
+        inbox: See above.
         episodes: Records of the episodes before, with ``success`` and `episode_facts`.
         note: Told what the coach says, each time that it begins to.
     """

@@ -39,14 +39,8 @@ class DeviceAttendant:
     """Writes what a device says to the inbox, at the tick at which the loop reads that.
 
     A device that fails takes the operator's hand from the robot: the robot then holds still, and no
-    episode begins before the device is connected again.
-
-    Args:
-        device: The device; it is connected here.
-        inbox: Where its motion and events go.
-
-    Raises:
-        RobotRLError: The device cannot be connected.
+    episode begins before the device is connected again. It is connected here, or raises
+    `RobotRLError`.
     """
 
     def __init__(self, device: Device, inbox: OperatorInbox) -> None:
@@ -56,21 +50,13 @@ class DeviceAttendant:
         device.connect()
 
     def begin(self, seed: int) -> None:
-        """Connect the device anew if it was lost.
-
-        Raises:
-            RobotInterrupted: That does not work yet.
-        """
+        """Connect the device anew if it was lost."""
         if self._lost:
             self._or_lost(self._device.connect)
             self._lost = False
 
     def watch(self, observation: Observation) -> None:
-        """Read the device.
-
-        Raises:
-            RobotInterrupted: The device has failed.
-        """
+        """Read the device; raises `RobotInterrupted` where it has failed."""
         pose = observation.get(_POSE)
         orientation = None if pose is None else np.asarray(pose[3:], np.float64)
         state = self._or_lost(lambda: self._device.read(orientation, self._inbox.gripper))

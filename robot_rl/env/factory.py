@@ -26,9 +26,7 @@ def make_env(
 ) -> RobotEnv:
     """Make the environment that `task`, `robot`, `observation` and the clock describe.
 
-    Args:
-        config: The configuration.
-        further_cameras: Cameras that the robot gets beside its own.
+    The robot gets `further_cameras` beside its own.
 
     Raises:
         RobotRLError: The task has not the form that the robot needs, or the domain is for another.
@@ -94,11 +92,7 @@ def make_expert(
 
 
 def check_expert(config: Mapping[str, Any], part: str = "expert") -> None:
-    """Check that the configured task has a scripted expert.
-
-    Raises:
-        RobotRLError: It has none.
-    """
+    """Raise `RobotRLError` where the configured task has no scripted expert."""
     if config["task"][part] is None:
         raise RobotRLError(
             f"the task {config['task']['name']!r} has no scripted expert on this robot",
@@ -118,8 +112,7 @@ def check_device(config: Mapping[str, Any]) -> None:
     """Check, before anything is started, that the device of `teleop` can be used on this machine.
 
     Raises:
-        RobotRLError: Its settings or this machine do not allow it: no display for a keyboard, for
-            example.
+        RobotRLError: It cannot: there is no display for a keyboard, for example.
     """
     if config["teleop"]["device"] is not None:
         registry.make(config["teleop"]["device"])
@@ -158,11 +151,7 @@ def make_intervention(
 def _make_device_attendant(
     config: Mapping[str, Any], action_names: Sequence[str], inbox: OperatorInbox
 ) -> DeviceAttendant:
-    """Connect the device of `teleop`, with which a person drives what has these action columns.
-
-    Raises:
-        RobotRLError: It cannot be connected, or nobody can drive this with it.
-    """
+    """Connect the device of `teleop`, with which a person drives what has these columns."""
     device = config["teleop"]["device"]
     unmovable = unmovable_columns(action_names)
     if unmovable:

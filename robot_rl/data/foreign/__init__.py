@@ -59,10 +59,7 @@ class ForeignDataset:
 
 
 def open_foreign(path: Path) -> ForeignDataset:
-    """Open a dataset of any format that is read here.
-
-    Args:
-        path: Folder of a LeRobot or Minari dataset, or of one `.npz` an episode; or a file.
+    """Open a LeRobot or Minari folder, a folder with one `.npz` an episode, or a file.
 
     Raises:
         MissingExtra: The package that reads the format is not installed.

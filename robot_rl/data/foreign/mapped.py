@@ -56,13 +56,7 @@ class MappedEpisodes:
     An episode ends at its first step that terminated. Where nobody recorded what followed the last
     action, `close_episode` says what becomes of it. The first `last_command` is that of an arm at
     rest with open grippers. All but the pictures is checked at once, before anything is written.
-
-    Args:
-        dataset: The foreign dataset.
-        file: The mapping file.
-
-    Attributes:
-        report: What was found and left out, in lines for a person.
+    `report` says what was found and left out, in lines for a person.
 
     Raises:
         SchemaMismatch: The mapping does not fit the dataset, or the actions their bounds.
@@ -89,11 +83,7 @@ class MappedEpisodes:
         return self._dataset.counts[self._mapping.episodes]
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield the episodes that have a step left.
-
-        Raises:
-            DatasetError: A column cannot be read, or does not fit the others.
-        """
+        """Yield the episodes that have a step left; `DatasetError` where a column does not fit."""
         episodes = self._read([*self._mapping.observations], Counter())
         return (episode for _, episode in episodes if len(episode.rows))
 
@@ -264,12 +254,12 @@ class MappedEpisodes:
 def converted(
     values: Array, names: Sequence[str | None], convention: str, period: float
 ) -> dict[str, Array]:
-    """Actions of others as ours, but for their scale: an arm's as steps of its target.
+    """Actions (T, c) of others as ours, but for their scale: an arm's as steps of its target.
 
     Of absolute poses the first is left out: what it is relative to, nobody recorded.
 
     Args:
-        values: (T, c), a column for each name.
+        values: A column for each name.
         names: What they are called; None leaves a column out.
         convention: One of `CONVENTIONS`; the mapping file says what they are.
         period: Of the control loop [s].

@@ -91,13 +91,9 @@ class ForeignMapping:
 
 
 def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
-    """Write a mapping file for a dataset, with what it says of itself.
+    """Write a mapping file for the opened dataset of `path`, with what it says of itself.
 
-    Args:
-        path: The dataset.
-        out: Where the import is to go, for the command in the text.
-        file: The mapping file.
-        dataset: The dataset, opened.
+    Its text names the command that imports it to `out`.
 
     Raises:
         SchemaMismatch: There is something at `file`, or it cannot be written.

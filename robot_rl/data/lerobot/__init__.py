@@ -88,12 +88,7 @@ def require_packages() -> None:
 
 
 def open_lerobot(path: Path) -> LeRobotEpisodes:
-    """Open a LeRobot dataset that `robot-rl export` wrote.
-
-    Raises:
-        MissingExtra: pyarrow or av is not installed.
-        DatasetError: It is none, of another version, or damaged; names the file or feature.
-    """
+    """Open a LeRobot dataset that `robot-rl export` wrote, as `LeRobotEpisodes` says."""
     require_packages()
     from robot_rl.data.lerobot.reader import LeRobotEpisodes
 
@@ -101,12 +96,7 @@ def open_lerobot(path: Path) -> LeRobotEpisodes:
 
 
 def create_lerobot(path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> LeRobotSink:
-    """Begin a LeRobot dataset in an empty directory.
-
-    Raises:
-        MissingExtra: pyarrow or av is not installed.
-        SchemaMismatch: A field has no place in the layout.
-    """
+    """Begin a LeRobot dataset in an empty directory, as `LeRobotSink` says."""
     require_packages()
     from robot_rl.data.lerobot.writer import LeRobotSink
 

@@ -40,12 +40,8 @@ _DATA_MEGABYTES, _VIDEO_MEGABYTES = 100, 200
 class LeRobotSink:
     """Writes episodes; a context manager whose end without an error completes the dataset.
 
-    Holds the episodes of one file in memory, all but their pictures.
-
-    Args:
-        path: An empty directory.
-        schema: Columns of the rows.
-        metadata: JSON values that describe the recording; ``robot`` becomes the robot type.
+    Holds the episodes of one file in memory, all but their pictures. The path is an empty
+    directory; ``robot`` of the metadata, JSON values, becomes the robot type.
 
     Raises:
         SchemaMismatch: A field has no place in the layout.
@@ -262,11 +258,9 @@ class VideoFile:
 def statistics_of(values: Array) -> Statistics:
     """Return the statistics that LeRobot keeps of the frames of an episode.
 
-    Args:
-        values: (frames, n) numbers or booleans, or (frames, height, width, 3) uint8 pictures.
-
-    Returns:
-        (n,) each, or (3, 1, 1) of pictures, whose 255 is scaled to 1; `count` is (1,) int64.
+    The values are (frames, n) numbers or booleans, or (frames, height, width, 3) uint8 pictures.
+    The statistics are (n,) each, or (3, 1, 1) of pictures, whose 255 is scaled to 1; `count` is
+    (1,) int64.
     """
     shape, count = values.shape[1:], len(values)
     if len(shape) == 3:
